@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every scanner takes and gives, so that ingest need not know which one is at work.
+
+A scanner is an iterable of `Found`. It opens files itself (only it knows how: map_files, a
+directory descriptor, process memory) and hands over the descriptor; from then on the place the
+file came from may vanish. What was captured before is recognised through `Memo` without being
+opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Sighting
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What was learned when exactly this file was looked at before.
+
+    ``build_id`` is None when it had none, and ``absence`` then says why.
+    """
+
+    build_id: BuildId | None = None
+    absence: Absence | None = None
+
+
+class Memo(Protocol):
+    """The memory of earlier captures; `store.Store` provides it."""
+
+    def recall(self, identity: FileIdentity) -> Known | None:
+        """What is known of an unchanged file, or None when it has to be read."""
+
+
+class PinnedFile(msgspec.Struct):
+    """A sighting plus an open, readable descriptor: the container may exit now.
+
+    Use as a context manager, or call `close`. ``kind`` overrides what the bytes say (the vDSO
+    and kallsyms); ``build_id`` goes with it where the bytes do not carry one.
+    """
+
+    sighting: Sighting
+    fd: int
+    kind: Kind | None = None
+    build_id: BuildId | None = None
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> PinnedFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SeenAgain(msgspec.Struct, frozen=True):
+    """A file that the memo knows: nothing to read, only the time of the sighting is new."""
+
+    sighting: Sighting
+    known: Known
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Something that could not be captured, and why, in words for a person.
+
+    ``errno`` groups the reasons (0: not an operating system error); ``path`` names the file or
+    process, raw bytes.
+    """
+
+    path: bytes
+    reason: str
+    errno: int = 0
+
+
+Found = PinnedFile | SeenAgain | Unreadable
+
+
+class Scanner(Protocol):
+    """One pass over some place where binaries are."""
+
+    def __iter__(self) -> Iterator[Found]:
+        """Yield what is found; the receiver closes the pinned files."""

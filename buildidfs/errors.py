@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error a caller may see, and the exit code that goes with it.
+
+    BuildIdFsError                  1   a fault of the program itself
+    ├── UsageError                  2   the request makes no sense as given
+    │   ├── InvalidBuildId          2   not a build ID: not hex, too short, too long
+    │   └── AmbiguousBuildId        2   a prefix that several build IDs share
+    ├── IncompleteError             3   finished, but some inputs could not be read
+    ├── StoreError                 10   the store cannot do what was asked
+    │   ├── StoreMissing           11   no store at that place
+    │   ├── StoreLocked            12   another process holds it in a way that excludes this one
+    │   ├── StoreVersionError      13   written by a newer (or unknown) format
+    │   └── StoreFull              14   the filesystem or the quota is full
+    ├── IntegrityError             20   bytes or rows are not what they were when written
+    ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
+    ├── MountError                 40   mounting, serving or unmounting failed
+    ├── UpstreamError              50   another server failed
+    └── CapabilityError            60   a privilege is missing; the message says which and how to get it
+
+A process ended by signal N exits with 128+N. Codes are part of the interface: scripts rely on
+them, so a class may be added but a number is never given another meaning. The mapping to exit
+codes happens once, in ``cli/main``; to errno once, in ``mount/operations``.
+
+That a file is not ELF or carries no build ID is an answer (`model.Absence`), not an error.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BuildIdFsError(Exception):
+    """Base of all errors raised on purpose; ``str()`` is one line meant for the user."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(BuildIdFsError):
+    """The request makes no sense as given."""
+
+    exit_code = 2
+
+
+class InvalidBuildId(UsageError):
+    """The text or bytes given are not a build ID."""
+
+
+class AmbiguousBuildId(UsageError):
+    """The prefix given is shared by several build IDs."""
+
+
+class IncompleteError(BuildIdFsError):
+    """The work is done, but some of its inputs could not be read."""
+
+    exit_code = 3
+
+
+class StoreError(BuildIdFsError):
+    """The store cannot do what was asked."""
+
+    exit_code = 10
+
+
+class StoreMissing(StoreError):
+    """There is no store at the given place."""
+
+    exit_code = 11
+
+
+class StoreLocked(StoreError):
+    """Another process uses the store in a way that excludes this one."""
+
+    exit_code = 12
+
+
+class StoreVersionError(StoreError):
+    """The store was written in a format that this version does not read."""
+
+    exit_code = 13
+
+
+class StoreFull(StoreError):
+    """No room left on the store's filesystem, or in the quota that covers it."""
+
+    exit_code = 14
+
+
+class IntegrityError(BuildIdFsError):
+    """Bytes or rows are not what they were when they were written."""
+
+    exit_code = 20
+
+
+class ArtifactMissing(BuildIdFsError):
+    """Nothing is known, or kept, under the given build ID."""
+
+    exit_code = 30
+
+
+class MountError(BuildIdFsError):
+    """Mounting, serving a mount, or unmounting failed."""
+
+    exit_code = 40
+
+
+class UpstreamError(BuildIdFsError):
+    """A server that artifacts are fetched from failed."""
+
+    exit_code = 50
+
+
+class CapabilityError(BuildIdFsError):
+    """A privilege is missing; the message names it and the way to get it."""
+
+    exit_code = 60

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values everything else speaks of. Frozen, typed, no I/O.
+
+Words are used as the field uses them: a *build ID* names what the linker produced, a *digest*
+names bytes, and one build ID may have several *variants* (stripped, unstripped, re-signed,
+hostile). An *origin* says where bytes were seen; a *sighting* is the claim that a file was there;
+a *pinned file* (capture/base.py) is a sighting plus an open descriptor.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from buildidfs.errors import InvalidBuildId
+
+
+class BuildId(bytes):
+    """The bytes of an NT_GNU_BUILD_ID note: 2 to 120 of them, 20 for most linkers.
+
+    Raises `InvalidBuildId` for any other length. 120 is the most for which
+    ``<hex>.debug`` still fits a directory entry (NAME_MAX 255). ``str()`` gives lower-case hex,
+    the spelling used at every border of the program.
+    """
+
+    __slots__ = ()
+
+    MIN_BYTES = 2
+    MAX_BYTES = 120
+
+    def __new__(cls, raw: bytes) -> BuildId:
+        if not cls.MIN_BYTES <= len(raw) <= cls.MAX_BYTES:
+            raise InvalidBuildId(
+                f"a build ID has {cls.MIN_BYTES} to {cls.MAX_BYTES} bytes, not {len(raw)}"
+            )
+        return super().__new__(cls, raw)
+
+    @classmethod
+    def from_hex(cls, text: str) -> BuildId:
+        """Parse hex digits of either case; raises `InvalidBuildId`."""
+        try:
+            raw = bytes.fromhex(text)
+        except ValueError:
+            raw = b""
+        if not raw or len(raw) * 2 != len(text):
+            raise InvalidBuildId(f"not a build ID (an even number of hex digits): {text!r}")
+        return cls(raw)
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"BuildId({self.hex()})"
+
+
+class Digest(bytes):
+    """The SHA-256 of a blob: 32 bytes, shown as hex."""
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Digest:
+        if len(raw) != 32:
+            raise ValueError(f"a SHA-256 digest has 32 bytes, not {len(raw)}")
+        return super().__new__(cls, raw)
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"Digest({self.hex()})"
+
+
+class Kind(enum.IntEnum):
+    """What an artifact is to its readers.
+
+    The values are part of the on-disk format. ``VDSO`` and ``KALLSYMS`` exist because perf looks
+    for them under names of their own; everything else is one of the first two.
+    """
+
+    EXECUTABLE = 1
+    DEBUGINFO = 2
+    VDSO = 3
+    KALLSYMS = 4
+
+
+class Quality(enum.IntEnum):
+    """How much a file tells a debugger; more is better. On disk."""
+
+    NONE = 0
+    DYNSYM = 1
+    SYMTAB = 2
+    DEBUGINFO = 3
+
+
+class Trust(enum.IntEnum):
+    """How far the place a file was seen at is believed; more is better. On disk.
+
+    ``HOST`` is the host's own mount namespace and a file that only root can have written.
+    """
+
+    UNKNOWN = 0
+    CONTAINER = 1
+    PACKAGE = 2
+    HOST = 3
+
+
+class Absence(enum.StrEnum):
+    """Why a file has no build ID. An answer that is counted and reported, not an error."""
+
+    EMPTY = "empty file"
+    NOT_ELF = "not an ELF file"
+    TRUNCATED = "truncated ELF file"
+    MALFORMED = "malformed ELF file"
+    NO_BUILD_ID = "ELF file without a build ID"
+    BAD_BUILD_ID = "ELF file whose build ID has an impossible length"
+
+
+class NamespaceSet(msgspec.Struct, frozen=True, array_like=True):
+    """Inode numbers of the seven namespaces of a process, in the order of PERF_RECORD_NAMESPACES.
+
+    0 is "not known". The numbers are reused by the kernel as soon as a namespace is gone: they
+    tell containers apart only at one moment (`Origin.mnt_ns_id` is never reused).
+    """
+
+    net: int = 0
+    uts: int = 0
+    ipc: int = 0
+    pid: int = 0
+    user: int = 0
+    mnt: int = 0
+    cgroup: int = 0
+
+
+class FileIdentity(msgspec.Struct, frozen=True):
+    """What stat(2) and statx(2) say of an open file: the hint that it is the one seen before.
+
+    ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices
+    are handed out again at once, so there it is the kernel's unique mount ID together with the
+    boot ID; on other block devices it is empty and ``dev`` alone decides. ``None`` says that
+    nothing unambiguous is to be had (before Linux 6.8), and the file has to be read.
+    Times are in nanoseconds, ``mode`` is st_mode with the type bits.
+    """
+
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    scope: bytes | None = None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a file was seen.
+
+    ``path`` is the path as its users saw it, in their root, raw bytes; for what has no path it is
+    the name perf uses (``[vdso]``, ``[kernel.kallsyms]``). ``container`` is a label for people,
+    derived from namespaces and cgroup, empty on the host; never a key. ``scanner`` names what
+    saw it (proc, tree, kernel).
+    """
+
+    path: bytes
+    identity: FileIdentity
+    namespaces: NamespaceSet = NamespaceSet()
+    mnt_ns_id: int = 0
+    cgroup: bytes = b""
+    container: str = ""
+    host: str = ""
+    trust: Trust = Trust.UNKNOWN
+    scanner: str = ""
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """The claim that a file with these bytes was at ``origin`` at ``seen_ns`` (Unix time, ns)."""
+
+    origin: Origin
+    seen_ns: int
+
+
+class ByteRange(msgspec.Struct, frozen=True, array_like=True):
+    """``size`` bytes from ``offset`` of a file."""
+
+    offset: int
+    size: int
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """What is served for (build ID, kind): one immutable blob and the attributes it is shown with.
+
+    ``variant`` counts the variants of this (build ID, kind) in order of arrival and is never
+    reused, so (ordinal, kind, variant) names bytes for ever. ``scripts`` are the extents of
+    ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
+    ``mode`` holds permission bits only.
+    """
+
+    ordinal: int
+    kind: Kind
+    variant: int
+    digest: Digest
+    size: int
+    mtime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    quality: Quality
+    trust: Trust
+    first_seen_ns: int
+    scripts: tuple[ByteRange, ...] = ()
+
+
+class Mapping(msgspec.Struct, frozen=True):
+    """One mapping of a process's address space, as PROCMAP_QUERY or /proc/PID/maps tells it.
+
+    Addresses and offset in bytes. ``dev`` is (major, minor) as the memory map shows it, which on
+    overlayfs and btrfs is not the st_dev of stat(2): never compare the two. ``path`` is empty for
+    anonymous memory; ``deleted`` says that the kernel marked the name as unlinked.
+    """
+
+    start: int
+    end: int
+    executable: bool
+    offset: int
+    dev: tuple[int, int]
+    inode: int
+    path: bytes
+    deleted: bool = False
