@@ -1,0 +1,56 @@
+# make up        install what is needed, capture what runs, mount the store at $(MOUNTPOINT)
+# make down      unmount
+# make test      install what the tests need and run all of them
+# make check     ruff, mypy --strict, import layers
+# make bench     measure against the bars in ARCHITECTURE.md
+# make fuzz      hypothesis over the decoders, for as long as FUZZ_SECONDS says
+# make test-fresh  make up, test and check in a new Debian root that has only git, make, python3
+
+STORE ?= /var/lib/buildidfs
+MOUNTPOINT ?= /buildid
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export STORE MOUNTPOINT
+
+.PHONY: up down test check bench fuzz test-fresh clean
+
+up: $(VENV)/.user
+	scripts/up $(BIN)/buildidfs
+
+down:
+	scripts/down $(BIN)/buildidfs
+
+test: $(VENV)/.dev
+	scripts/install-packages test
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	scripts/install-packages bench
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+fuzz: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -k fuzz tests/unit
+
+test-fresh:
+	scripts/test-fresh
+
+# The stamps make every target work twice in a row without the network.
+$(VENV)/.user: pyproject.toml scripts/install-packages scripts/make-venv
+	scripts/install-packages run
+	scripts/make-venv $(PYTHON) $(VENV) zstd
+	touch $@
+
+$(VENV)/.dev: pyproject.toml scripts/install-packages scripts/make-venv
+	scripts/install-packages run
+	scripts/make-venv $(PYTHON) $(VENV) zstd,dev
+	touch $(VENV)/.user $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several commands share: where the store is, the settings, help texts, completion."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.errors import BuildIdFsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from click.shell_completion import CompletionItem
+
+    from buildidfs.config import Settings
+    from buildidfs.store import Store
+
+STORE_HELP = (
+    "The store's directory.  [default: /var/lib/buildidfs as root,"
+    " else $XDG_DATA_HOME/buildidfs]"
+)
+CONFIG_HELP = (
+    "Configuration file, see buildidfs.toml(5).  [default: /etc/buildidfs.toml, or"
+    " $XDG_CONFIG_HOME/buildidfs.toml when not root]"
+)
+
+
+def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
+    """The end of a help text: examples, then what the exit codes mean."""
+    lines = ["\b", "EXAMPLES:", *(f"  {line}" for line in examples), ""]
+    lines += ["\b", "EXIT STATUS:", "  0   all is well"]
+    lines += [f"  {code:<3} {meaning}" for code, meaning in codes.items()]
+    return "\n".join(lines)
+
+
+class Session:
+    """One run of the command: global options, resolved when a command asks for them."""
+
+    def __init__(self, store: str | None, config: str | None, verbosity: int) -> None:
+        self.verbosity = verbosity
+        self._store = store
+        self._config = config
+        self._settings: Settings | None = None
+        if verbosity != 0:
+            self.start_logging()
+
+    def start_logging(self) -> None:
+        """Set up logging; commands that never log do not pay for importing it."""
+        from buildidfs import log
+
+        log.setup(self.verbosity, journald="JOURNAL_STREAM" in os.environ)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the configuration file, or the defaults where there is none."""
+        if self._settings is None:
+            from buildidfs import config
+
+            path = self._config_path()
+            self._settings = config.Settings() if path is None else config.load(path)
+        return self._settings
+
+    def _config_path(self) -> Path | None:
+        if self._config is not None:
+            return Path(self._config)
+        candidates = [Path("/etc/buildidfs.toml")]
+        if os.geteuid() != 0:
+            base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+            candidates.insert(0, Path(base).expanduser() / "buildidfs.toml")
+        return next((path for path in candidates if path.exists()), None)
+
+    @property
+    def store_path(self) -> Path:
+        """The store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
+        if self._store:
+            return Path(self._store)
+        if (self._config is not None or self._config_path() is not None) and (
+            self.settings.store.path
+        ):
+            return Path(self.settings.store.path).expanduser()
+        if os.geteuid() == 0:
+            return Path("/var/lib/buildidfs")
+        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return Path(base).expanduser() / "buildidfs"
+
+    def open_store(self, *, create: bool = False) -> Store:
+        """Open the store for reading and writing; on a read-only filesystem for reading."""
+        from buildidfs.store import Store
+
+        path = self.store_path
+        return Store.open(path, create=create, read_only=not create and not os.access(path, os.W_OK))
+
+
+class BuildIdArgument(click.ParamType):
+    """A build ID, or a prefix of one that no other in the store has."""
+
+    name = "id"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete from the build IDs in the store."""
+        from itertools import islice
+
+        from click.shell_completion import CompletionItem
+
+        globals_ = ctx.find_root().params
+        session = Session(globals_.get("store"), globals_.get("config"), 0)
+        try:
+            with session.open_store() as store:
+                whole = bytes.fromhex(incomplete[: len(incomplete) // 2 * 2])
+                found = (str(build_id) for build_id, _ in store.build_ids_with_prefix(whole, None))
+                return [
+                    CompletionItem(text)
+                    for text in islice((t for t in found if t.startswith(incomplete)), 100)
+                ]
+        except (BuildIdFsError, ValueError):
+            return []

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``buildidfs`` command: global options, lazily imported sub-commands, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from buildidfs import __version__
+from buildidfs.cli.common import CONFIG_HELP, STORE_HELP, Session, exit_status
+from buildidfs.errors import BuildIdFsError
+
+_INTERRUPTED = 128 + 2
+_BROKEN_PIPE = 128 + 13
+
+
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported when they are called or listed.
+
+    ``lazy`` maps a command's name to ``module:attribute`` below ``buildidfs.cli``.
+    """
+
+    def __init__(self, *args: object, lazy: dict[str, str] | None = None, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # click's own, passed on
+        self._lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = self._lazy.get(cmd_name)
+        if target is None:
+            return None
+        module, attribute = target.split(":")
+        command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "scan": "scan:scan",
+        "mount": "mount:mount",
+        "unmount": "unmount:unmount",
+        "list": "list:list_",
+        "show": "show:show",
+        "get": "get:get",
+        "stats": "stats:stats",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=exit_status(
+        ["buildidfs scan proc", "buildidfs mount /buildid", "ls /buildid"],
+        {
+            1: "a fault of the program itself",
+            2: "wrong usage",
+            3: "finished, but some inputs could not be read",
+            10: "store error; 11 no store, 12 locked, 13 unknown format, 14 disk full",
+            20: "bytes or rows are not what they were when written",
+            30: "nothing known, or kept, under that build ID",
+            40: "mounting, serving or unmounting failed",
+            60: "a privilege is missing; the message names it",
+        },
+    ),
+)
+@click.option("--store", metavar="DIR", envvar="BUILDIDFS_STORE", help=STORE_HELP)
+@click.option("--config", metavar="FILE", help=CONFIG_HELP)
+@click.option("-v", "--verbose", count=True, help="Say what is being done; -vv for everything.")
+@click.option("-q", "--quiet", count=True, help="Show errors only.")
+@click.version_option(__version__, prog_name="buildidfs", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(
+    ctx: click.Context, store: str | None, config: str | None, verbose: int, quiet: int
+) -> None:
+    """Every binary a host ever ran, readable by build ID, after the container is gone."""
+    ctx.obj = Session(store, config, verbose - quiet)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; never lets a traceback out.
+
+    The one place where errors become exit codes (errors.py). With -vv the traceback of an
+    unknown error is shown as well, for a bug report.
+    """
+    try:
+        result = cli.main(args=argv, prog_name="buildidfs", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has had enough. Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        return _report(error, argv)
+
+
+def _report(error: Exception, argv: Sequence[str] | None) -> int:
+    """One line on standard error for an exception, and its exit code."""
+    known = next(_known(error), None)
+    if known is not None:
+        click.echo(f"buildidfs: {known}", err=True)
+        return known.exit_code
+    if "-vv" in (sys.argv[1:] if argv is None else argv):
+        import traceback
+
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    click.echo(
+        f"buildidfs: internal error: {type(error).__name__}: {text}"
+        " (a bug: please report it with the output of the same command with -vv)",
+        err=True,
+    )
+    return BuildIdFsError.exit_code
+
+
+def _known(error: BaseException) -> Iterator[BuildIdFsError]:
+    """The errors of ours in an exception, looking into exception groups."""
+    if isinstance(error, BuildIdFsError):
+        yield error
+    elif isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _known(inner)

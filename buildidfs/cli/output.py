@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values look to people and to programs.
+
+People get escaped text: a path comes from a container, and a terminal obeys what it is sent.
+Programs get one JSON object a line, with build IDs and digests as lower-case hex and paths as
+``path``, plus ``path_b64`` where the bytes are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import binascii
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_encode = msgspec.json.Encoder().encode
+
+
+def printable(raw: bytes) -> str:
+    """A path for a person: control characters and what is not UTF-8 as ``\\xNN``."""
+    text = raw.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def path_fields(raw: bytes) -> dict[str, str]:
+    """``path``, and ``path_b64`` when the bytes are not UTF-8."""
+    try:
+        return {"path": raw.decode("utf-8")}
+    except UnicodeDecodeError:
+        encoded = binascii.b2a_base64(raw, newline=False).decode()
+        return {"path": raw.decode("utf-8", "replace"), "path_b64": encoded}
+
+
+def json_line(values: Mapping[str, object]) -> None:
+    """Print one JSON object on a line of its own."""
+    sys.stdout.buffer.write(_encode(values) + b"\n")
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: ``17.3 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def moment(nanoseconds: int) -> str:
+    """Unix time in nanoseconds as local time, ISO 8601 to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(nanoseconds // 1_000_000_000))
+
+
+def progress(description: str) -> Callable[[int, str], None] | None:
+    """A progress line on the terminal, or None when standard error is not one.
+
+    Call the result with (number of things done so far, what is at hand); it clears itself when
+    the program ends.
+    """
+    if not sys.stderr.isatty():
+        return None
+    import atexit
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    status = Console(stderr=True).status(description)
+    status.start()
+    atexit.register(status.stop)
+
+    def show(done: int, what: str) -> None:
+        status.update(f"{description}: {done} {escape(what)}")
+
+    return show
