@@ -15,7 +15,7 @@
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
     ├── MountError                 40   mounting, serving or unmounting failed
     ├── UpstreamError              50   another server failed
-    └── CapabilityError            60   a privilege is missing; the message says which and how to get it
+    └── CapabilityError            60   a privilege is missing; the message says which
 
 A process ended by signal N exits with 128+N. Codes are part of the interface: scripts rely on
 them, so a class may be added but a number is never given another meaning. The mapping to exit

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 STORE_HELP = (
-    "The store's directory.  [default: /var/lib/buildidfs as root,"
-    " else $XDG_DATA_HOME/buildidfs]"
+    "The store's directory.  [default: /var/lib/buildidfs as root, else $XDG_DATA_HOME/buildidfs]"
 )
 CONFIG_HELP = (
     "Configuration file, see buildidfs.toml(5).  [default: /etc/buildidfs.toml, or"
@@ -35,6 +35,29 @@ def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
     lines += ["\b", "EXIT STATUS:", "  0   all is well"]
     lines += [f"  {code:<3} {meaning}" for code, meaning in codes.items()]
     return "\n".join(lines)
+
+
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported when they are called or listed.
+
+    ``lazy`` maps a command's name to ``module:attribute`` below ``buildidfs.cli``.
+    """
+
+    def __init__(self, *args: object, lazy: dict[str, str] | None = None, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # click's own, passed on
+        self._lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = self._lazy.get(cmd_name)
+        if target is None:
+            return None
+        module, attribute = target.split(":")
+        command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
 
 
 class Session:
@@ -92,7 +115,9 @@ class Session:
         from buildidfs.store import Store
 
         path = self.store_path
-        return Store.open(path, create=create, read_only=not create and not os.access(path, os.W_OK))
+        return Store.open(
+            path, create=create, read_only=not create and not os.access(path, os.W_OK)
+        )
 
 
 class BuildIdArgument(click.ParamType):

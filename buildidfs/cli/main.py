@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,34 +10,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from buildidfs import __version__
-from buildidfs.cli.common import CONFIG_HELP, STORE_HELP, Session, exit_status
+from buildidfs.cli.common import CONFIG_HELP, STORE_HELP, LazyGroup, Session, exit_status
 from buildidfs.errors import BuildIdFsError
 
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
-
-
-class LazyGroup(click.Group):
-    """A group whose sub-commands are imported when they are called or listed.
-
-    ``lazy`` maps a command's name to ``module:attribute`` below ``buildidfs.cli``.
-    """
-
-    def __init__(self, *args: object, lazy: dict[str, str] | None = None, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # click's own, passed on
-        self._lazy = lazy or {}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        target = self._lazy.get(cmd_name)
-        if target is None:
-            return None
-        module, attribute = target.split(":")
-        command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)
-        return command
 
 
 @click.group(

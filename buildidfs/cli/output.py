@@ -47,12 +47,8 @@ def size(count: int) -> str:
     """Bytes as people read them: ``17.3 MiB``."""
     if count < 1024:
         return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}"
+    step = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**step:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
 
 
 def moment(nanoseconds: int) -> str:

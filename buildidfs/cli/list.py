@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs list``: what is in the store."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line, path_fields, printable, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.model import Artifact, BuildId
+    from buildidfs.store import OriginRecord, Store
+
+
+@click.command(
+    "list",
+    epilog=exit_status(
+        [
+            "buildidfs list --path '*/libc.so.6'",
+            "buildidfs list --container docker:0f5c3e8d1b2a --json",
+            "buildidfs list --kind debuginfo",
+        ],
+        {11: "no store at that place; 13 unknown format"},
+    ),
+)
+@click.option("--path", "glob", metavar="GLOB", help="Only files seen at such a path ('*/libc*').")
+@click.option("--container", metavar="LABEL", help="Only files seen in this container.")
+@click.option(
+    "--kind",
+    type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
+    help="Only artifacts of this kind.",
+)
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def list_(
+    session: Session, glob: str | None, container: str | None, kind: str | None, json_: bool
+) -> None:
+    """List artifacts in the order of their arrival: build ID, kind, size, last seen path."""
+    wanted = _filter(glob, container)
+    with session.open_store() as store:
+        for build_id, artifact, record in _rows(store, kind, wanted):
+            if json_:
+                json_line(
+                    {
+                        "build_id": build_id.hex(),
+                        "kind": artifact.kind.name.lower(),
+                        "sha256": artifact.digest.hex(),
+                        "size": artifact.size,
+                        "container": record.origin.container,
+                        "last_seen": record.last_seen_ns / 1e9,
+                        **path_fields(record.origin.path),
+                    }
+                )
+            else:
+                path = printable(record.origin.path)
+                where = f"  ({record.origin.container})" if record.origin.container else ""
+                sys.stdout.write(
+                    f"{build_id.hex():40}  {artifact.kind.name.lower():10}"
+                    f"  {size(artifact.size):>10}  {path}{printable(where.encode())}\n"
+                )
+    sys.stdout.flush()
+
+
+def _filter(glob: str | None, container: str | None) -> Callable[[OriginRecord], bool] | None:
+    """The test that an origin has to pass, or None when every one does."""
+    if glob is None and container is None:
+        return None
+    pattern = re.compile(os.fsencode(fnmatch.translate(glob or "*")))
+
+    def wanted(record: OriginRecord) -> bool:
+        label = record.origin.container
+        if container is not None and not (
+            label == container or label.partition(":")[2].startswith(container)
+        ):
+            return False
+        return pattern.match(record.origin.path) is not None
+
+    return wanted
+
+
+def _rows(
+    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
+) -> Iterator[tuple[BuildId, Artifact, OriginRecord]]:
+    """Each artifact with the newest origin that passes the filter."""
+    from buildidfs.model import Kind
+
+    kinds = list(Kind) if kind is None else [Kind[kind.upper()]]
+    for ordinal, build_id in store.build_ids_from(0):
+        records = store.origins(ordinal)
+        for each in kinds:
+            artifact = store.artifact(ordinal, each)
+            if artifact is None:
+                continue
+            for record in records:
+                if record.kind is each and (wanted is None or wanted(record)):
+                    yield build_id, artifact, record
+                    break

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs mount``: present the store as files."""
+
+from __future__ import annotations
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+
+
+@click.command(
+    "mount",
+    epilog=exit_status(
+        [
+            "buildidfs mount /buildid",
+            "buildidfs mount --foreground -o allow_other ~/buildid",
+            "gdb -iex 'set debug-file-directory /buildid/debug' -c core",
+            "perf --buildid-dir /buildid/perf report",
+            "DEBUGINFOD_URLS=file:///buildid debuginfod-find executable ID",
+        ],
+        {
+            11: "no store at that place; 13 unknown format",
+            40: "cannot mount: busy, missing, not empty, no /dev/fuse, no fusermount3",
+        },
+    ),
+)
+@click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path(path_type=str))
+@click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
+@click.option(
+    "-o",
+    "options",
+    metavar="OPT,...",
+    multiple=True,
+    help="Mount options, see buildidfs-mount(7): allow_other, noallow_other, loop=fast|plain.",
+)
+@click.option(
+    "--gdb-scripts",
+    type=click.Choice(["zero", "keep"]),
+    help="Whether .debug_gdb_scripts of files that are not the host's own read as zeros"
+    " (the default), or as they are: gdb may then run them.",
+)
+@click.pass_obj
+def mount(
+    session: Session,
+    mountpoint: str,
+    foreground: bool,
+    options: tuple[str, ...],
+    gdb_scripts: str | None,
+) -> None:
+    """Mount the store at MOUNTPOINT, read-only, for gdb, perf, lldb, elfutils, drgn and people.
+
+    Returns when the files can be read; the mount goes on in the background until `buildidfs
+    unmount`. What is captured later appears at once.
+    """
+    from buildidfs import daemon
+
+    if not session.verbosity:
+        session.start_logging()
+    chosen = [*session.settings.mount.options]
+    for group in options:
+        chosen += [option for option in group.split(",") if option]
+    daemon.mount(
+        session.store_path,
+        mountpoint,
+        options=chosen,
+        gdb_scripts=gdb_scripts or session.settings.mount.gdb_scripts,
+        foreground=foreground,
+    )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs scan tree``: capture the ELF files below directories."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.summary import as_json, report
+
+
+@click.command(
+    "tree",
+    epilog=exit_status(
+        [
+            "buildidfs scan tree /usr/lib/debug /opt",
+            "buildidfs scan tree --dry-run --json ./a.out",
+        ],
+        {
+            3: "finished, but some files could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=str))
+@click.option("--dry-run", is_flag=True, help="Say what would be captured; change nothing.")
+@click.option("--json", "json_", is_flag=True, help="JSON: the summary, or a file a line.")
+@click.pass_obj
+def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bool) -> int:
+    """Capture the ELF files below directories, recursively, or single files.
+
+    Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
+    With --dry-run the build ID and path of each file are printed.
+    """
+    from buildidfs import daemon
+    from buildidfs.cli.output import progress
+
+    wanted = [os.fsencode(path) for path in paths]
+    if dry_run:
+        return _identify(wanted, json_)
+    with session.open_store(create=True) as store:
+        summary = daemon.scan_tree(store, session.settings, wanted, progress=progress("Capturing"))
+    (as_json if json_ else report)(summary)
+    return 3 if summary.unreadable else 0
+
+
+def _identify(paths: list[bytes], json_: bool) -> int:
+    """Print build ID and path of every ELF file that has one; count the rest."""
+    import sys
+    from collections import Counter
+
+    from buildidfs import daemon
+    from buildidfs.capture.base import Unreadable
+    from buildidfs.cli.output import json_line, path_fields, printable
+    from buildidfs.model import Absence, BuildId
+
+    absent: Counter[Absence] = Counter()
+    unreadable = 0
+    write = sys.stdout.write
+    for path, answer in daemon.identify_tree(paths):
+        if isinstance(answer, BuildId):
+            if json_:
+                json_line({"build_id": answer.hex(), **path_fields(path)})
+            else:
+                write(f"{answer.hex()} {printable(path)}\n")
+        elif isinstance(answer, Unreadable):
+            unreadable += 1
+            click.echo(f"buildidfs: {printable(path)}: {answer.reason}", err=True)
+        else:
+            absent[answer] += 1
+    sys.stdout.flush()
+    for reason, count in absent.most_common():
+        if reason is not Absence.NOT_ELF:
+            click.echo(f"{count} without a build ID: {reason}", err=True)
+    return 3 if unreadable else 0

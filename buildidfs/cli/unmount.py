@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs unmount``: take a mount away."""
+
+from __future__ import annotations
+
+import click
+
+from buildidfs.cli.common import exit_status
+
+
+@click.command(
+    "unmount",
+    epilog=exit_status(
+        ["buildidfs unmount /buildid"],
+        {40: "not a mount of buildidfs, or it cannot be unmounted"},
+    ),
+)
+@click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path(path_type=str))
+def unmount(mountpoint: str) -> None:
+    """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
+    from buildidfs import daemon
+
+    daemon.unmount(mountpoint)
