@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts: finding our own, tuning them, taking them away. Source: proc(5), umount(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from buildidfs.linux import syscalls
+
+FILESYSTEM_TYPE = b"fuse.buildidfs"
+
+MNT_FORCE = 1
+MNT_DETACH = 2
+MNT_EXPIRE = 4
+UMOUNT_NOFOLLOW = 8
+
+_umount2 = syscalls.libc.umount2
+_umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_umount2.restype = ctypes.c_int
+
+
+def mountinfo() -> bytes:
+    """The mounts that this process sees, as text. `procfs.mountinfo` gives another's.
+
+    Raises OSError.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        return file.read()
+
+
+def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
+    """The (major, minor) of every mount of ours in a mountinfo text.
+
+    Capture leaves files on them alone: what is there is already held. Lines that do not look
+    like mountinfo are passed over.
+    """
+    devices = set()
+    for line in text.splitlines():
+        # Blanks within fields are written as \040, so " - " is the separator.
+        head, separator, tail = line.partition(b" - ")
+        if not separator or tail.partition(b" ")[0] != FILESYSTEM_TYPE:
+            continue
+        fields = head.split(b" ")
+        major, colon, minor = fields[2].partition(b":") if len(fields) > 2 else (b"", b"", b"")
+        if colon and major.isdigit() and minor.isdigit():
+            devices.add((int(major), int(minor)))
+    return devices
+
+
+def umount2(path: bytes, flags: int = 0) -> None:
+    """Take away the mount at ``path``; MNT_DETACH does it even while it is in use.
+
+    Raises OSError: EBUSY, EINVAL if nothing is mounted there, EPERM without CAP_SYS_ADMIN.
+    """
+    if _umount2(syscalls.check_path(path), flags):
+        raise syscalls.last_error(path)
+
+
+def set_read_ahead(st_dev: int, kib: int) -> None:
+    """Let the kernel read ahead up to ``kib`` KiB on the filesystem with that device number.
+
+    Raises OSError: EACCES without root, ENOENT if the filesystem has no read-ahead of its own.
+    Source: Documentation/ABI/testing/sysfs-class-bdi.
+    """
+    path = f"/sys/class/bdi/{os.major(st_dev)}:{os.minor(st_dev)}/read_ahead_kb"
+    with open(path, "wb", buffering=0) as file:
+        file.write(b"%d\n" % kib)

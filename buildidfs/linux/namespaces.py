@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which namespaces a process lives in. Source: namespaces(7), ioctl_nsfs(2)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+from buildidfs.linux import procfs, syscalls
+from buildidfs.model import NamespaceSet
+
+_LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"ns/cgroup")
+
+_U64 = struct.Struct("=Q")
+_NSIO = 0xB7
+_NS_GET_MNTNS_ID = syscalls.ioc_read(_NSIO, 5, _U64.size)
+
+_INIT = 1
+_KTHREADD = 2
+
+
+def of(pid_fd: int) -> NamespaceSet:
+    """The namespaces of the process whose directory `procfs.open_pid` gave.
+
+    A kind of namespace that the kernel does not have is 0. Raises OSError: EACCES if the process
+    may not be looked at, ESRCH when it is gone.
+    """
+    inodes = [_inode(pid_fd, link) for link in _LINKS]
+    if not inodes[5]:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return NamespaceSet(*inodes)
+
+
+def of_pid(pid: int) -> NamespaceSet:
+    """`of` for a pid, which must not be reused meanwhile: ours, or one that lives for ever."""
+    pid_fd = procfs.open_pid(pid)
+    try:
+        return of(pid_fd)
+    finally:
+        os.close(pid_fd)
+
+
+def initial() -> NamespaceSet:
+    """The namespaces of the host, as far as we may see: those of its first process.
+
+    Where pid 1 may not be looked at, kthreadd is (it shares the namespaces that the kernel began
+    with), and at last this process. Raises OSError.
+    """
+    try:
+        return of_pid(_INIT)
+    except OSError:
+        pass
+    try:
+        pid_fd = procfs.open_pid(_KTHREADD)
+    except OSError:
+        return of_pid(os.getpid())
+    try:
+        # Inside a pid namespace the second process is anybody.
+        if procfs.is_kernel_thread(pid_fd):
+            return of(pid_fd)
+    except OSError:
+        pass
+    finally:
+        os.close(pid_fd)
+    return of_pid(os.getpid())
+
+
+def mnt_ns_id(pid_fd: int) -> int:
+    """The number of the process's mount namespace that no other gets until the next boot.
+
+    0 where the kernel does not tell (before commit 09b31295f833, Linux 6.11). Raises OSError as
+    `of` does.
+    """
+    fd = os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    answer = bytearray(_U64.size)
+    try:
+        fcntl.ioctl(fd, _NS_GET_MNTNS_ID, answer)
+    except OSError as error:
+        if error.errno not in (errno.ENOTTY, errno.EINVAL):
+            raise
+        return 0
+    finally:
+        os.close(fd)
+    return int(_U64.unpack(answer)[0])
+
+
+def _inode(pid_fd: int, link: bytes) -> int:
+    try:
+        text = os.readlink(link, dir_fd=pid_fd)  # "mnt:[4026531841]"
+    except FileNotFoundError:
+        return 0
+    return int(text.partition(b"[")[2].rstrip(b"]"))

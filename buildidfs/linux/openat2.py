@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open a path inside somebody else's root without ever leaving it.
+
+Paths below /proc/PID/root come from containers that may be hostile: a symbolic link or ``..``
+there must lead to a place in that root, never to the host's file of the same name. openat2(2)
+(Linux 5.6) resolves so in the kernel; where it is missing, or a seccomp filter forbids it, the
+walk is made here, one component at a time over O_PATH descriptors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+import struct
+
+from buildidfs.linux import syscalls
+
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+
+# struct open_how: flags, mode, resolve
+_OPEN_HOW = struct.Struct("=QQQ")
+
+# The kernel gives EAGAIN when a rename anywhere got in the way of a ".."; it asks to try again.
+_RETRIES = 32
+_MAX_SYMLINKS = 40
+
+
+def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
+    """Open ``path`` as a process would whose root is ``root_fd``; O_CLOEXEC is added.
+
+    ``path`` is taken from that root whether or not it begins with a slash. ``flags`` may hold
+    O_PATH, O_RDONLY, O_DIRECTORY, O_NOFOLLOW, O_NONBLOCK and O_NOCTTY; nothing is ever created.
+    Unless they hold O_PATH, whatever is there gets opened, with all effects that opening a FIFO or
+    a device has: for content use `open_regular_in_root`.
+
+    Raises OSError; ELOOP for a magic link of /proc (without openat2 such a link is followed as
+    the text it shows, within the root).
+    """
+    syscalls.check_path(path)
+    if have_openat2():
+        return _openat2(root_fd, path, flags | os.O_CLOEXEC)
+    return walk_in_root(root_fd, path, flags)
+
+
+def open_regular_in_root(root_fd: int, path: bytes) -> int:
+    """Open the regular file at ``path`` of the root ``root_fd`` for reading.
+
+    Anything else is left alone: it is not opened, and OSError(EINVAL) raised. Raises OSError.
+    """
+    path_fd = open_in_root(root_fd, path, os.O_PATH)
+    try:
+        return reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+
+
+def reopen_regular(path_fd: int) -> int:
+    """Open for reading the regular file that an O_PATH descriptor stands for; both stay open.
+
+    Raises OSError, EINVAL if it is not a regular file.
+    """
+    if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.open(
+        b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    )
+
+
+@functools.cache
+def have_openat2() -> bool:
+    """Whether openat2 can be used here: the kernel has it and no filter forbids it."""
+    try:
+        os.close(_openat2(syscalls.AT_FDCWD, b"/", os.O_PATH | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _openat2(root_fd: int, path: bytes, flags: int) -> int:
+    how = ctypes.create_string_buffer(
+        _OPEN_HOW.pack(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS), _OPEN_HOW.size
+    )
+    name = ctypes.create_string_buffer(path)
+    for attempt in range(_RETRIES):
+        try:
+            return syscalls.syscall(
+                syscalls.SYS_OPENAT2,
+                root_fd,
+                ctypes.addressof(name),
+                ctypes.addressof(how),
+                _OPEN_HOW.size,
+                filename=path,
+            )
+        except OSError as error:
+            if error.errno != errno.EAGAIN or attempt == _RETRIES - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:
+    """`open_in_root` without openat2. Raises OSError."""
+    walk = _Walk(root_fd, path)
+    try:
+        return walk.run(flags)
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """One resolution: the directories entered so far, from the root down, and what is to come.
+
+    ``..`` goes back to the descriptor of the directory that was entered, not to what the kernel
+    calls its parent, so that a directory moved out of the root meanwhile does not lead out.
+    """
+
+    def __init__(self, root_fd: int, path: bytes) -> None:
+        self._path = path
+        self._root_fd = root_fd
+        self._entered: list[int] = []
+        self._pending = path.split(b"/")[::-1]
+        self._symlinks = 0
+
+    def close(self) -> None:
+        for fd in self._entered:
+            os.close(fd)
+        self._entered.clear()
+
+    def run(self, flags: int) -> int:
+        if not self._path:
+            raise self._error(errno.ENOENT)
+        while self._pending:
+            name = self._pending.pop()
+            if name in (b"", b".", b".."):
+                self._require_directory()
+                if name == b".." and self._entered:
+                    os.close(self._entered.pop())
+                continue
+            self._enter(name, last_nofollow=bool(flags & os.O_NOFOLLOW) and not self._pending)
+        return self._finish(flags)
+
+    def _top(self) -> int:
+        return self._entered[-1] if self._entered else self._root_fd
+
+    def _enter(self, name: bytes, *, last_nofollow: bool) -> None:
+        """Open one component; a symbolic link is replaced by the components of its target."""
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._top())
+        if last_nofollow or not stat.S_ISLNK(os.fstat(fd).st_mode):
+            self._entered.append(fd)
+            return
+        try:
+            target = os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
+        self._symlinks += 1
+        if self._symlinks > _MAX_SYMLINKS:
+            raise self._error(errno.ELOOP)
+        if not target:
+            raise self._error(errno.ENOENT)
+        if target.startswith(b"/"):
+            self.close()
+        self._pending.extend(target.split(b"/")[::-1])
+
+    def _require_directory(self) -> None:
+        if not stat.S_ISDIR(os.fstat(self._top()).st_mode):
+            raise self._error(errno.ENOTDIR)
+
+    def _finish(self, flags: int) -> int:
+        mode = os.fstat(self._top()).st_mode
+        if flags & os.O_DIRECTORY:
+            self._require_directory()
+        if flags & os.O_PATH:
+            return os.dup(self._top())
+        if stat.S_ISLNK(mode):
+            raise self._error(errno.ELOOP)
+        flags &= ~os.O_NOFOLLOW
+        return os.open(b"/proc/self/fd/%d" % self._top(), flags | os.O_CLOEXEC)
+
+    def _error(self, number: int) -> OSError:
+        return OSError(number, os.strerror(number), self._path)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/proc/PID, through a descriptor of its directory.
+
+A pid may be given to another process at any moment; the directory may not. Everything here is
+relative to the descriptor of `open_pid`, which fails with ENOENT or ESRCH once the process is
+gone, and never answers for its successor. EACCES is usual for other users' processes, and happens
+to root too. Source: proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+
+from buildidfs.linux import openat2
+
+_CHUNK = 1 << 16
+_PF_KTHREAD = 0x00200000
+
+
+def pids() -> list[int]:
+    """The processes that /proc shows, in ascending order. Raises OSError."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def open_pid(pid: int) -> int:
+    """Pin the process: a descriptor of its directory in /proc, for the functions below.
+
+    Raises OSError; FileNotFoundError if there is no such process.
+    """
+    return os.open(b"/proc/%d" % pid, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def read_text(pid_fd: int, name: bytes) -> bytes:
+    """All that a text file of the process says. Raises OSError."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        return _read_all(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int) -> bytes:
+    first = os.read(fd, _CHUNK)
+    if not first:
+        return b""
+    chunks = [first]
+    while chunk := os.read(fd, _CHUNK):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def maps(pid_fd: int) -> bytes:
+    """The memory map as text, for formats.procmaps. Raises OSError."""
+    return read_text(pid_fd, b"maps")
+
+
+def open_maps(pid_fd: int) -> int:
+    """Open the memory map, for `procmap_query`. Raises OSError."""
+    return os.open(b"maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+
+
+def mountinfo(pid_fd: int) -> bytes:
+    """The mounts of the process's mount namespace below its root. Raises OSError."""
+    return read_text(pid_fd, b"mountinfo")
+
+
+def cgroup(pid_fd: int) -> bytes:
+    """The text of the cgroup file, for formats.cgroup. Raises OSError."""
+    return read_text(pid_fd, b"cgroup")
+
+
+def comm(pid_fd: int) -> bytes:
+    """The name of the process, at most 15 bytes, any bytes. Raises OSError."""
+    return read_text(pid_fd, b"comm").removesuffix(b"\n")
+
+
+def exe(pid_fd: int) -> bytes:
+    """The path of the executable in the process's root, with " (deleted)" if it is.
+
+    Raises OSError; FileNotFoundError for a kernel thread.
+    """
+    return os.readlink(b"exe", dir_fd=pid_fd)
+
+
+def start_time(pid_fd: int) -> int:
+    """When the process began, in clock ticks since boot: with the pid it names the process.
+
+    Raises OSError.
+    """
+    return int(_stat_fields(pid_fd)[19])
+
+
+def is_kernel_thread(pid_fd: int) -> bool:
+    """Whether it is a thread of the kernel, which maps no files. Raises OSError."""
+    return bool(int(_stat_fields(pid_fd)[6]) & _PF_KTHREAD)
+
+
+def _stat_fields(pid_fd: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third on: the second, comm, may hold anything."""
+    fields = read_text(pid_fd, b"stat").rpartition(b")")[2].split()
+    if len(fields) < 20:
+        raise ProcessLookupError(3, "the process is gone")
+    return fields
+
+
+def uids(pid_fd: int) -> tuple[int, int, int, int]:
+    """Real, effective, saved and filesystem user ID, in our user namespace. Raises OSError."""
+    for line in read_text(pid_fd, b"status").splitlines():
+        if line.startswith(b"Uid:"):
+            real, effective, saved, filesystem = map(int, line.split()[1:5])
+            return real, effective, saved, filesystem
+    raise ProcessLookupError(3, "the process is gone")
+
+
+def map_file_name(start: int, end: int) -> bytes:
+    """The name, relative to the process's directory, of the link to the file mapped there."""
+    return b"map_files/%x-%x" % (start, end)
+
+
+def open_map_file(pid_fd: int, start: int, end: int) -> int:
+    """Open for reading exactly the file that is mapped at ``start`` to ``end``.
+
+    It works when the file is deleted, replaced, unmounted or hidden under another mount. Only a
+    regular file is opened, else OSError(EINVAL); names in /dev/ are for the caller to skip.
+
+    Raises OSError: ENOENT if there is no such mapping (any more), EPERM or EACCES without
+    CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, EACCES for another user's FUSE filesystem.
+    """
+    # O_PATH pins the inode before it is judged: between a stat and an open of the link the
+    # process could map a device in its place.
+    name = map_file_name(start, end)
+    path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        return openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+
+
+def open_root(pid_fd: int) -> int:
+    """Pin the root directory of the process (O_PATH), for `openat2.open_in_root`.
+
+    Raises OSError.
+    """
+    return os.open(b"root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
+
+
+def read_memory(pid_fd: int, address: int, size: int) -> bytes:
+    """Up to ``size`` bytes of the process's memory; fewer where the mapping ends.
+
+    Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
+    """
+    fd = os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        return os.pread(fd, size, address)
+    finally:
+        os.close(fd)

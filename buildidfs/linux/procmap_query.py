@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PROCMAP_QUERY: the memory map of a process without its text (commit ed5d583a88a9, Linux 6.11).
+
+The kernel skips what was not asked for (data, anonymous memory) and gives names as they are, with
+nothing escaped. Measured three to four times as fast as reading and parsing the text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import struct
+from collections.abc import Iterator
+
+from buildidfs.linux import syscalls
+from buildidfs.model import Mapping
+
+# struct procmap_query of linux/fs.h: size, query_flags, query_addr, vma_start, vma_end, vma_flags,
+# vma_page_size, vma_offset, inode; dev_major, dev_minor, vma_name_size, build_id_size;
+# vma_name_addr, build_id_addr.
+_QUERY = struct.Struct("=9Q 4I 2Q")
+_ANSWER = struct.Struct("=24x QQ 16x QQ III 4x 16x")
+_ADDRESS = struct.Struct("=Q")
+_ADDRESS_AT = 16
+_NAME_SIZE = struct.Struct("=I")
+_NAME_SIZE_AT = 80
+
+_REQUEST = syscalls.ioc_read_write(ord("f"), 17, _QUERY.size)
+
+_EXECUTABLE = 0x04
+_COVERING_OR_NEXT = 0x10
+_FILE_BACKED = 0x20
+
+_NAME_MAX = 4096
+_ADDRESS_LIMIT = 1 << 64
+_DELETED = b" (deleted)"
+
+
+def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:
+    """The executable mappings that have a file behind them, by ascending address.
+
+    ``maps_fd`` is what `procfs.open_maps` gives. A name longer than 4095 bytes is not to be had:
+    such a mapping has an empty path. What the process maps meanwhile may or may not be seen.
+
+    Raises OSError: ENOTTY where the kernel lacks the query, ESRCH when the process is gone.
+    """
+    for start, end, offset, inode, major, minor, name in _query(
+        maps_fd, _EXECUTABLE | _FILE_BACKED
+    ):
+        deleted = name.endswith(_DELETED)
+        if deleted:
+            name = name[: -len(_DELETED)]
+        yield Mapping(start, end, True, offset, (major, minor), inode, name, deleted)
+
+
+def vdso(maps_fd: int) -> tuple[int, int] | None:
+    """Where the process's vDSO begins and ends, or None if it has none.
+
+    Raises OSError as `executable_file_mappings` does.
+    """
+    for start, end, _offset, _inode, _major, _minor, name in _query(maps_fd, _EXECUTABLE):
+        if name == b"[vdso]":
+            return start, end
+    return None
+
+
+_Answer = tuple[int, int, int, int, int, int, bytes]
+
+
+def _query(maps_fd: int, flags: int) -> Iterator[_Answer]:
+    """Ask for one mapping after the other; the buffers are reused from call to call."""
+    name_buffer = ctypes.create_string_buffer(_NAME_MAX)
+    name_view = memoryview(name_buffer).cast("B")
+    query = bytearray(_QUERY.size)
+    _QUERY.pack_into(
+        query, 0,
+        _QUERY.size, flags | _COVERING_OR_NEXT, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0,
+        ctypes.addressof(name_buffer), 0,
+    )  # fmt: skip
+    ioctl = fcntl.ioctl
+    address = 0
+    name_size = _NAME_MAX
+    while address < _ADDRESS_LIMIT:
+        _ADDRESS.pack_into(query, _ADDRESS_AT, address)
+        _NAME_SIZE.pack_into(query, _NAME_SIZE_AT, name_size)
+        try:
+            ioctl(maps_fd, _REQUEST, query)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return
+            if error.errno == errno.ENAMETOOLONG and name_size:
+                name_size = 0
+                continue
+            raise
+        start, end, offset, inode, major, minor, length = _ANSWER.unpack_from(query)
+        name = bytes(name_view[: length - 1]) if length and name_size else b""
+        yield start, end, offset, inode, major, minor, name
+        address = end
+        name_size = _NAME_MAX

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""statx(2): what identifies a file, in one system call.
+
+os.stat cannot be used because it has no mount ID, and (st_dev, st_ino) alone is not safe: device
+numbers of tmpfs, overlayfs and loop devices are handed out again as soon as they are free. The
+unique mount ID (STATX_MNT_ID_UNIQUE, commit 98d2b43081972, Linux 6.8) is never reused until the
+next boot.
+
+This runs once per mapping of every process, so the buffer is allocated once per thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import struct
+import threading
+
+from buildidfs.linux import syscalls
+from buildidfs.model import FileIdentity
+
+_STATX_BASIC_STATS = 0x7FF
+_STATX_MNT_ID_UNIQUE = 0x4000
+_WANTED = _STATX_BASIC_STATS | _STATX_MNT_ID_UNIQUE
+
+# struct statx of linux/stat.h up to stx_mnt_id; btime, atime and rdev are passed over.
+_LAYOUT = struct.Struct(
+    "=I 4x 8x 4x I I H 2x Q Q 8x 8x"  # mask; uid, gid, mode, ino, size
+    "16x 16x q I 4x q I 4x"  # atime and btime passed over; ctime, mtime
+    "8x I I Q"  # rdev passed over; dev_major, dev_minor, mnt_id
+)
+_BUFFER_SIZE = 256
+
+_ANONYMOUS_MAJOR = 0
+_LOOP_MAJOR = 7
+_RECYCLED_MAJORS = frozenset((_ANONYMOUS_MAJOR, _LOOP_MAJOR))
+
+_statx = syscalls.libc.statx
+_statx.argtypes = (
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_uint,
+    ctypes.c_void_p,
+)
+_statx.restype = ctypes.c_int
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_BUFFER_SIZE)
+        self.address = ctypes.addressof(self.buffer)
+
+
+_scratch = _Scratch()
+
+
+@functools.cache
+def boot_id() -> bytes:
+    """The 16 bytes that name this boot of this kernel, empty where /proc does not tell.
+
+    Source: /proc/sys/kernel/random/boot_id, random(4).
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return bytes.fromhex(file.read().decode("ascii").strip().replace("-", ""))
+    except (OSError, ValueError):
+        return b""
+
+
+def identity(fd: int) -> FileIdentity:
+    """What identifies the open file ``fd`` (O_PATH will do).
+
+    Raises OSError.
+    """
+    return _identity(fd, b"", syscalls.AT_EMPTY_PATH)
+
+
+def identity_at(dir_fd: int, path: bytes, follow: bool = True) -> FileIdentity:
+    """What identifies the file at ``path`` below ``dir_fd``, which is not opened.
+
+    ``follow`` says whether a symbolic link at the end is followed, be it a magic one of /proc.
+    Raises OSError.
+    """
+    flags = syscalls.AT_NO_AUTOMOUNT | (0 if follow else syscalls.AT_SYMLINK_NOFOLLOW)
+    return _identity(dir_fd, syscalls.check_path(path), flags)
+
+
+def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:
+    scratch = _scratch
+    if _statx(fd, path, flags, _WANTED, scratch.address):
+        raise syscalls.last_error(path or None)
+    (mask, uid, gid, mode, ino, size, ctime, ctime_ns, mtime, mtime_ns, major, minor, mount) = (
+        _LAYOUT.unpack_from(scratch.buffer)
+    )
+    return FileIdentity(
+        os.makedev(major, minor),
+        ino,
+        size,
+        mtime * 1_000_000_000 + mtime_ns,
+        ctime * 1_000_000_000 + ctime_ns,
+        mode,
+        uid,
+        gid,
+        _scope(major, mask, mount),
+    )
+
+
+def _scope(major: int, mask: int, mount: int) -> bytes | None:
+    """What makes the device number unambiguous; see `FileIdentity`."""
+    if major not in _RECYCLED_MAJORS:
+        return b""
+    if not mask & _STATX_MNT_ID_UNIQUE:
+        return None
+    boot = boot_id()
+    return boot + mount.to_bytes(8, "little") if boot else None

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C library for calls that Python 3.11 has no wrapper for, and how their errors are raised.
+
+Importing this costs one dlopen of a library that is already loaded. Each interface declares its
+own functions and constants in its own file; only what several need is here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+AT_FDCWD = -100
+AT_SYMLINK_NOFOLLOW = 0x100
+AT_NO_AUTOMOUNT = 0x800
+AT_EMPTY_PATH = 0x1000
+
+# The same on every architecture that got it at or after Linux 5.1 (alpha aside).
+SYS_OPENAT2 = 437
+
+_IOC_WRITE = 1
+_IOC_READ = 2
+
+_syscall = libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def last_error(filename: bytes | None = None) -> OSError:
+    """The error of the C call just made, ready to raise; ``filename`` is named in its text."""
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), filename)
+
+
+def syscall(number: int, *args: int, filename: bytes | None = None) -> int:
+    """Make a system call by number and return its result; pointers are given as addresses.
+
+    Raises OSError.
+    """
+    result: int = _syscall(ctypes.c_long(number), *(ctypes.c_ulong(arg) for arg in args))
+    if result < 0:
+        raise last_error(filename)
+    return result
+
+
+def check_path(path: bytes) -> bytes:
+    """The path itself, unless it holds a NUL: C would silently take the part before it.
+
+    Raises OSError(EINVAL).
+    """
+    if b"\0" in path:
+        raise OSError(errno.EINVAL, "NUL byte in a path", path)
+    return path
+
+
+def ioc_read(kind: int, number: int, size: int) -> int:
+    """The request code of an ioctl that fills ``size`` bytes (_IOR of asm-generic/ioctl.h)."""
+    return _IOC_READ << 30 | size << 16 | kind << 8 | number
+
+
+def ioc_write(kind: int, number: int, size: int) -> int:
+    """The request code of an ioctl that takes ``size`` bytes (_IOW)."""
+    return _IOC_WRITE << 30 | size << 16 | kind << 8 | number
+
+
+def ioc_read_write(kind: int, number: int, size: int) -> int:
+    """The request code of an ioctl that takes and fills ``size`` bytes (_IOWR)."""
+    return (_IOC_READ | _IOC_WRITE) << 30 | size << 16 | kind << 8 | number
