@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How artifacts and build IDs are spelled, for every client there is: here and nowhere else.
+
+One artifact has many names, because each family of tools grew its own: debuginfod says
+``executable`` and ``debuginfo``, perf says ``elf`` and ``debug``, gdb and everything that follows
+it split the build ID into ``.build-id/ab/cdef…`` with ``.debug`` behind it. The only spelling of a
+build ID is lower-case hex: a second one would be a second name for the same directory, which no
+client needs and every listing would have to explain.
+
+Names are bytes, as in the directories they end up in.
+"""
+
+from __future__ import annotations
+
+from binascii import Error, hexlify, unhexlify
+
+from buildidfs.errors import UsageError
+from buildidfs.model import BuildId, Kind
+
+KIND_OF: dict[bytes, Kind] = {
+    b"elf": Kind.EXECUTABLE,
+    b"executable": Kind.EXECUTABLE,
+    b"debug": Kind.DEBUGINFO,
+    b"debuginfo": Kind.DEBUGINFO,
+    b"vdso": Kind.VDSO,
+    b"kallsyms": Kind.KALLSYMS,
+}
+"""File names in ``MNT/<id>/`` (and, with their first spelling, in perf's directories)."""
+
+PERF_KIND_OF: dict[bytes, Kind] = {
+    b"elf": Kind.EXECUTABLE,
+    b"debug": Kind.DEBUGINFO,
+    b"vdso": Kind.VDSO,
+    b"kallsyms": Kind.KALLSYMS,
+}
+"""File names in perf's ``<path>/<id>/`` directories [perf build-id.c build_id_cache__basename]."""
+
+SPELLINGS: dict[Kind, tuple[bytes, ...]] = {
+    kind: tuple(name for name, other in KIND_OF.items() if other is kind) for kind in Kind
+}
+"""The other way round; the first is the one perf uses and people type."""
+
+PATH = b"path"
+"""The text file that says where an artifact was seen."""
+
+DEBUG_SUFFIX = b".debug"
+DWZ_MARK = b"/.dwz/"
+"""gdb and elfutils look for a dwz file below ``.dwz/`` with what follows this in its own path."""
+
+MAX_NAME = 255
+"""NAME_MAX of Linux: no directory entry is longer."""
+
+_MIN_DIGITS = 2 * BuildId.MIN_BYTES
+_MAX_DIGITS = 2 * BuildId.MAX_BYTES
+
+
+def spell(build_id: bytes) -> bytes:
+    """A build ID as a directory entry."""
+    return hexlify(build_id)
+
+
+def parse(name: bytes) -> BuildId | None:
+    """The build ID that a directory entry spells; None if it is anything but lower-case hex."""
+    if not _MIN_DIGITS <= len(name) <= _MAX_DIGITS:
+        return None
+    try:
+        raw = unhexlify(name)
+    except (Error, ValueError):
+        return None
+    # unhexlify takes either case: only what spells back to itself is the name
+    return bytes.__new__(BuildId, raw) if hexlify(raw) == name else None
+
+
+def bucket(name: bytes) -> int | None:
+    """The first byte of the build IDs below ``.build-id/<name>``; None if there are none."""
+    if len(name) != 2:
+        return None
+    try:
+        raw = unhexlify(name)
+    except (Error, ValueError):
+        return None
+    return raw[0] if hexlify(raw) == name else None
+
+
+def parse_split(first: int, name: bytes) -> tuple[BuildId, bool] | None:
+    """What ``.build-id/<first>/<name>`` stands for: the build ID, and whether with ``.debug``."""
+    with_suffix = name.endswith(DEBUG_SUFFIX)
+    rest = name[: -len(DEBUG_SUFFIX)] if with_suffix else name
+    build_id = parse(b"%02x%s" % (first, rest))
+    return None if build_id is None else (build_id, with_suffix)
+
+
+def split(build_id: bytes) -> tuple[bytes, bytes]:
+    """Directory and entry of a build ID below ``.build-id/`` (for debuginfo add ``.debug``)."""
+    text = hexlify(build_id)
+    return text[:2], text[2:]
+
+
+def kind_named(text: str) -> Kind:
+    """The kind that any of its spellings names; raises `UsageError` listing those there are."""
+    try:
+        return KIND_OF[text.encode()]
+    except (KeyError, UnicodeEncodeError):
+        known = ", ".join(name.decode() for name in KIND_OF)
+        raise UsageError(f"no such kind of artifact: {text!r} (one of {known})") from None
+
+
+def kind_text(kind: Kind) -> str:
+    """What a kind is called in output and in debuginfod URLs."""
+    return kind.name.lower()
+
+
+def debuginfod_path(build_id: BuildId, kind: Kind) -> str:
+    """Path of an artifact on a debuginfod server, without leading slash."""
+    return f"buildid/{build_id}/{kind_text(kind)}"

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every spelling there is, and nothing that merely looks like one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildidfs import names
+from buildidfs.errors import UsageError
+from buildidfs.model import BuildId, Kind
+
+build_ids = st.binary(min_size=BuildId.MIN_BYTES, max_size=BuildId.MAX_BYTES).map(BuildId)
+
+
+@given(build_ids)
+def test_a_build_id_has_one_name(build_id: BuildId) -> None:
+    name = names.spell(build_id)
+
+    assert name == str(build_id).encode()
+    assert names.parse(name) == build_id
+    assert isinstance(names.parse(name), BuildId)
+    assert len(name) + len(names.DEBUG_SUFFIX) <= names.MAX_NAME
+
+
+@given(build_ids, st.booleans())
+def test_split_names_come_back(build_id: BuildId, debug: bool) -> None:
+    directory, entry = names.split(build_id)
+    first = names.bucket(directory)
+
+    assert first == build_id[0]
+    suffix = names.DEBUG_SUFFIX if debug else b""
+    assert names.parse_split(build_id[0], entry + suffix) == (build_id, debug)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"", b"ab", b"abc", b"abcde", b"ABCD", b"abCD", b"ab cd", b"xyzw", b"ab" * 121, b"\xff" * 4,
+     b"abcd.debug", b"elf"],
+)  # fmt: skip
+def test_other_names_are_not_build_ids(name: bytes) -> None:
+    assert names.parse(name) is None
+
+
+@pytest.mark.parametrize("name", [b"", b"a", b"abc", b"AB", b"zz", b"\xff\xff", b".."])
+def test_other_names_are_not_buckets(name: bytes) -> None:
+    assert names.bucket(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", [b"", b"c", b"CD", b".debug", b"cd.debug.debug", b"cd.DEBUG", b"cd.1", b"cd.debug.1"]
+)
+def test_other_names_are_not_split_build_ids(name: bytes) -> None:
+    assert names.parse_split(0xAB, name) is None
+
+
+def test_every_kind_is_spelled() -> None:
+    assert set(names.SPELLINGS) == set(Kind)
+    assert names.SPELLINGS[Kind.EXECUTABLE] == (b"elf", b"executable")
+    assert names.SPELLINGS[Kind.DEBUGINFO] == (b"debug", b"debuginfo")
+    for kind in Kind:
+        assert names.kind_named(names.kind_text(kind)) is kind
+        assert all(names.KIND_OF[name] is kind for name in names.SPELLINGS[kind])
+        assert names.PERF_KIND_OF[names.SPELLINGS[kind][0]] is kind
+
+
+@pytest.mark.parametrize("text", ["", "source", "ELF", "\udc80"])
+def test_unknown_kinds_are_refused_with_the_list(text: str) -> None:
+    with pytest.raises(UsageError, match="elf, executable, debug, debuginfo"):
+        names.kind_named(text)
+
+
+def test_debuginfod_path() -> None:
+    build_id = BuildId.from_hex("abcdef")
+    assert names.debuginfod_path(build_id, Kind.EXECUTABLE) == "buildid/abcdef/executable"
