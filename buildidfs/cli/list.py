@@ -101,6 +101,6 @@ def _rows(
             if artifact is None:
                 continue
             for record in records:
-                if record.kind is each and (wanted is None or wanted(record)):
+                if each in record.kinds and (wanted is None or wanted(record)):
                     yield build_id, artifact, record
                     break

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs show``: all that is known of a build ID."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.output import json_line, moment, path_fields, printable, size
+
+if TYPE_CHECKING:
+    from buildidfs.model import Artifact, BuildId, Kind
+    from buildidfs.store import OriginRecord
+
+
+@click.command(
+    "show",
+    epilog=exit_status(
+        ["buildidfs show 8e9f", "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb"],
+        {
+            2: "a prefix that several build IDs share",
+            30: "nothing is known of that build ID",
+        },
+    ),
+)
+@click.argument("id_", metavar="ID", type=BuildIdArgument())
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def show(session: Session, id_: str, json_: bool) -> None:
+    """Show all that is known of a build ID (a unique prefix is enough).
+
+    Its variants, the one that is served first; where each was seen, newest first; and what is
+    missing for a debugger.
+    """
+    from buildidfs import daemon
+    from buildidfs.model import Kind
+
+    with session.open_store() as store:
+        build_id = store.match(id_)
+        ordinal = daemon.known_ordinal(store, build_id)
+        variants = {kind: store.variants(ordinal, kind) for kind in Kind}
+        origins = store.origins(ordinal)
+        missing = daemon.missing_parts(store, ordinal)
+    shown = {kind: kept for kind, kept in variants.items() if kept}
+    (_as_json if json_ else _as_text)(build_id, shown, origins, missing)
+
+
+def _as_json(
+    build_id: BuildId,
+    variants: dict[Kind, list[Artifact]],
+    origins: list[OriginRecord],
+    missing: list[str],
+) -> None:
+    json_line(
+        {
+            "build_id": build_id.hex(),
+            "variants": [
+                {
+                    "kind": kind.name.lower(),
+                    "sha256": artifact.digest.hex(),
+                    "size": artifact.size,
+                    "quality": artifact.quality.name.lower(),
+                    "trust": artifact.trust.name.lower(),
+                    "first_seen": artifact.first_seen_ns / 1e9,
+                    "mode": f"{artifact.mode:04o}",
+                    "uid": artifact.uid,
+                    "gid": artifact.gid,
+                    "served": artifact is kept[0],
+                    "gdb_scripts": bool(artifact.scripts),
+                }
+                for kind, kept in variants.items()
+                for artifact in kept
+            ],
+            "origins": [
+                {
+                    **path_fields(record.origin.path),
+                    "kinds": [kind.name.lower() for kind in record.kinds],
+                    "sha256": record.digest.hex(),
+                    "container": record.origin.container,
+                    "cgroup": record.origin.cgroup.decode("utf-8", "replace"),
+                    "mnt_ns_id": record.origin.mnt_ns_id,
+                    "namespaces": {
+                        name: getattr(record.origin.namespaces, name)
+                        for name in record.origin.namespaces.__struct_fields__
+                    },
+                    "device": record.origin.identity.dev,
+                    "inode": record.origin.identity.ino,
+                    "host": record.origin.host,
+                    "scanner": record.origin.scanner,
+                    "first_seen": record.first_seen_ns / 1e9,
+                    "last_seen": record.last_seen_ns / 1e9,
+                }
+                for record in origins
+            ],
+            "missing": missing,
+        }
+    )
+
+
+def _as_text(
+    build_id: BuildId,
+    variants: dict[Kind, list[Artifact]],
+    origins: list[OriginRecord],
+    missing: list[str],
+) -> None:
+    click.echo(f"build ID   {build_id}")
+    for kind, kept in variants.items():
+        for number, artifact in enumerate(kept):
+            scripts = ", has gdb scripts" if artifact.scripts else ""
+            click.echo(
+                f"{kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
+                f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
+                f" mode {artifact.mode:04o}{scripts}{'' if number else '  (served)'}"
+            )
+    click.echo("seen")
+    for record in origins:
+        where = printable(record.origin.container.encode()) or "host"
+        click.echo(
+            f"  {printable(record.origin.path)}\n"
+            f"      {where} {record.origin.host}, {moment(record.first_seen_ns)}"
+            f" to {moment(record.last_seen_ns)}"
+        )
+    for text in missing:
+        click.echo(f"missing    {text}")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs stats``: what the store holds, and how much of this host it covers."""
+
+from __future__ import annotations
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line, size
+
+
+@click.command(
+    "stats",
+    epilog=exit_status(
+        ["buildidfs stats", "buildidfs stats --json | jq .coverage"],
+        {11: "no store at that place; 13 unknown format"},
+    ),
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def stats(session: Session, json_: bool) -> None:
+    """Count what the store holds, and what the running processes have open or mapped.
+
+    Coverage is the share of the build IDs in use on this host now that the store holds.
+    """
+    from buildidfs.capture import census
+
+    with session.open_store() as store:
+        held = store.stats()
+        host = census.take()
+        covered = sum(store.ordinal(build_id) is not None for build_id in host.build_ids)
+    coverage = covered / len(host.build_ids) if host.build_ids else 1.0
+    if json_:
+        json_line(
+            {
+                "store": str(session.store_path),
+                "build_ids": held.ids,
+                "artifacts": {kind.name.lower(): n for kind, n in held.artifacts.items()},
+                "blobs": held.blobs,
+                "blob_bytes": held.blob_bytes,
+                "index_bytes": held.index_bytes,
+                "origins": held.origins,
+                "free_bytes": held.free_bytes,
+                "host_processes": host.processes,
+                "host_refused": host.refused,
+                "host_references": host.references,
+                "host_files": host.files,
+                "host_elf_files": host.elf,
+                "host_without_build_id": {str(why): n for why, n in host.absent.items()},
+                "host_build_ids": len(host.build_ids),
+                "host_build_ids_held": covered,
+                "coverage": coverage,
+            }
+        )
+        return
+    kinds = ", ".join(f"{n} {kind.name.lower()}" for kind, n in held.artifacts.items() if n)
+    click.echo(f"store      {session.store_path}")
+    click.echo(f"build IDs  {held.ids} ({kinds or 'nothing yet'})")
+    click.echo(
+        f"blobs      {held.blobs}, {size(held.blob_bytes)}; index {size(held.index_bytes)};"
+        f" free {size(held.free_bytes)}"
+    )
+    click.echo(f"origins    {held.origins}")
+    click.echo(
+        f"host       {host.processes} processes have {host.files} files open or mapped"
+        f" ({host.references} references); {host.elf} of them are ELF,"
+        f" {len(host.build_ids)} distinct build IDs"
+    )
+    for reason, count in host.absent.most_common():
+        click.echo(f"           {count} without: {reason}")
+    if host.refused:
+        click.echo(f"           {host.refused} processes or files could not be looked at")
+    click.echo(f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%})")
