@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ways of waiting for the kernel's next request: trio's own, and one that is twice as fast.
+
+What a FUSE request costs in pyfuse3 is neither Python nor the index but waiting. pyfuse3 guards
+its descriptor with a `trio.Lock` and waits with `trio.lowlevel.wait_readable`: for every request
+two passes through trio's scheduler, a hand-over from one worker task to another and three system
+calls (epoll_ctl, twice epoll_wait), which is two thirds of the time.
+
+pyfuse3 looks these names up in its module attribute ``trio`` each time (its asyncio support
+replaces it in the same way), so `FastLoop` puts a small object of the same shape there:
+
+- ``wait_readable`` first asks poll(2), for up to a millisecond. A client that is working sends
+  its next request within that time, and trio need not be told. When nothing comes, it waits in
+  trio like everybody else. Every 64th time it goes through trio in any case, and while a handler
+  works in a thread poll(2) does not wait at all, so no other task is held up for longer than
+  one millisecond.
+- ``Lock`` is a baton that is not handed on when it is let go: the worker that has just answered
+  takes it again without a scheduler pass. Only a handler that is about to block passes it to
+  somebody else (`in_thread`), and a worker that ends wakes all others, so that they notice that
+  the session is over.
+
+`PlainLoop` leaves everything to trio. It is there for doubt (``-o loop=plain``): whatever
+happens in one and not in the other is the fault of this file.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyfuse3
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+T = TypeVar("T")
+
+THREADS = 16
+"""Reads that may wait for a disk at once; more than this wait for each other."""
+
+_PATIENCE_MS = 1
+_TURNS = 64
+
+
+class Loop(Protocol):
+    """What the rest of the mount needs to know of the loop it runs in."""
+
+    def install(self) -> None:
+        """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
+
+    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Call ``function`` in a thread while other requests are being answered."""
+
+
+class PlainLoop:
+    """trio as pyfuse3 uses it by itself."""
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(THREADS)
+
+    def install(self) -> None:
+        """Undo whatever was put in place of trio."""
+        _replace_trio(trio)
+
+    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Call ``function`` in a thread while other requests are being answered."""
+        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+
+
+class FastLoop:
+    """trio, asked only when there is nothing to do. See the head of this file."""
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(THREADS)
+        self._baton = _Baton()
+        self._waiter = _Waiter()
+
+    def install(self) -> None:
+        """Put this loop in place of trio."""
+        _replace_trio(_Shim(self._baton, self._waiter))
+
+    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Call ``function`` in a thread while other requests are being answered."""
+        self._waiter.busy += 1
+        self._baton.wake_one()
+        try:
+            return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+        finally:
+            self._waiter.busy -= 1
+
+
+def _replace_trio(substitute: object) -> None:
+    pyfuse3.trio = substitute  # type: ignore[attr-defined]  # its stub does not show its imports
+
+
+class _Baton:
+    """One worker at a time may wait for a request. Reused by a session after the other."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._others = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._held:
+            await self._others.park()
+        self._held = True
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._held = False
+
+    def wake_one(self) -> None:
+        """Let somebody else wait for requests, because the caller is about to block."""
+        self._others.unpark()
+
+    def wake_all(self) -> None:
+        """Let every worker see whether there is still something to do."""
+        self._others.unpark_all()
+
+
+class _Waiter:
+    """Waits for one descriptor to become readable; ``busy`` counts handlers in threads."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self._fd = -1
+        self._poll = select.poll()
+        self._turn = 0
+
+    async def wait(self, fd: int) -> None:
+        if fd != self._fd:
+            self._fd, self._poll = fd, select.poll()
+            self._poll.register(fd, select.POLLIN)
+        self._turn = (self._turn + 1) % _TURNS
+        if self._turn and self._poll.poll(0 if self.busy else _PATIENCE_MS):
+            return
+        while True:
+            await trio.lowlevel.wait_readable(fd)
+            # The request may have been withdrawn in between (its process was killed), and
+            # reading would then block the whole loop.
+            if self._poll.poll(0):
+                return
+
+
+class _Workers:
+    """A nursery whose tasks wake all others when they end."""
+
+    def __init__(self, baton: _Baton) -> None:
+        self._baton = baton
+        self._manager = trio.open_nursery()
+        self._nursery: trio.Nursery | None = None
+
+    async def __aenter__(self) -> _Workers:
+        self._nursery = await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._manager.__aexit__(kind, error, traceback)
+
+    def start_soon(
+        self, function: Callable[..., Awaitable[object]], *args: object, name: str | None = None
+    ) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._run, function, args, name=name)
+
+    async def _run(
+        self, function: Callable[..., Awaitable[object]], args: tuple[object, ...]
+    ) -> None:
+        try:
+            await function(*args)
+        finally:
+            self._baton.wake_all()
+
+
+class _Lowlevel:
+    """The names of `trio.lowlevel` that pyfuse3 uses."""
+
+    def __init__(self, waiter: _Waiter) -> None:
+        self.wait_readable = waiter.wait
+        self.notify_closing = trio.lowlevel.notify_closing
+        self.current_task = trio.lowlevel.current_task
+        self.current_trio_token = trio.lowlevel.current_trio_token
+
+
+class _Shim:
+    """The names of `trio` that pyfuse3 uses."""
+
+    ClosedResourceError = trio.ClosedResourceError
+
+    def __init__(self, baton: _Baton, waiter: _Waiter) -> None:
+        self.lowlevel = _Lowlevel(waiter)
+        self._baton = baton
+
+    def Lock(self) -> _Baton:
+        return self._baton
+
+    def open_nursery(self) -> _Workers:
+        return _Workers(self._baton)
+
+    def __getattr__(self, name: str) -> Any:
+        # Another version of pyfuse3 may use more of trio, and gets it unchanged.
+        return getattr(trio, name)
