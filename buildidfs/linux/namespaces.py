@@ -70,7 +70,7 @@ def initial() -> NamespaceSet:
 def mnt_ns_id(pid_fd: int) -> int:
     """The number of the process's mount namespace that no other gets until the next boot.
 
-    0 where the kernel does not tell (before commit 09b31295f833, Linux 6.11). Raises OSError as
+    0 where the kernel does not tell (before commit e8e43a1fcc5c, Linux 6.11). Raises OSError as
     `of` does.
     """
     fd = os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)

@@ -27,6 +27,7 @@ _OPEN_HOW = struct.Struct("=QQQ")
 # The kernel gives EAGAIN when a rename anywhere got in the way of a ".."; it asks to try again.
 _RETRIES = 32
 _MAX_SYMLINKS = 40
+_PATH_MAX = 4096
 
 
 def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
@@ -132,6 +133,8 @@ class _Walk:
     def run(self, flags: int) -> int:
         if not self._path:
             raise self._error(errno.ENOENT)
+        if len(self._path) >= _PATH_MAX:
+            raise self._error(errno.ENAMETOOLONG)
         while self._pending:
             name = self._pending.pop()
             if name in (b"", b".", b".."):

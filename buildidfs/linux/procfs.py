@@ -9,6 +9,7 @@ to root too. Source: proc(5).
 
 from __future__ import annotations
 
+import errno
 import os
 
 from buildidfs.linux import openat2
@@ -50,7 +51,10 @@ def _read_all(fd: int) -> bytes:
 
 
 def maps(pid_fd: int) -> bytes:
-    """The memory map as text, for formats.procmaps. Raises OSError."""
+    """The memory map as text, for formats.procmaps; empty for a kernel thread.
+
+    Raises OSError.
+    """
     return read_text(pid_fd, b"maps")
 
 
@@ -99,8 +103,12 @@ def _stat_fields(pid_fd: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third on: the second, comm, may hold anything."""
     fields = read_text(pid_fd, b"stat").rpartition(b")")[2].split()
     if len(fields) < 20:
-        raise ProcessLookupError(3, "the process is gone")
+        raise _gone()
     return fields
+
+
+def _gone() -> OSError:
+    return OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
 
 def uids(pid_fd: int) -> tuple[int, int, int, int]:
@@ -109,7 +117,7 @@ def uids(pid_fd: int) -> tuple[int, int, int, int]:
         if line.startswith(b"Uid:"):
             real, effective, saved, filesystem = map(int, line.split()[1:5])
             return real, effective, saved, filesystem
-    raise ProcessLookupError(3, "the process is gone")
+    raise _gone()
 
 
 def map_file_name(start: int, end: int) -> bytes:
