@@ -41,7 +41,6 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     Raises OSError; ELOOP for a magic link of /proc (without openat2 such a link is followed as
     the text it shows, within the root).
     """
-    syscalls.check_path(path)
     if have_openat2():
         return _openat2(root_fd, path, flags | os.O_CLOEXEC)
     return walk_in_root(root_fd, path, flags)
@@ -85,7 +84,7 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
     how = ctypes.create_string_buffer(
         _OPEN_HOW.pack(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS), _OPEN_HOW.size
     )
-    name = ctypes.create_string_buffer(path)
+    name = ctypes.create_string_buffer(syscalls.check_path(path))
     for attempt in range(_RETRIES):
         try:
             return syscalls.syscall(
@@ -104,7 +103,7 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
 
 def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:
     """`open_in_root` without openat2. Raises OSError."""
-    walk = _Walk(root_fd, path)
+    walk = _Walk(root_fd, syscalls.check_path(path))
     try:
         return walk.run(flags)
     finally:
