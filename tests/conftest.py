@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: a clean environment, a swept machine, honest skips.
+
+Tests that need root or FUSE say so with a marker. They are skipped only where the machine cannot
+have it; a missing program is a failure, because ``make test`` installs it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FOREIGN = ("DEBUGINFOD_", "BUILDIDFS_", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine or user cannot have, saying what it is."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if item.get_closest_marker("fuse") and not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse")
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A directory for this run, below which tests may mount and attach: it is cleared at the end.
+
+    Other users may pass through it, as a test that changes its user needs.
+    """
+    mounts.sweep()
+    directory = mounts.scratch_directory()
+    directory.chmod(0o711)
+    yield directory
+    mounts.clear(directory)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing of the user's own settings, caches or debuginfod servers reaches a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(_FOREIGN):
+                patch.delenv(name)
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("HOME", str(home))
+        patch.setenv("LC_ALL", "C.UTF-8")
+        patch.setenv("TERM", "dumb")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start every test with empty caches: debuginfod clients remember misses for ten minutes."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("DEBUGINFOD_CACHE_PATH", str(cache / "debuginfod"))

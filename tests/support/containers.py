@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers whose filesystem is theirs alone, and is destroyed with them.
+
+Each is a mount namespace in which one filesystem, invisible from outside, holds the program:
+tmpfs, ext4, xfs or squashfs on a loop device, an overlay, or the root filesystem of a container
+run by crun. Two processes run in it, ``hot spin`` and ``hot stuck``. A shell in the namespace
+waits on a pipe from the test: when the test says so, or is gone for whatever reason, it kills
+them and unmounts, and an unmount that fails is a failure (somebody kept the filesystem busy).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.clients import run, tool
+from tests.support.mounts import is_mountpoint, loop_devices
+from tests.support.waiting import lines, until
+
+if TYPE_CHECKING:
+    from tests.support.programs import Program
+
+KINDS = ("tmpfs", "ext4", "xfs", "squashfs", "overlay", "crun")
+
+# $1 is where the filesystem goes, $2 the directory to fill it from, $3 the image
+_MOUNT = {
+    "tmpfs": 'mount -t tmpfs none "$1"; cp -a "$2/." "$1"',
+    "ext4": 'mount -t ext4 -o loop "$3" "$1"; cp -a "$2/." "$1"',
+    "xfs": 'mount -t xfs -o loop "$3" "$1"; cp -a "$2/." "$1"',
+    "squashfs": 'mount -t squashfs -o loop "$3" "$1"',
+    # the executable stays in the lower layer, the library is copied up
+    "overlay": """
+        mount -t tmpfs none "$3"; mkdir "$3/upper" "$3/work"
+        mount -t overlay -o "lowerdir=$2,upperdir=$3/upper,workdir=$3/work" none "$1"
+        chmod 0700 "$1/app/lib/libhot.so"; chmod 0755 "$1/app/lib/libhot.so"
+        """,
+}
+_UNMOUNT = {"overlay": 'umount -R "$1"; umount "$3"'}
+
+_NAMESPACE = """
+set -eu
+%(mount)s
+"$1/app/bin/hot" spin & spin=$!
+"$1/app/bin/hot" stuck & stuck=$!
+echo "pid $spin $stuck"
+read -r _ || :
+kill -9 $spin $stuck
+wait $spin $stuck || :
+%(unmount)s
+echo destroyed
+"""
+
+# crun refuses the hybrid layout of cgroups, so it is shown the unified hierarchy only
+_CRUN = """
+set -eu
+mount -t tmpfs none "$1"; cp -a "$2/." "$1"
+if [ "$(stat -f -c %%T /sys/fs/cgroup)" != cgroup2fs ]; then
+    umount -R /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+fi
+"%(crun)s" --root "$3/state" run --bundle "$3" --pid-file "$3/pid" %(name)s & crun=$!
+read -r _ || :
+"%(crun)s" --root "$3/state" kill %(name)s KILL
+wait $crun || :
+rmdir "/sys/fs/cgroup/%(name)s"
+umount "$1"
+echo destroyed
+"""
+
+
+@dataclasses.dataclass
+class Container:
+    """A running container: ``app`` is the program's directory as its own processes see it."""
+
+    kind: str
+    app: str
+    spin: int
+    stuck: int
+    label: str
+    _shell: subprocess.Popen[bytes]
+    _directory: Path
+
+    def hide_debug(self) -> None:
+        """Cover the debug files beside the program: a debugger inside finds none from now on."""
+        for part in ("bin", "lib"):
+            covered = f"{self.app}/{part}/.debug"
+            mount = [tool("mount"), "-t", "tmpfs", "none", covered]
+            run([tool("nsenter"), "-t", str(self.stuck), "-m", *mount], check=True)
+
+    def destroy(self) -> None:
+        """Kill the processes and destroy the filesystem; fails if any of it survives."""
+        if self._shell.stdin is None or self._shell.stdin.closed:
+            return
+        assert self._shell.stdout is not None
+        self._shell.stdin.close()
+        lines(self._shell.stdout, lambda got: "destroyed" in got)
+        assert self._shell.wait(30) == 0
+        for pid in (self.spin, self.stuck):
+            assert not Path(f"/proc/{pid}").exists(), f"process {pid} survived"
+        # the kernel detaches a loop device after the last close, which udev may delay
+        until(lambda: not loop_devices(self._directory), "release of the loop device")
+        shutil.rmtree(self._directory)
+
+
+@contextlib.contextmanager
+def container(kind: str, program: Program, directory: Path) -> Iterator[Container]:
+    """Start a container of ``kind`` with the program, and destroy it at the end at the latest.
+
+    ``directory`` must not exist; it holds the mount point and the image until `destroy`.
+    Skips the test if the kernel has no such filesystem or no loop devices.
+    """
+    root, content, extra = directory / "root", directory / "content", directory / "extra"
+    for part in (root, content, extra):
+        part.mkdir(parents=True)
+    label = ""
+    if kind == "crun":
+        name = f"buildidfs{os.getpid()}"
+        label = "docker:" + _bundle(name, program, root, content, extra)
+        script = _CRUN % {"crun": tool("crun"), "name": name}
+    else:
+        program.install(content)
+        _require_filesystem(kind)
+        extra = _image(kind, content, extra)
+        unmount = _UNMOUNT.get(kind, 'umount -R "$1"')
+        script = _NAMESPACE % {"mount": _MOUNT[kind], "unmount": unmount}
+    shell = subprocess.Popen(
+        [tool("unshare"), "-m", "sh", "-c", script, "sh", root, content, extra],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert shell.stdout is not None
+        got = lines(shell.stdout, lambda seen: seen.count("up") == 2)
+        if kind == "crun":
+            spin, stuck = _contained(int((extra / "pid").read_text()))
+        else:
+            pids = re.search(r"^pid (\d+) (\d+)$", "\n".join(got), re.MULTILINE)
+            assert pids is not None, got
+            spin, stuck = int(pids[1]), int(pids[2])
+        assert not is_mountpoint(root), "the filesystem is visible outside its namespace"
+        app = "/app" if kind == "crun" else f"{root}/app"
+        running = Container(kind, app, spin, stuck, label, shell, directory)
+        yield running
+        running.destroy()
+    finally:
+        # after a failure: end of input makes the shell clean up, whatever state it is in
+        for pipe in (shell.stdin, shell.stdout):
+            if pipe is not None:
+                pipe.close()
+        shell.wait(30)
+
+
+def _require_filesystem(kind: str) -> None:
+    def known() -> bool:
+        return f"\t{kind}\n" in Path("/proc/filesystems").read_text()
+
+    if not known():
+        run(["modprobe", "-q", kind]) if shutil.which("modprobe") else None
+    if not known():
+        pytest.skip(f"this kernel has no {kind}")
+    if kind in ("ext4", "xfs", "squashfs") and not Path("/dev/loop-control").exists():
+        pytest.skip("this machine has no loop devices")
+
+
+def _image(kind: str, content: Path, directory: Path) -> Path:
+    """Make the file to mount through a loop device; overlay needs a directory instead."""
+    image = directory / "image"
+    if kind == "squashfs":
+        run([tool("mksquashfs"), content, image, "-quiet", "-no-progress"], check=True)
+    elif kind in ("ext4", "xfs"):
+        with image.open("wb") as file:
+            file.truncate(320 << 20)  # mkfs.xfs makes nothing smaller than 300 MiB
+        options = ["-F"] if kind == "ext4" else []
+        run([tool(f"mkfs.{kind}"), "-q", *options, image], check=True)
+    else:
+        return directory
+    return image
+
+
+def _bundle(name: str, program: Program, root: Path, content: Path, directory: Path) -> str:
+    """Fill a root filesystem and write the OCI configuration; returns the short container ID."""
+    program.install(content, debug="system")
+    (content / "bin").mkdir()
+    for part in ("proc", "tmp", "dev"):
+        (content / part).mkdir()
+    shutil.copy2(tool("busybox"), content / "bin/busybox")
+    (content / "bin/sh").symlink_to("busybox")
+    needed = run([tool("ldd"), *(binary.compiled for binary in program.binaries)], check=True)
+    for library in set(re.findall(r"(/\S+) \(0x", needed.out)):
+        if not library.startswith(str(program.lib.compiled.parent)):
+            place = content / library[1:]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(library, place)
+    container_id = program.exe.build_id[:32] * 2
+    configuration: dict[str, Any] = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/sh", "-c", "/app/bin/hot spin & /app/bin/hot stuck & wait"],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+        },
+        "root": {"path": str(root)},
+        "hostname": "vanishing",
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+        "linux": {
+            "cgroupsPath": f"/{name}/docker-{container_id}.scope",
+            "namespaces": [{"type": name} for name in ("pid", "mount", "ipc", "uts", "network")],
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(configuration))
+    return container_id[:12]
+
+
+def _contained(init: int) -> tuple[int, int]:
+    """The host's process IDs of ``hot spin`` and ``hot stuck`` in the container of ``init``."""
+    namespace = os.readlink(f"/proc/{init}/ns/pid")
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # processes come and go; some are closed even to root
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "ns/pid") == namespace:
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                found[words[1]] = int(process.name)
+    return found[b"spin"], found[b"stuck"]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs as its users run it: a store directory, the command line, a mount.
+
+Also the broom: tests that were killed leave mounts, loop devices and directories behind, and the
+next run must neither trip over them nor touch those of a run that is still going. So everything
+lives below one directory per run that carries the process ID of its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.support.clients import Argument, Result, run, tool
+from tests.support.waiting import until
+
+COMMAND: list[str] = [sys.executable, "-m", "buildidfs"]
+"""What runs the program; a list so that it can be another program of the same interface."""
+
+_PREFIX = "buildidfs-test-"
+
+
+class BuildIdFs:
+    """The program, on one store. The store comes into being with the first scan."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the store, and the mount point, in ``directory``."""
+        self.store = directory / "store"
+        self.mountpoint = directory / "mnt"
+        self._log = directory / "mount.log"
+
+    def __call__(
+        self, *arguments: Argument, check: bool = True, env: Mapping[str, str] | None = None
+    ) -> Result:
+        """Run one command to its end; with ``check``, any exit code but 0 fails the test."""
+        argv = [*COMMAND, "--store", self.store, *arguments]
+        return run(argv, check=check, env=env, cwd=_repository())
+
+    def scan(self, *pids: int) -> Result:
+        """``scan proc`` of these processes only."""
+        options = [word for pid in pids for word in ("--pid", str(pid))]
+        return self("scan", "proc", *options)
+
+    @contextlib.contextmanager
+    def mounted(self, *options: str) -> Iterator[Path]:
+        """Mount the store in the foreground of a process of ours; unmount, and expect exit 0.
+
+        ``options`` are those of ``mount`` (``-o allow_other``). Whatever happens, neither mount
+        nor process outlives the block.
+        """
+        self.mountpoint.mkdir(exist_ok=True)
+        words: Sequence[Argument] = [
+            *COMMAND, "--store", self.store, "mount", self.mountpoint, "--foreground", *options,
+        ]  # fmt: skip
+        with self._log.open("wb") as log:
+            server = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_repository()
+            )
+        try:
+            until(lambda: self._is_up(server), f"a mount at {self.mountpoint}")
+            yield self.mountpoint
+            self("unmount", self.mountpoint)
+            until(lambda: server.poll() is not None, "end of the mount process after unmount")
+            log_text = self.log()
+            assert server.returncode == 0, f"mount ended with {server.returncode}: {log_text}"
+            assert "Traceback" not in log_text, log_text
+        finally:
+            if is_mountpoint(self.mountpoint):
+                run([tool("umount"), "-l", self.mountpoint])
+            if server.poll() is None:
+                server.kill()
+            server.wait(30)
+
+    def log(self) -> str:
+        """What the mount process wrote to its outputs."""
+        return self._log.read_text(errors="replace")
+
+    def _is_up(self, server: subprocess.Popen[bytes]) -> bool:
+        code = server.poll()
+        assert code is None, f"mount ended with {code}: {self.log()}"
+        return is_mountpoint(self.mountpoint)
+
+
+def _repository() -> Path:
+    """Where ``python -m buildidfs`` finds the package, installed or not."""
+    return Path(__file__).resolve().parents[2]
+
+
+def mount_points() -> list[str]:
+    """The mount points of this mount namespace, in the order they were mounted."""
+    points = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            point = line.split(" ")[4]
+            points.append(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point))
+    return points
+
+
+def is_mountpoint(path: Path) -> bool:
+    """Whether something is mounted there; also true of a dead FUSE mount, and never blocks."""
+    return str(path) in mount_points()
+
+
+def loop_devices(below: Path) -> list[str]:
+    """The loop devices backed by files (deleted or not) below a directory."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        # the device may be detached between the listing and the reading
+        with contextlib.suppress(OSError):
+            if backing.read_text().startswith(f"{below}/"):
+                found.append(f"/dev/{backing.parts[3]}")
+    return found
+
+
+def scratch_directory() -> Path:
+    """A new directory for this run, which `sweep` will clear once this process is gone."""
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+
+
+def clear(directory: Path) -> None:
+    """Unmount, detach and delete everything below a directory made by `scratch_directory`."""
+    for point in reversed(mount_points()):
+        if point.startswith(f"{directory}/"):
+            run([tool("umount"), "-l", point])
+    for device in loop_devices(directory):
+        run([tool("losetup"), "-d", device])
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Clear what test runs that no longer exist have left on this machine."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            clear(path)

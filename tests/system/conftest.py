@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs to look for, and containers that have gone, shared by all client tests of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import programs
+from tests.support.mounts import BuildIdFs
+from tests.support.vanished import Vanished, vanished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.programs import Program
+
+
+@pytest.fixture(scope="session")
+def program(scratch: Path) -> Program:
+    """A program with its own executable and library, stripped, debug files beside them."""
+    return programs.build(scratch / "program")
+
+
+@pytest.fixture(scope="session")
+def dwz_program(scratch: Path) -> Program:
+    """The same, its debug files deduplicated into a third one by dwz."""
+    return programs.build(scratch / "dwz-program", dwz="beside")
+
+
+@pytest.fixture(scope="session")
+def gone(scratch: Path, program: Program) -> Iterator[Vanished]:
+    """A container that ran ``program`` on a tmpfs, and is gone."""
+    with vanished("tmpfs", program, scratch / "gone") as result:
+        yield result
+
+
+@pytest.fixture(scope="session")
+def dwz_gone(scratch: Path, dwz_program: Program) -> Iterator[Vanished]:
+    """A container that ran ``dwz_program`` on a tmpfs, and is gone."""
+    with vanished("tmpfs", dwz_program, scratch / "dwz-gone") as result:
+        yield result
+
+
+@pytest.fixture
+def buildidfs(scratch: Path, request: pytest.FixtureRequest) -> BuildIdFs:
+    """The program under test on a store of this test's own, which does not exist yet."""
+    directory = scratch / request.node.name.replace("/", "_")
+    directory.mkdir()
+    return BuildIdFs(directory)

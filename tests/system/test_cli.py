@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as a user runs them: output, exit status, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.elfwriter import create_elf
+
+BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
+NEIGHBOUR = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947cc")
+
+
+def run(
+    *args: str | os.PathLike[str], code: int = 0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the command; a traceback or another exit status than expected is a failure."""
+    done = subprocess.run(
+        [sys.executable, "-m", "buildidfs", *args],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    assert done.returncode == code, (args, done.returncode, done.stderr.decode())
+    if code not in (0, 3):
+        lines = done.stderr.decode().strip().splitlines()
+        assert len([line for line in lines if line.startswith("buildidfs: ")]) <= 1 or code == 2
+        assert lines, "an error without a word"
+    return done
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A directory with two ELF files, a name that is not UTF-8, and what is not ELF."""
+    root = tmp_path / "tree"
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "first.so").write_bytes(create_elf(build_id=BUILD_ID))
+    second = os.path.join(os.fsencode(root), b"lib", b"caf\xe9.so")
+    with open(second, "wb") as file:
+        file.write(create_elf(build_id=NEIGHBOUR))
+    (root / "readme").write_text("not ELF\n")
+    (root / "cut").write_bytes(create_elf(build_id=BUILD_ID)[:30])
+    (root / "empty").touch()
+    return root
+
+
+@pytest.fixture
+def store(tmp_path: Path, tree: Path) -> Path:
+    path = tmp_path / "store"
+    run("--store", path, "scan", "tree", tree)
+    return path
+
+
+def test_scan_says_what_it_did(tmp_path: Path, tree: Path) -> None:
+    path = tmp_path / "new"
+    first = json.loads(run("--store", path, "scan", "tree", "--json", tree).stdout)
+    assert first["captured"] == 2
+    assert first["absent"] == {
+        "not an ELF file": 1,
+        "truncated ELF file": 1,
+        "empty file": 1,
+    }
+    assert first["unreadable"] == []
+    text = run("--store", path, "scan", "tree", tree).stdout.decode()
+    assert "truncated ELF file" in text
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_dry_run_changes_nothing(tmp_path: Path, tree: Path) -> None:
+    path = tmp_path / "none"
+    done = run("--store", path, "scan", "tree", "--dry-run", "--json", tree)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["build_id"] for row in found} == {BUILD_ID.hex(), NEIGHBOUR.hex()}
+    assert not path.exists()
+    assert b"truncated" in done.stderr
+
+
+def test_list_as_json(store: Path, tree: Path) -> None:
+    done = run("--store", store, "list", "--json")
+    rows = {row["build_id"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert set(rows) == {BUILD_ID.hex(), NEIGHBOUR.hex()}
+    plain = rows[BUILD_ID.hex()]
+    file = tree / "lib" / "first.so"
+    assert plain["path"] == str(file)
+    assert "path_b64" not in plain
+    assert plain["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    odd = rows[NEIGHBOUR.hex()]
+    assert base64.b64decode(odd["path_b64"]).endswith(b"/caf\xe9.so")
+
+
+def test_list_filters(store: Path) -> None:
+    assert run("--store", store, "list", "--path", "*/first.so").stdout.count(b"\n") == 1
+    assert run("--store", store, "list", "--path", "*/none").stdout == b""
+    assert run("--store", store, "list", "--kind", "vdso").stdout == b""
+    assert run("--store", store, "list", "--container", "docker:00").stdout == b""
+    human = run("--store", store, "list").stdout.decode()
+    assert "caf\\xe9.so" in human
+
+
+def test_store_from_the_environment(store: Path) -> None:
+    assert run("list", env={"BUILDIDFS_STORE": str(store)}).stdout.count(b"\n") == 2
+
+
+def test_store_from_the_configuration_file(store: Path, tmp_path: Path) -> None:
+    config = tmp_path / "buildidfs.toml"
+    config.write_text(f'[store]\npath = "{store}"\n')
+    assert run("--config", config, "list").stdout.count(b"\n") == 2
+    config.write_text("[stroe]\n")
+    assert b"stroe" in run("--config", config, "list", code=2).stderr
+
+
+def test_get_by_unique_prefix(store: Path, tree: Path, tmp_path: Path) -> None:
+    wanted = (tree / "lib" / "first.so").read_bytes()
+    prefix = BUILD_ID.hex()[:-1]
+    assert run("--store", store, "get", prefix).stdout == wanted
+    output = tmp_path / "out"
+    run("--store", store, "get", BUILD_ID.hex().upper(), "-o", output)
+    assert output.read_bytes() == wanted
+
+
+def test_get_refuses_what_it_cannot_give(store: Path, tmp_path: Path) -> None:
+    shared = BUILD_ID.hex()[:8]
+    assert b"several" in run("--store", store, "get", shared, code=2).stderr
+    assert b"0123" in run("--store", store, "get", "0123", code=30).stderr
+    assert b"hex" in run("--store", store, "get", "xyz", code=2).stderr
+    run("--store", store, "get", BUILD_ID.hex(), "--kind", "debuginfo", code=30)
+    there = tmp_path / "missing" / "out"
+    assert b"missing" in run("--store", store, "get", BUILD_ID.hex(), "-o", there, code=2).stderr
+
+
+def test_get_never_writes_to_a_terminal(store: Path) -> None:
+    leader, follower = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "buildidfs", "--store", store, "get", BUILD_ID.hex()],
+            stdout=follower,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(follower)
+        os.close(leader)
+    assert done.returncode == 2
+    assert b"-o FILE" in done.stderr
+
+
+def test_get_detects_bytes_that_changed(store: Path, tmp_path: Path) -> None:
+    digest = json.loads(run("--store", store, "show", "--json", BUILD_ID.hex()).stdout)
+    digest = digest["variants"][0]["sha256"]
+    blob = store / "blobs" / digest[:2] / digest
+    blob.chmod(0o600)
+    damaged = bytearray(blob.read_bytes())
+    damaged[-1] ^= 1
+    blob.write_bytes(damaged)
+    output = tmp_path / "out"
+    assert b"digest" in run("--store", store, "get", BUILD_ID.hex(), "-o", output, code=20).stderr
+    assert not output.exists()
+    assert run("--store", store, "get", BUILD_ID.hex(), code=20).stdout == b""
+
+
+def test_show(store: Path, tree: Path) -> None:
+    shown = json.loads(run("--store", store, "show", "--json", BUILD_ID.hex()).stdout)
+    assert shown["origins"][0]["path"] == str(tree / "lib" / "first.so")
+    assert any("debuginfo" in text for text in shown["missing"])
+    text = run("--store", store, "show", BUILD_ID.hex()).stdout.decode()
+    assert BUILD_ID.hex() in text
+    assert "(served)" in text
+    run("--store", store, "show", "ab" * 20, code=30)
+
+
+def test_stats(store: Path) -> None:
+    counted = json.loads(run("--store", store, "stats", "--json").stdout)
+    assert counted["build_ids"] == 2
+    assert counted["blobs"] == 2
+    assert counted["host_elf_files"] > 0
+    assert 0.0 <= counted["coverage"] <= 1.0
+    assert b"coverage" in run("--store", store, "stats").stdout
+
+
+@pytest.mark.parametrize("command", ["list", "stats", "show", "get"])
+def test_missing_store(command: str, tmp_path: Path) -> None:
+    arguments = ["ab" * 20] if command in ("show", "get") else []
+    done = run("--store", tmp_path / "none", command, *arguments, code=11)
+    assert b"scan" in done.stderr  # the remedy
+
+
+def test_newer_store_is_refused(store: Path) -> None:
+    (store / "format").write_text("buildidfs store 99\n")
+    assert b"99" in run("--store", store, "list", code=13).stderr
+
+
+def test_scan_of_what_is_not_there(tmp_path: Path) -> None:
+    done = run("--store", tmp_path / "store", "scan", "tree", tmp_path / "none", code=3)
+    assert b"none" in done.stdout + done.stderr
+    run("--store", tmp_path / "store", "scan", "tree", code=2)
+
+
+def test_interrupted_reader_is_no_error_of_ours(store: Path) -> None:
+    command = f"{sys.executable} -m buildidfs --store {store} list | head -n 0"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert done.stderr == b""
+
+
+def test_completion_knows_commands_and_build_ids(store: Path) -> None:
+    def complete(words: str, position: int) -> bytes:
+        env = {
+            "_BUILDIDFS_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(position),
+        }
+        return run(env=env).stdout
+
+    assert b"unmount" in complete("buildidfs unm", 1)
+    offered = complete(f"buildidfs --store {store} show {BUILD_ID.hex()[:5]}", 4)
+    assert BUILD_ID.hex().encode() in offered
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["scan"], ["scan", "proc"], ["scan", "tree"], ["mount"], ["unmount"], ["list"], ["show"],
+     ["get"], ["stats"]],
+)  # fmt: skip
+def test_help(command: list[str]) -> None:
+    text = run(*command, "--help").stdout.decode()
+    assert "EXAMPLES:" in text
+    assert "EXIT STATUS:" in text

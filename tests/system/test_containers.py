@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container runs, is scanned, and is gone with its filesystem: every client still reads it.
+
+One set of tests for each kind of filesystem a container may sit on. What differs between kinds is
+how the kernel names a mapped file and who else can open it; what a client sees must not differ.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients
+from tests.support.containers import KINDS
+from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
+from tests.support.vanished import Vanished, vanished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.programs import Program
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def ended(request: pytest.FixtureRequest, scratch: Path, program: Program) -> Iterator[Vanished]:
+    """A container of each kind that ran ``program`` and is gone."""
+    with vanished(request.param, program, scratch / f"container-{request.param}") as result:
+        yield result
+
+
+def _at(marker: str, file: str = "hot.c") -> str:
+    return f"{SOURCE_DIR}/{file}:{line_of(marker)}"
+
+
+def test_bytes_are_those_of_the_container(ended: Vanished) -> None:
+    for binary in ended.program.binaries:
+        directory = ended.mount / binary.build_id
+        for name, original in (
+            ("elf", binary.shipped),
+            ("executable", binary.shipped),
+            ("debug", binary.debug),
+            ("debuginfo", binary.debug),
+        ):
+            clients.run([clients.tool("cmp"), directory / name, original], check=True)
+        got = ended.buildidfs("get", binary.build_id, "-o", ended.core.parent / "got")
+        assert got.rc == 0
+        assert sha256(ended.core.parent / "got") == sha256(binary.shipped)
+
+
+def test_path_says_where_it_was_seen(ended: Vanished) -> None:
+    assert (ended.exe / "path").read_text().splitlines() == [f"{ended.app}/bin/hot"]
+    assert (ended.lib / "path").read_text().splitlines() == [f"{ended.app}/lib/libhot.so"]
+
+
+def test_gdb_resolves_lines_of_a_live_process(ended: Vanished) -> None:
+    assert SOURCE_DIR not in ended.unaided.out, "gdb found debug files without the mount"
+    for place in (
+        f"exe_static_stuck .* at {_at('exe_stuck')}",
+        f"lib_static_stuck .* at {_at('lib_stuck', 'libhot.c')}",
+        f"main .* at {_at('main_stuck')}",
+    ):
+        assert re.search(place, ended.live.out), ended.live
+
+
+def test_gdb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
+    result = clients.gdb("bt", debug=ended.debug, arguments=["-c", ended.core])
+    assert re.search(rf"#1 .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), result
+    assert "newer than core file" not in result.text, result
+
+
+def test_gdb_resolves_the_libraries_of_a_core_file_by_debuginfod(ended: Vanished) -> None:
+    result = clients.gdb(
+        "bt",
+        settings=["set debuginfod enabled on"],
+        arguments=["-c", ended.core],
+        env={"DEBUGINFOD_URLS": ended.url},
+    )
+    for place in (
+        f"exe_static_stuck .* at {_at('exe_stuck')}",
+        f"lib_static_stuck .* at {_at('lib_stuck', 'libhot.c')}",
+        f"main .* at {_at('main_stuck')}",
+    ):
+        assert re.search(place, result.out), result
+
+
+def test_perf_names_the_hot_functions(ended: Vanished) -> None:
+    result = clients.perf_report(ended.mount, ended.profile)
+    assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), result
+    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), result
+
+
+def test_elfutils_resolves_lines(ended: Vanished) -> None:
+    address = ended.program.exe.address("exe_static_hot")
+    result = clients.eu_addr2line(ended.exe / "elf", ended.debug, address)
+    assert result.out.splitlines()[0] == "exe_static_hot", result
+    assert result.out.splitlines()[1].startswith(f"{_at('exe_entry')}:"), result
+    stack = clients.eu_stack(ended.core, ended.debug)
+    for place in (_at("exe_stuck"), _at("lib_stuck", "libhot.c"), _at("main_stuck")):
+        assert f"{place}:" in stack.out, stack
+
+
+def test_lldb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
+    result = clients.lldb(
+        f"settings set target.debug-file-search-paths {ended.debug}",
+        f"target create {ended.exe}/elf --core {ended.core}",
+        "bt",
+    )
+    assert re.search(rf"exe_static_stuck.* at hot\.c:{line_of('exe_stuck')}", result.out), result
+
+
+def test_readelf_reads_it(ended: Vanished) -> None:
+    for binary in ended.program.binaries:
+        assert build_id_of(ended.mount / binary.build_id / "elf") == binary.build_id
+    symbols = clients.run([clients.tool("readelf"), "-sW", ended.exe / "debug"])
+    assert " exe_static_hot" in symbols.out, symbols
+
+
+def test_debuginfod_find_gets_it(ended: Vanished) -> None:
+    for binary in ended.program.binaries:
+        for kind, original in (("executable", binary.shipped), ("debuginfo", binary.debug)):
+            result = clients.debuginfod_find(ended.url, kind, binary.build_id)
+            assert result.rc == 0, result
+            assert sha256(Path(result.out.strip())) == sha256(original)
