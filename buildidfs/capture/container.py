@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a process in a container, in which one, and how far is a file from there believed.
+
+There is no container in the kernel, only namespaces and control groups. Whether a process is in
+one is decided by its namespaces alone, which it cannot imitate; the label is for people.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import UsageError
+from buildidfs.formats import cgroup
+from buildidfs.model import FileIdentity, NamespaceSet, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_GROUP_OR_OTHER_WRITE: Final = 0o022
+_SHOWN: Final = 5
+
+
+def is_contained(
+    namespaces: NamespaceSet, initial: NamespaceSet, names: Iterable[str] = ("mnt",)
+) -> bool:
+    """Whether every namespace of ``names`` is another one than the host's.
+
+    A namespace that is not known (0) counts as the host's.
+    """
+    for name in names:
+        its, hosts = getattr(namespaces, name), getattr(initial, name)
+        if not its or not hosts or its == hosts:
+            return False
+    return True
+
+
+def label(cgroup_path: bytes, namespaces: NamespaceSet) -> str:
+    """What to call the container of a process that is in one: ``docker:0123456789ab``.
+
+    Where the control group tells nothing, the inode number of the mount namespace is the name,
+    ``mnt:4026532177``, which is unique only as long as the container runs.
+    """
+    return cgroup.container_label(cgroup_path) or f"mnt:{namespaces.mnt}"
+
+
+def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
+    """The labels that a user means who gave ``wanted``.
+
+    Each may be a whole label, or the beginning of the part after the colon that no other
+    container shares; an ID longer than what labels show (docker's 64 digits) is understood.
+    Raises `UsageError` for one that fits none of ``labels``, or more than one.
+    """
+    return frozenset(_choose_one(text, labels) for text in wanted)
+
+
+def _choose_one(text: str, labels: Collection[str]) -> str:
+    if text in labels:
+        return text
+    manager, colon, its_id = text.rpartition(":")
+    fitting = sorted(
+        label
+        for label in labels
+        if (not colon or label.startswith(f"{manager}:"))
+        and its_id
+        and _same_beginning(its_id, label.partition(":")[2])
+    )
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UsageError(f"several containers begin with {text!r}: {_listed(fitting)}")
+    known = f"; running: {_listed(sorted(labels))}" if labels else "; none is running"
+    raise UsageError(f"no container {text!r} to be seen{known}")
+
+
+def _same_beginning(its_id: str, shown: str) -> bool:
+    # Names are matched from their beginning; only an ID in hex is known to be cut off.
+    if shown.startswith(its_id):
+        return True
+    return len(its_id) == 64 and len(shown) == 12 and its_id.startswith(shown)
+
+
+def _listed(labels: list[str]) -> str:
+    more = len(labels) - _SHOWN
+    return ", ".join(labels[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def trust(
+    identity: FileIdentity, mnt: int, initial_mnt: int, *, owners_believed: bool = True
+) -> Trust:
+    """How far a file is believed that was seen in the mount namespace ``mnt``.
+
+    HOST if only root can have written it and it was seen in the host's own mount namespace,
+    CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the
+    filesystem's word on owners is not to be taken, see `owners_believed`.
+    """
+    if not mnt or not initial_mnt:
+        return Trust.UNKNOWN
+    if mnt != initial_mnt:
+        return Trust.CONTAINER
+    if owners_believed and identity.uid == 0 and not identity.mode & _GROUP_OR_OTHER_WRITE:
+        return Trust.HOST
+    return Trust.UNKNOWN
+
+
+def owners_believed(mount_flags: int) -> bool:
+    """Whether files that claim to be root's are, by the f_flag of statvfs(3).
+
+    Not on a filesystem mounted nosuid: that says that root's files there may be anybody's. All
+    that users can mount is (FUSE, removable media), and they could show any owner.
+    """
+    return not mount_flags & os.ST_NOSUID

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking into files that are already open, for scanners and for ingest."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from buildidfs.formats import elf
+
+if TYPE_CHECKING:
+    from buildidfs.model import Absence, BuildId
+
+
+def reader(fd: int) -> elf.ReadAt:
+    """The bytes of an open file in the way decoders ask for them; the file offset stays."""
+
+    def read_at(offset: int, size: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    return read_at
+
+
+def identify(fd: int, size: int | None = None) -> BuildId | Absence:
+    """The build ID of an open file, or why it has none. Raises OSError when it cannot be read.
+
+    Usually one read of a page; see `formats.elf.identify`.
+    """
+    return elf.identify(os.pread(fd, elf.HEAD_SIZE, 0), reader(fd), size)
+
+
+def describe(fd: int) -> elf.ElfFile | Absence:
+    """What an open file is to debuggers, or why it has no build ID. Raises OSError."""
+    return elf.describe(reader(fd), os.fstat(fd).st_size)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every regular file at or below a path, opened, with nothing else touched on the way.
+
+The walk holds a descriptor of each directory on its way down and opens everything relative to it
+without following links, so nothing that is renamed meanwhile can lead it out of the tree, and no
+link can make it go in circles. Only what its directory calls a regular file is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.capture.base import Unreadable
+from buildidfs.formats import mountinfo
+from buildidfs.linux import mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_DEPTH: Final = 256
+"""How far down directories are followed: a descriptor is held for each level."""
+
+# Interfaces of the kernel that look like files. None holds a binary, and reading some of them
+# has effects: the trace_pipe of tracefs takes events away from others.
+_NOT_FILES: Final = frozenset(
+    (
+        b"proc", b"sysfs", b"debugfs", b"tracefs", b"securityfs", b"configfs", b"cgroup",
+        b"cgroup2", b"bpf", b"pstore", b"efivarfs", b"selinuxfs", b"smackfs", b"devpts", b"mqueue",
+        b"autofs", b"binfmt_misc", b"nsfs", b"rpc_pipefs", b"fusectl", b"resctrl",
+    )
+)  # fmt: skip
+
+_OPEN_PATH: Final = os.O_PATH | os.O_CLOEXEC
+_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# The directory said "regular file", and meanwhile it is gone or something else.
+_VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV))
+
+
+class OpenFile(NamedTuple):
+    """A regular file, open for reading; the receiver closes ``fd``. ``device`` is its st_dev."""
+
+    path: bytes
+    fd: int
+    device: int
+
+
+class _Level:
+    """A directory being walked; ``subdirectories`` are those still to come, the next one last."""
+
+    __slots__ = ("entered", "fd", "prefix", "subdirectories")
+
+    def __init__(self, fd: int, prefix: bytes) -> None:
+        self.fd = fd
+        self.prefix = prefix
+        self.entered = False
+        self.subdirectories: list[str] = []
+
+
+class Devices:
+    """The filesystems that a walk stays out of, by device number, as far as they are mounted."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bytes] = {}
+
+    def refused(self, device: int) -> bytes | None:
+        """The type of the filesystem if files are not to be looked for on it, else None."""
+        if device not in self._known:
+            # New since the last look, or a btrfs subvolume, which no mount table shows.
+            for mount in mountinfo.parse(mounts.mountinfo()):
+                self._known[os.makedev(*mount.dev)] = mount.fstype
+            self._known.setdefault(device, b"")
+        fstype = self._known[device]
+        if fstype in _NOT_FILES or fstype == mounts.FILESYSTEM_TYPE:
+            return fstype
+        return None
+
+
+def unreadable(path: bytes, error: OSError) -> Unreadable:
+    """An error of the system about a file, as an item of a scan."""
+    return Unreadable(path, error.strerror or str(error), error.errno or 0)
+
+
+def open_start(path: bytes) -> int:
+    """Pin what a walk is to start at (O_PATH); a symbolic link is followed. Raises OSError."""
+    return os.open(path, _OPEN_PATH)
+
+
+def files(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
+    """Every regular file at or below ``start_fd``, whose path is shown as ``path``.
+
+    Directories come in the order of their names, files before what is below. Mounts of other
+    filesystems are entered, except those of kernel interfaces and our own. ``start_fd`` remains
+    the caller's.
+    """
+    try:
+        yield from _start(start_fd, path, devices)
+    except OSError as error:
+        yield unreadable(path, error)
+
+
+def _start(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
+    status = os.fstat(start_fd)
+    if fstype := devices.refused(status.st_dev):
+        what = "its files are in the store already" if fstype.startswith(b"fuse.") else "no files"
+        yield Unreadable(path, f"on a {fstype.decode()} filesystem: {what}")
+        return
+    link = b"/proc/self/fd/%d" % start_fd
+    if stat.S_ISREG(status.st_mode):
+        fd = os.open(link, _OPEN_FILE & ~os.O_NOFOLLOW)
+        yield OpenFile(path, fd, status.st_dev)
+    elif stat.S_ISDIR(status.st_mode):
+        fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
+        yield from _descend(fd, path.rstrip(b"/") + b"/", devices)
+    else:
+        yield Unreadable(path, "neither a regular file nor a directory")
+
+
+def _descend(fd: int, prefix: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
+    """Walk depth first; takes over ``fd``."""
+    levels = [_Level(fd, prefix)]
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.entered:
+                yield from _enter(level)
+            if not level.subdirectories:
+                os.close(levels.pop().fd)
+                continue
+            name = level.subdirectories.pop()
+            path = level.prefix + os.fsencode(name)
+            try:
+                fd = os.open(name, _OPEN_DIRECTORY, dir_fd=level.fd)
+            except OSError as error:
+                if error.errno not in _VANISHED:
+                    yield unreadable(path, error)
+                continue
+            if devices.refused(os.fstat(fd).st_dev):
+                os.close(fd)
+            elif len(levels) == MAX_DEPTH:
+                os.close(fd)
+                yield Unreadable(path, f"more than {MAX_DEPTH} directories deep")
+            else:
+                levels.append(_Level(fd, path + b"/"))
+    finally:
+        for level in levels:
+            os.close(level.fd)
+
+
+def _enter(level: _Level) -> Iterator[OpenFile | Unreadable]:
+    """Yield the regular files of a directory, and note what is below it."""
+    level.entered = True
+    regular = []
+    try:
+        with os.scandir(level.fd) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    regular.append(entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    level.subdirectories.append(entry.name)
+    except OSError as error:
+        yield unreadable(level.prefix, error)
+    regular.sort()
+    level.subdirectories.sort(reverse=True)
+    device = os.fstat(level.fd).st_dev
+    for name in regular:
+        path = level.prefix + os.fsencode(name)
+        try:
+            fd = os.open(name, _OPEN_FILE, dir_fd=level.fd)
+        except OSError as error:
+            if error.errno not in _VANISHED:
+                yield unreadable(path, error)
+            continue
+        yield OpenFile(path, fd, device)
