@@ -10,28 +10,27 @@ from __future__ import annotations
 import re
 
 _DELETED = b" (deleted)"
-_ID = rb"([0-9a-f]{64})"
-# A monitor process (conmon) sits in a scope named after the container, on the host.
-_MONITOR = re.compile(rb"conmon-[0-9a-f]{64}|/lxc\.monitor")
-_RUNTIMES = (
-    ("k8s", re.compile(rb"kubepods.*[/-]" + _ID)),
-    ("docker", re.compile(rb"/docker[-/]" + _ID)),
-    ("podman", re.compile(rb"/libpod-" + _ID)),
-    ("crio", re.compile(rb"/crio-" + _ID)),
-    ("containerd", re.compile(rb"/(?:cri-containerd|nerdctl)-" + _ID)),
-    ("containerd", re.compile(rb"^/default/" + _ID)),
-    ("ecs", re.compile(rb"/ecs/.*/" + _ID)),
-    ("container", re.compile(_ID)),
-)
-_POD = re.compile(rb"kubepods.*pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f_-]+)")
+_ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_POD = re.compile(rb"pod([0-9a-f]{8})[-_]([0-9a-f]{4})[-_]")
+_RUNTIMES = {
+    # What stands before the container's ID in its component of the path.
+    b"docker-": "docker",
+    b"libpod-": "podman",
+    b"crio-": "crio",
+    b"cri-containerd-": "containerd",
+    b"nerdctl-": "containerd",
+    # Or, where that is nothing, the component before.
+    b"docker": "docker",
+    b"default": "containerd",
+}
 _NAMED = (
-    ("nspawn", re.compile(rb"/systemd-nspawn@([^/]+)\.service")),
-    ("nspawn", re.compile(rb"/machine\.slice/machine-([^/]+)\.scope")),
+    ("nspawn", re.compile(rb"/systemd-nspawn@([^/]+)\.service(?!/supervisor)")),
+    ("nspawn", re.compile(rb"/machine-(?!qemu)([^/]+)\.scope(?!/supervisor)")),
     ("lxc", re.compile(rb"/lxc\.payload[./]([^/]+)")),
     ("lxc", re.compile(rb"/lxc/([^/]+)")),
 )
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
-_UNPRINTABLE = re.compile(r"[^\w.:@+-]")
+_UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
 
 
 def path(text: bytes) -> bytes:
@@ -61,14 +60,24 @@ def path(text: bytes) -> bytes:
 
 
 def container_label(cgroup_path: bytes) -> str | None:
-    """A short name such as ``docker:0123456789ab`` or ``nspawn:NAME``; None for no container."""
-    if _MONITOR.search(cgroup_path):
-        return None
-    for runtime, pattern in _RUNTIMES:
-        if found := pattern.findall(cgroup_path):
-            return f"{runtime}:{found[-1][:12].decode()}"
-    if pod := _POD.search(cgroup_path):
-        return f"k8s:{pod[1][:8].decode()}"
+    """A short name such as ``docker:0123456789ab`` or ``nspawn:NAME``; None for no container.
+
+    The innermost container counts. The processes that watch over a container (conmon, the
+    supervisor of systemd-nspawn) are named after it too, but do not belong to it.
+    """
+    kubernetes = b"kubepods" in cgroup_path
+    for found in reversed(list(_ID.finditer(cgroup_path))):
+        *_, parent, prefix = b"/".join((b"", cgroup_path[: found.start()])).split(b"/")
+        if prefix.endswith(b"conmon-"):
+            continue
+        short = found[0][:12].decode()
+        if kubernetes:
+            return f"k8s:{short}"
+        if b"/ecs/" in cgroup_path:
+            return f"ecs:{short}"
+        return f"{_RUNTIMES.get(prefix or parent, 'container')}:{short}"
+    if kubernetes and (pod := _POD.search(cgroup_path)):
+        return f"k8s:{(pod[1] + pod[2]).decode()}"
     for runtime, pattern in _NAMED:
         if named := pattern.search(cgroup_path):
             return f"{runtime}:{_unit_name(named[1])}"

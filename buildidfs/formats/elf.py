@@ -32,7 +32,8 @@ HEAD_SIZE = 4096
 """How much of the start of a file `identify` wants to be given."""
 
 _AREA_MAX = 1 << 20  # the most that is read of one note segment or section
-_NOTES_MAX = 4 << 20  # and of all of one file
+_NOTES_MAX = 4 << 20  # and of all of one file, before it counts as having no build ID
+_AREA_MIN = 4096  # what an area counts for at least: the number of reads is bounded, too
 
 
 def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId | Absence:
@@ -72,14 +73,16 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
             area = source.read(at, min(length, _AREA_MAX, budget))
             if (raw := gnu_build_id(area, layout.little_endian, align)) is not None:
                 return _checked(raw)
-            budget -= len(area)
+            if (budget := budget - max(len(area), _AREA_MIN)) <= 0:
+                return Absence.NO_BUILD_ID
     sections = source.table(layout.shdr, shoff, shnum) if shoff else b""
     for _, kind, _, at, length, _, _, align in layout.shdr.iter_unpack(sections or b""):
         if kind == SHT_NOTE:
             area = source.read(at, min(length, _AREA_MAX, budget))
             if (raw := gnu_build_id(area, layout.little_endian, align)) is not None:
                 return _checked(raw)
-            budget -= len(area)
+            if (budget := budget - max(len(area), _AREA_MIN)) <= 0:
+                return Absence.NO_BUILD_ID
     if segments is None or sections is None:
         return Absence.MALFORMED
     return Absence.TRUNCATED if source.short else Absence.NO_BUILD_ID

@@ -12,12 +12,15 @@ for it has to be found. gdb asks BFD for a section of that name, so the rules he
   it), so a name that runs into the end counts with and without its last character;
 - ``.zdebug_gdb_scripts`` is renamed when BFD decompresses, as gdb asks it to; SHF_COMPRESSED
   changes the contents but not the extent;
-- SHT_NOBITS has no bytes in the file. Any other type counts.
+- SHT_NOBITS has no bytes in the file, SHT_NULL is no section. Any other type counts.
+
+An ELF file within the file (``.gnu_debugdata``) needs no care: gdb loads no scripts for what is
+not a file of its own (SYMFILE_NOT_FILENAME).
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -49,6 +52,7 @@ _SCRIPTS: Final = frozenset((b".debug_gdb_scripts", b".zdebug_gdb_scripts"))
 _DWARF: Final = frozenset(
     (b".debug_info", b".zdebug_info", b".debug_line", b".zdebug_line", b".debug_types")
 )
+_LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink"))
 
 
 class DebugLink(msgspec.Struct, frozen=True):
@@ -89,74 +93,136 @@ class ElfFile(msgspec.Struct, frozen=True):
     truncated: bool
 
 
-class _Section(NamedTuple):
-    names: tuple[bytes, ...]
-    type: int
-    flags: int
-    offset: int
-    size: int
-
-
 def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
     """Describe a file whose ELF header is known to be whole (`elf.identify` found a build ID).
 
     MALFORMED when the section table, or the table of section names, is too large to be read.
     """
     layout = LAYOUTS[head[4:6]]
-    etype, machine, _, _, phoff, shoff, _, _, _, phnum, _, shnum, shstrndx = (
+    etype, machine, _, _, phoff, shoff, _, _, _, phnum, _, shnum, names_index = (
         layout.ehdr.unpack_from(head, 16)
     )
     source = Source(head, read_at, size)
-    if shoff:
-        first = source.read(shoff, layout.shdr.size)
-        if len(first) == layout.shdr.size:
-            _, _, _, _, many_sections, link, many_segments, _ = layout.shdr.unpack(first)
-            shnum = shnum or many_sections
-            if shstrndx == SHN_XINDEX:
-                shstrndx = link
-            if phnum == PN_XNUM:
-                phnum = many_segments or phnum
+    if shoff and (first := source.read(shoff, layout.shdr.size)) and not source.short:
+        _, _, _, _, many_sections, names_link, many_segments, _ = layout.shdr.unpack(first)
+        shnum = shnum or many_sections
+        if names_index == SHN_XINDEX:
+            names_index = names_link
+        if phnum == PN_XNUM:
+            phnum = many_segments or phnum
     table = source.table(layout.shdr, shoff, shnum) if shoff else b""
     segments = source.table(layout.phdr, phoff, phnum) if phoff else b""
     if table is None or segments is None:
         return Absence.MALFORMED
-    sections = _sections(layout, table, shstrndx if shstrndx < shnum else 0, source)
-    if sections is None:
+    names = _names(layout, table, names_index if names_index < shnum else 0, source)
+    if names is None:
         return Absence.MALFORMED
-    kinds, quality = _contents(
-        sections, [(kind, length) for kind, _, length, _ in layout.phdr.iter_unpack(segments)]
-    )
+
+    survey = _Survey(size)
+    for name, kind, flags, offset, length, _, _, _ in layout.shdr.iter_unpack(table):
+        if kind != SHT_NULL:
+            survey.section(_names_at(names, name), kind, flags, offset, length)
+    for kind, offset, length, _ in layout.phdr.iter_unpack(segments):
+        survey.segment(kind, offset, length)
     return ElfFile(
         build_id,
-        kinds,
-        quality,
-        _debuglink(sections, source, layout),
-        _altlink(sections, source),
-        _scripts(sections, size),
+        survey.kinds(),
+        survey.quality(),
+        _debuglink(survey.links.get(b".gnu_debuglink"), source, layout),
+        _altlink(survey.links.get(b".gnu_debugaltlink"), source),
+        survey.scripts(),
         machine,
         layout.bits,
         layout.little_endian,
         etype,
-        source.short or _claims_beyond(size, layout, segments, sections),
+        source.short or survey.beyond,
     )
 
 
-def _sections(
-    layout: Layout, table: bytes, names_index: int, source: Source
-) -> list[_Section] | None:
-    """All sections with their names; None if the table of names is too large."""
-    headers = list(layout.shdr.iter_unpack(table))
-    names = b""
-    if names_index < len(headers):
-        _, _, _, offset, size, _, _, _ = headers[names_index]
-        if size > TABLE_MAX:
-            return None
-        names = source.read(offset, size)
-    return [
-        _Section(_names_at(names, name), kind, flags, offset, size)
-        for name, kind, flags, offset, size, _, _, _ in headers
-        if kind != SHT_NULL
-    ]
+class _Survey:
+    """What one pass over the headers finds. Nothing is kept of the sections that do not matter."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sections = self._loaded = self._dwarf = self._symtab = self._dynsym = False
+        self._scripts: list[tuple[int, int]] = []
+        self.links: dict[bytes, tuple[int, int]] = {}
+        self.beyond = False
+
+    def section(
+        self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
+    ) -> None:
+        """Take note of a section; ``names`` are those it may go by."""
+        self._sections = True
+        if kind == SHT_NOBITS or not length:
+            return
+        end = offset + length
+        name = names[0]
+        if flags & SHF_ALLOC and kind != SHT_NOTE:
+            self._loaded = True
+        if kind == SHT_SYMTAB:
+            self._symtab = True
+        elif kind == SHT_DYNSYM:
+            self._dynsym = True
+        elif name in _DWARF:
+            self._dwarf = True
+        elif name in _LINKS and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
+            self.links.setdefault(name, (offset, length))
+        if not _SCRIPTS.isdisjoint(names) and offset < self._size:
+            self._scripts.append((offset, min(end, self._size)))
+        if end > self._size:
+            self.beyond = True
+
+    def segment(self, kind: int, offset: int, length: int) -> None:
+        """Take note of a segment, after all sections.
+
+        Those of a debug file describe the file it was split from (eu-strip leaves the offsets as
+        they were), so what is loaded from where is taken from them only if there are no sections.
+        """
+        if not length:
+            return
+        if kind == PT_DYNAMIC:
+            self._dynsym = True
+        elif kind == PT_LOAD and not self._sections:
+            self._loaded = True
+            if offset + length > self._size:
+                self.beyond = True
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the file can be served as."""
+        if not (self._dwarf or self._symtab):
+            return (Kind.EXECUTABLE,)
+        return (Kind.EXECUTABLE, Kind.DEBUGINFO) if self._loaded else (Kind.DEBUGINFO,)
+
+    def quality(self) -> Quality:
+        """How much it tells a debugger."""
+        if self._dwarf:
+            return Quality.DEBUGINFO
+        if self._symtab:
+            return Quality.SYMTAB
+        return Quality.DYNSYM if self._dynsym else Quality.NONE
+
+    def scripts(self) -> tuple[ByteRange, ...]:
+        """The extents of script sections, ascending, merged where they meet, and few."""
+        spans: list[tuple[int, int]] = []
+        for start, end in sorted(self._scripts):
+            if spans and start <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+            else:
+                spans.append((start, end))
+        if len(spans) > _SCRIPTS_MAX:
+            # No linker makes so many. Hide what lies between the last of them as well.
+            spans[_SCRIPTS_MAX - 1 :] = [(spans[_SCRIPTS_MAX - 1][0], spans[-1][1])]
+        return tuple(ByteRange(start, end - start) for start, end in spans)
+
+
+def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | None:
+    """The table of section names, as far as it is in the file; None if it is too large."""
+    at = index * layout.shdr.size
+    if at >= len(table):
+        return b""
+    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(table, at)
+    return None if size > TABLE_MAX else source.read(offset, size)
 
 
 def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
@@ -167,89 +233,25 @@ def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
     return (name, name[:-1])
 
 
-def _contents(
-    sections: list[_Section], segments: list[tuple[int, int]]
-) -> tuple[tuple[Kind, ...], Quality]:
-    """The kinds a file can serve as, and how good it is."""
-    types = {section.type for section in sections}
-    dwarf = any(section.names[0] in _DWARF and section.type != SHT_NOBITS for section in sections)
-    if sections:
-        loaded = any(
-            section.flags & SHF_ALLOC
-            and section.size
-            and section.type not in (SHT_NOBITS, SHT_NOTE)
-            for section in sections
-        )
-    else:
-        loaded = any(kind == PT_LOAD and length for kind, length in segments)
-    debug = dwarf or SHT_SYMTAB in types
-    kinds: tuple[Kind, ...] = (Kind.EXECUTABLE,) if loaded or not debug else ()
-    if debug:
-        kinds += (Kind.DEBUGINFO,)
-    if dwarf:
-        return kinds, Quality.DEBUGINFO
-    if SHT_SYMTAB in types:
-        return kinds, Quality.SYMTAB
-    if SHT_DYNSYM in types or any(kind == PT_DYNAMIC and length for kind, length in segments):
-        return kinds, Quality.DYNSYM
-    return kinds, Quality.NONE
+def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
+    """The file name in a link section, and what follows the NUL; empty where there is none."""
+    if where is None:
+        return b"", b""
+    name, nul, rest = source.read(*where).partition(b"\0")
+    return (name, rest) if nul else (b"", b"")
 
 
-def _link(sections: list[_Section], source: Source, wanted: bytes) -> tuple[bytes, bytes] | None:
-    """The file name in a link section, and what follows its NUL."""
-    for section in sections:
-        if section.names[0] == wanted and section.type != SHT_NOBITS:
-            if section.flags & SHF_COMPRESSED or section.size > _LINK_MAX:
-                return None
-            name, nul, rest = source.read(section.offset, section.size).partition(b"\0")
-            return (name, rest) if name and nul else None
-    return None
-
-
-def _debuglink(sections: list[_Section], source: Source, layout: Layout) -> DebugLink | None:
-    if (found := _link(sections, source, b".gnu_debuglink")) is None:
-        return None
-    name, rest = found
+def _debuglink(where: tuple[int, int] | None, source: Source, layout: Layout) -> DebugLink | None:
+    name, rest = _link(where, source)
     padding = -(len(name) + 1) % 4
     crc = rest[padding : padding + 4]
-    if len(crc) != 4:
+    if not name or len(crc) != 4:
         return None
     return DebugLink(name, int.from_bytes(crc, "little" if layout.little_endian else "big"))
 
 
-def _altlink(sections: list[_Section], source: Source) -> AltLink | None:
-    if (found := _link(sections, source, b".gnu_debugaltlink")) is None:
-        return None
-    name, raw = found
-    if not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
+def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
+    name, raw = _link(where, source)
+    if not name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         return None
     return AltLink(name, BuildId(raw))
-
-
-def _scripts(sections: list[_Section], size: int) -> tuple[ByteRange, ...]:
-    """The extents of script sections: clipped to the file, ascending, merged, few."""
-    spans: list[tuple[int, int]] = []
-    for section in sorted(sections, key=lambda section: section.offset):
-        start, end = section.offset, min(section.offset + section.size, size)
-        if section.type == SHT_NOBITS or start >= end or _SCRIPTS.isdisjoint(section.names):
-            continue
-        if spans and start <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-        else:
-            spans.append((start, end))
-    if len(spans) > _SCRIPTS_MAX:
-        # No linker makes so many. Hide what lies between the last of them as well.
-        spans[_SCRIPTS_MAX - 1 :] = [(spans[_SCRIPTS_MAX - 1][0], spans[-1][1])]
-    return tuple(ByteRange(start, end - start) for start, end in spans)
-
-
-def _claims_beyond(size: int, layout: Layout, segments: bytes, sections: list[_Section]) -> bool:
-    """Whether a segment or section lies, in part, past the end of the file."""
-    if any(
-        section.type != SHT_NOBITS and section.offset + section.size > size for section in sections
-    ):
-        return True
-    return any(
-        kind == PT_LOAD and offset + length > size
-        for kind, offset, length, _ in layout.phdr.iter_unpack(segments)
-    )
