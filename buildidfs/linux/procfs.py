@@ -16,6 +16,7 @@ from buildidfs.linux import openat2
 
 _CHUNK = 1 << 16
 _PF_KTHREAD = 0x00200000
+_OFFSET_MAX = (1 << 63) - 1  # of pread; the kernel maps nothing above
 
 
 def pids() -> list[int]:
@@ -157,6 +158,8 @@ def read_memory(pid_fd: int, address: int, size: int) -> bytes:
 
     Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
     """
+    if not 0 <= address <= _OFFSET_MAX:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
     fd = os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
         return os.pread(fd, size, address)

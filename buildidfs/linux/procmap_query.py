@@ -23,8 +23,9 @@ _QUERY = struct.Struct("=9Q 4I 2Q")
 _ANSWER = struct.Struct("=24x QQ 16x QQ III 4x 16x")
 _ADDRESS = struct.Struct("=Q")
 _ADDRESS_AT = 16
-_NAME_SIZE = struct.Struct("=I")
+_SIZE = struct.Struct("=I")
 _NAME_SIZE_AT = 80
+_NAME_ADDRESS_AT = 88
 
 _REQUEST = syscalls.ioc_read_write(ord("f"), 17, _QUERY.size)
 
@@ -81,21 +82,28 @@ def _query(maps_fd: int, flags: int) -> Iterator[_Answer]:
     )  # fmt: skip
     ioctl = fcntl.ioctl
     address = 0
-    name_size = _NAME_MAX
     while address < _ADDRESS_LIMIT:
         _ADDRESS.pack_into(query, _ADDRESS_AT, address)
-        _NAME_SIZE.pack_into(query, _NAME_SIZE_AT, name_size)
+        _SIZE.pack_into(query, _NAME_SIZE_AT, _NAME_MAX)
         try:
-            ioctl(maps_fd, _REQUEST, query)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return
-            if error.errno == errno.ENAMETOOLONG and name_size:
-                name_size = 0
-                continue
-            raise
+            try:
+                ioctl(maps_fd, _REQUEST, query)
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                _without_name(maps_fd, query)
+        except FileNotFoundError:
+            return  # nothing at or above this address
         start, end, offset, inode, major, minor, length = _ANSWER.unpack_from(query)
-        name = bytes(name_view[: length - 1]) if length and name_size else b""
+        name = bytes(name_view[: length - 1]) if length else b""
         yield start, end, offset, inode, major, minor, name
         address = end
-        name_size = _NAME_MAX
+
+
+def _without_name(maps_fd: int, query: bytearray) -> None:
+    """Ask the same again, except for the name: a size of 0 is valid without a buffer only."""
+    (name_address,) = _ADDRESS.unpack_from(query, _NAME_ADDRESS_AT)
+    _SIZE.pack_into(query, _NAME_SIZE_AT, 0)
+    _ADDRESS.pack_into(query, _NAME_ADDRESS_AT, 0)
+    fcntl.ioctl(maps_fd, _REQUEST, query)
+    _ADDRESS.pack_into(query, _NAME_ADDRESS_AT, name_address)
