@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory on disk: blobs by digest, an LMDB index, and how others hear of commits."""
+
+from __future__ import annotations
+
+from buildidfs.store.blobs import Staged
+from buildidfs.store.notify import Listener
+from buildidfs.store.records import (
+    CommitResult,
+    Held,
+    NewAbsence,
+    NewCapture,
+    OriginRecord,
+    Outcome,
+    Remembered,
+    StoreStats,
+)
+from buildidfs.store.store import Store
+
+__all__ = [
+    "CommitResult",
+    "Held",
+    "Listener",
+    "NewAbsence",
+    "NewCapture",
+    "OriginRecord",
+    "Outcome",
+    "Remembered",
+    "Staged",
+    "Store",
+    "StoreStats",
+]

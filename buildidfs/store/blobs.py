@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes: staged in a file without a name, linked under their SHA-256 when they are safe.
+
+A staged file is O_TMPFILE in the blobs filesystem, so that a process killed at any moment leaves
+nothing behind. It gets its name only after fsync, and the index learns of it only after that:
+a name under ``blobs/`` therefore always has all of its bytes. Where the filesystem has no
+O_TMPFILE (NFS, vfat), the file lives under ``staging/`` and is locked while in use; what is not
+locked is swept at the next open.
+
+Linking the original itself is never done: it would be the same inode, and an overwrite in place
+would put other bytes under the digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.linux import copy
+from buildidfs.model import Digest
+from buildidfs.store.failures import show, translated
+
+_CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
+
+#: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
+_UNSIZED_LIMIT = 256 << 20
+
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+
+
+class Staged:
+    """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
+
+    ``fd`` reads them (identify these, not the source). ``changed`` says that the source was
+    written to meanwhile: the bytes are still exactly those of ``digest``.
+    """
+
+    __slots__ = ("changed", "digest", "fd", "name", "size")
+
+    def __init__(self, fd: int, name: bytes | None) -> None:
+        self.fd = fd
+        self.name = name
+        self.size = 0
+        self.digest = Digest(bytes(32))
+        self.changed = False
+
+    def close(self) -> None:
+        """Drop the bytes unless they were sealed; safe to call twice."""
+        if self.name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.name)
+            self.name = None
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def digest_of(fd: int) -> Digest:
+    """Hash the bytes of an open file without copying them; raises OSError."""
+    hasher = hashlib.sha256()
+    with _Buffer() as buffer:
+        offset, limit = 0, _limit(os.fstat(fd).st_size)
+        while offset < limit:
+            got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
+            if not got:
+                break
+            hasher.update(buffer.view[:got])
+            offset += got
+    return Digest(hasher.digest())
+
+
+def _limit(size: int) -> int:
+    return size or _UNSIZED_LIMIT
+
+
+class _Buffer:
+    """A read buffer that goes back to a pool, since a fresh one costs a page fault per page."""
+
+    _pool: list[bytearray] = []  # noqa: RUF012 - shared on purpose; append and pop are atomic
+
+    def __enter__(self) -> _Buffer:
+        try:
+            self.raw = self._pool.pop()
+        except IndexError:
+            self.raw = bytearray(_CHUNK)
+        self.view = memoryview(self.raw)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.view.release()
+        if len(self._pool) < 16:
+            self._pool.append(self.raw)
+
+
+class Blobs:
+    """The ``blobs/`` directory of a store. Safe to use from several threads."""
+
+    def __init__(self, root: bytes, *, writable: bool, anonymous: bool = True) -> None:
+        self.root = root
+        self._directory_path = os.path.join(root, b"blobs")
+        self._staging_path = os.path.join(root, b"staging")
+        try:
+            self._directory = os.open(self._directory_path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise StoreError(
+                f"{show(self._directory_path)}: {error.strerror}: the store is damaged"
+            ) from error
+        self._anonymous = anonymous
+        self._no_reflink: set[int] = set()
+        if writable:
+            self._sweep()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._directory >= 0:
+            fd, self._directory = self._directory, -1
+            os.close(fd)
+
+    def path(self, digest: Digest) -> bytes:
+        """Absolute path of a blob, whether it exists or not."""
+        return os.path.join(self._directory_path, os.fsencode(_name(digest)))
+
+    def open(self, digest: Digest) -> int:
+        """Open a blob for reading; raises `IntegrityError` when it is gone."""
+        try:
+            return os.open(_name(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+        except FileNotFoundError as error:
+            raise IntegrityError(f"blob {digest} is missing from {show(self.root)}") from error
+        except OSError as error:
+            raise StoreError(f"blob {digest} of {show(self.root)}: {error.strerror}") from error
+
+    def size(self, digest: Digest) -> int | None:
+        """Size of a blob in bytes, None when there is none."""
+        try:
+            return os.stat(_name(digest), dir_fd=self._directory).st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> Iterable[Digest]:
+        """Every blob in the directory, in no order; other names are passed over."""
+        for prefix in os.listdir(self._directory_path):
+            with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+                for name in os.listdir(os.path.join(self._directory_path, prefix)):
+                    with contextlib.suppress(ValueError):
+                        yield Digest(bytes.fromhex(name.decode("ascii", "replace")))
+
+    def free_bytes(self) -> int:
+        """Bytes that an unprivileged writer may still use on the filesystem."""
+        usage = os.fstatvfs(self._directory)
+        return usage.f_bavail * usage.f_frsize
+
+    # --- staging ---------------------------------------------------------------------------
+
+    def stage(self, fd: int, limit: int | None = None) -> Staged:
+        """Take the bytes of an open file, hashed; see `Store.stage`."""
+        before = os.fstat(fd)
+        staged = self._new_staged()
+        try:
+            if limit is None:
+                limit = _limit(before.st_size)
+            if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
+                self._copy(fd, limit, staged)
+            after = os.fstat(fd)
+            staged.changed = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+                after.st_size,
+                after.st_mtime_ns,
+                after.st_ctime_ns,
+            )
+        except BaseException:
+            staged.close()
+            raise
+        return staged
+
+    def _new_staged(self) -> Staged:
+        with translated(self.root):
+            if self._anonymous:
+                try:
+                    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+                    return Staged(os.open(self._directory_path, flags, 0o400), None)
+                except OSError as error:
+                    if error.errno not in _NO_TMPFILE:
+                        raise
+                    self._anonymous = False
+            return self._new_named()
+
+    def _new_named(self) -> Staged:
+        os.makedirs(self._staging_path, 0o700, exist_ok=True)
+        while True:
+            name = os.path.join(self._staging_path, secrets.token_hex(8).encode())
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return Staged(fd, name)
+            except BlockingIOError:
+                pass  # swept between creation and lock: it is the sweeper's now
+            os.close(fd)
+
+    def _sweep(self) -> None:
+        """Remove what processes that died left in ``staging/``."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            for name in os.listdir(self._staging_path):
+                path = os.path.join(self._staging_path, name)
+                with contextlib.suppress(OSError):
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(path)
+                    finally:
+                        os.close(fd)
+
+    def _reflink(self, fd: int, device: int, staged: Staged) -> bool:
+        if device in self._no_reflink:
+            return False
+        with translated(self.root):
+            if not copy.reflink(fd, staged.fd):
+                self._no_reflink.add(device)
+                return False
+        staged.size = os.fstat(staged.fd).st_size
+        staged.digest = digest_of(staged.fd)
+        return True
+
+    def _copy(self, fd: int, limit: int, staged: Staged) -> None:
+        """Copy and hash in one pass; what is hashed is what was written."""
+        hasher = hashlib.sha256()
+        offset, hole = 0, False
+        with _Buffer() as buffer:
+            while offset < limit:
+                got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
+                if not got:
+                    break
+                chunk = buffer.view[:got]
+                hasher.update(chunk)
+                hole = got == _CHUNK and buffer.raw.startswith(_ZEROS)
+                if not hole:
+                    with translated(self.root):
+                        _write_all(staged.fd, chunk, offset)
+                offset += got
+        if hole:
+            with translated(self.root):
+                os.ftruncate(staged.fd, offset)
+        staged.size = offset
+        staged.digest = Digest(hasher.digest())
+
+    # --- sealing ---------------------------------------------------------------------------
+
+    def seal(self, batch: Iterable[Staged]) -> set[Digest]:
+        """Make staged bytes durable and give them their names; returns the digests added.
+
+        A blob that exists is left alone, unless its size is wrong: then it is replaced.
+        Raises `StoreFull`, `StoreError`.
+        """
+        missing: dict[Digest, Staged] = {}
+        present: set[Digest] = set()
+        for staged in batch:
+            if staged.digest in missing or staged.digest in present:
+                continue
+            if self.size(staged.digest) == staged.size:
+                present.add(staged.digest)
+            else:
+                missing[staged.digest] = staged
+        with translated(self.root):
+            self._sync([staged.fd for staged in missing.values()])
+            for digest, staged in missing.items():
+                self._link(digest, staged)
+            # Also of those present: another process may have linked one a moment ago.
+            self._sync_directories({digest.hex()[:2] for digest in (*missing, *present)})
+        return set(missing)
+
+    def _sync(self, fds: list[int]) -> None:
+        """fsync them all, at once: the journal of most filesystems commits them in groups."""
+        if len(fds) < 4:
+            for fd in fds:
+                os.fsync(fd)
+            return
+        with ThreadPoolExecutor(min(16, len(fds))) as pool:
+            for _ in pool.map(os.fsync, fds):
+                pass
+
+    def _link(self, digest: Digest, staged: Staged) -> None:
+        name = _name(digest)
+        try:
+            os.mkdir(name[:2], 0o700, dir_fd=self._directory)
+            os.fsync(self._directory)
+        except FileExistsError:
+            pass
+        try:
+            self._give_name(name, staged)
+        except FileExistsError:
+            if self.size(digest) == staged.size:
+                return  # another process was faster
+            os.unlink(name, dir_fd=self._directory)
+            self._give_name(name, staged)
+
+    def _give_name(self, name: str, staged: Staged) -> None:
+        if staged.name is not None:
+            os.rename(staged.name, name, dst_dir_fd=self._directory)
+            staged.name = None
+            return
+        copy.link_fd(staged.fd, self._directory, name.encode())
+
+    def _sync_directories(self, prefixes: Iterable[str]) -> None:
+        for prefix in prefixes:
+            fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._directory)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _name(digest: Digest) -> str:
+    text = digest.hex()
+    return f"{text[:2]}/{text}"
+
+
+def _write_all(fd: int, chunk: memoryview, offset: int) -> None:
+    while chunk:
+        written = os.pwrite(fd, chunk, offset)
+        chunk = chunk[written:]
+        offset += written

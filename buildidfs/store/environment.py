@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMDB, as the store uses it: one environment to a directory and process, errors in our words.
+
+Every read is a transaction of its own (about half a microsecond), so what another process
+committed is seen at once and no reader holds old pages back. One thread at a time writes; other
+processes are kept out by LMDB itself.
+
+The map is 1 TiB of address space, so that it never has to grow: LMDB cannot move a map while a
+transaction is alive. Only where so much cannot be had (RLIMIT_AS, 32 bits) it starts smaller,
+grows on demand, and then each access takes a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+import lmdb
+
+from buildidfs.errors import StoreError, StoreLocked
+from buildidfs.store.failures import FULL, full, show
+from buildidfs.store.schema import TABLES
+
+if TYPE_CHECKING:
+    Table = lmdb._Database
+    Txn = lmdb.Transaction[bytes]
+
+T = TypeVar("T")
+
+#: Bytes of address space, most wanted first.
+MAP_SIZES = (1 << 40, 1 << 36, 1 << 33, 1 << 30)
+
+_MAX_READERS = 1024
+
+#: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
+_PROBE_BYTES = 16 << 20
+
+#: Reads every record, in a process that may die of it (a mapped file that ends too early).
+_READ_ALL = """
+import sys, lmdb
+env = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=64, map_size=int(sys.argv[2]))
+for name in sys.argv[3:]:
+    with env.begin(db=env.open_db(name.encode(), create=False)) as txn:
+        for key, value in txn.cursor():
+            pass
+"""
+
+_open: dict[tuple[int, int], Environment] = {}
+_open_lock = threading.Lock()
+
+
+class Environment:
+    """A shared LMDB environment; `acquire` one, `release` it as often as it was acquired."""
+
+    def __init__(self, root: bytes, *, read_only: bool, create: bool, map_size: int | None) -> None:
+        self.root = root
+        self.read_only = read_only
+        self.users = 1
+        self.path = os.path.join(root, b"index")
+        self._writing = threading.Lock()
+        with self._translated():
+            self._lmdb = self._map(map_size, create)
+            try:
+                self.tables = self._open_tables(create)
+                if not read_only:
+                    self._lmdb.reader_check()  # slots of readers that were killed
+            except BaseException:
+                self._lmdb.close()
+                raise
+        self._gate = None if map_size is None and self._roomy else threading.RLock()
+
+    def _map(self, map_size: int | None, create: bool) -> lmdb.Environment:
+        data = os.path.join(self.path, b"data.mdb")
+        if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
+            raise StoreError(f"store {show(self.root)}: its index is missing: the store is damaged")
+        sizes = MAP_SIZES if map_size is None else (map_size,)
+        for size in sizes:
+            try:
+                env = self._open_lmdb(size)
+            except (lmdb.MemoryError, MemoryError):
+                if size == sizes[-1]:
+                    raise
+                continue
+            self._roomy = size == MAP_SIZES[0]
+            self._check_length(env, data)
+            return env
+        raise AssertionError("no map size given")
+
+    def _open_lmdb(self, size: int) -> lmdb.Environment:
+        def attempt(lock: bool) -> lmdb.Environment:
+            return lmdb.open(
+                os.fsdecode(self.path),
+                map_size=size,
+                max_dbs=64,
+                max_readers=_MAX_READERS,
+                mode=0o600,
+                readonly=self.read_only,
+                lock=lock,
+                create=False,
+                readahead=False,
+            )
+
+        try:
+            return attempt(lock=True)
+        except lmdb.Error:
+            # Without a lock file nobody can be writing either: a read-only filesystem.
+            if self.read_only and _on_read_only_filesystem(self.path):
+                return attempt(lock=False)
+            raise
+
+    def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
+        """Refuse a file that was cut short: to read beyond its end would be SIGBUS.
+
+        A few pages at the end may be missing rightly (allocated and given back within one
+        transaction): then reading everything, in another process, shows that all is there.
+        """
+        info, page = env.info(), env.stat()["psize"]
+        if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
+            return
+        command = [sys.executable, "-I", "-c", _READ_ALL]
+        arguments = [os.fsdecode(self.path), str(info["map_size"]), *TABLES]
+        done = subprocess.run([*command, *arguments], capture_output=True, check=False)
+        if done.returncode != 0:
+            env.close()
+            raise StoreError(
+                f"store {show(self.root)}: its index was cut short: the store is damaged"
+            )
+
+    def _open_tables(self, create: bool) -> dict[str, Table]:
+        if self.read_only:
+            return {name: self._lmdb.open_db(name.encode(), create=False) for name in TABLES}
+        with self._lmdb.begin(write=True) as txn:
+            return {
+                name: self._lmdb.open_db(name.encode(), txn=txn, create=create) for name in TABLES
+            }
+
+    # --- transactions ----------------------------------------------------------------------
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """One value, as of now."""
+        try:
+            if self._gate is None:
+                with self._lmdb.begin(table) as txn:
+                    return txn.get(key)
+            with self.read() as txn:
+                return txn.get(key, db=table)
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Txn]:
+        """Several reads of one moment; keep it short, old pages cannot be used again meanwhile."""
+        try:
+            if self._gate is None:
+                with self._lmdb.begin() as txn:
+                    yield txn
+                return
+            with self._gate, self._begin_adopting(write=False) as txn:
+                yield txn
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
+    def write(self, work: Callable[[Txn], T]) -> T:
+        """Run ``work`` in a write transaction and commit it, durably.
+
+        ``work`` is run again when the map had to grow: it must take all it knows from the
+        transaction. Raises `StoreFull`, `StoreError`; then nothing was written.
+        """
+        if self.read_only:
+            raise StoreError(f"store {show(self.root)} was opened for reading only")
+        with self._writing, self._translated(), self._gate or contextlib.nullcontext():
+            while True:
+                try:
+                    with self._begin_adopting(write=True) as txn:
+                        return work(txn)
+                except lmdb.MapFullError:
+                    self._grow()
+
+    def _begin_adopting(self, *, write: bool) -> Txn:
+        try:
+            return self._lmdb.begin(write=write)
+        except lmdb.MapResizedError:  # another process grew it
+            self._lmdb.set_mapsize(0)
+            return self._lmdb.begin(write=write)
+
+    def _grow(self) -> None:
+        if self._gate is None:
+            raise StoreError(f"store {show(self.root)}: its index has reached 1 TiB")
+        size = self._lmdb.info()["map_size"]
+        try:
+            self._lmdb.set_mapsize(size * 2)
+        except (lmdb.Error, MemoryError, OverflowError) as error:
+            raise StoreError(
+                f"store {show(self.root)}: no address space for an index of more than {size} bytes"
+            ) from error
+
+    # --- errors ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.Error, MemoryError) as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: Exception) -> StoreError:
+        """An error of LMDB as an error of the store."""
+        code = getattr(error, "code", 0)
+        reason = getattr(error, "reason", None) or str(error)
+        if isinstance(error, lmdb.DiskError) or code in FULL:
+            return full(self.root, code)
+        if code == errno.EIO and (found := self._probe()):
+            return full(self.root, found)  # LMDB calls a short write EIO
+        if isinstance(error, lmdb.LockError):
+            return StoreLocked(f"store {show(self.root)}: its index is locked: {reason}")
+        if isinstance(
+            error,
+            lmdb.InvalidError
+            | lmdb.VersionMismatchError
+            | lmdb.CorruptedError
+            | lmdb.PageNotFoundError
+            | lmdb.NotFoundError
+            | lmdb.IncompatibleError,
+        ):
+            return StoreError(f"store {show(self.root)}: its index is damaged: {reason}")
+        return StoreError(f"store {show(self.root)}: its index: {reason}")
+
+    def _probe(self) -> int:
+        """ENOSPC or EDQUOT if there is no room to write to, else 0."""
+        try:
+            fd = os.open(self.path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            return error.errno if error.errno in FULL else 0
+        try:
+            os.posix_fallocate(fd, 0, _PROBE_BYTES)
+        except OSError as error:
+            return error.errno if error.errno in FULL else 0
+        finally:
+            os.close(fd)
+        return 0
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def entries(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        with self.read() as txn:
+            return {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
+
+    def bytes_used(self) -> int:
+        """Bytes the index takes on disk."""
+        return os.stat(os.path.join(self.path, b"data.mdb")).st_blocks * 512
+
+    def close(self) -> None:
+        """Unmap; only `release` calls this."""
+        self._lmdb.close()
+
+
+def acquire(
+    root: bytes, *, read_only: bool, create: bool = False, map_size: int | None = None
+) -> Environment:
+    """The environment of the store at ``root``; LMDB forbids to open one twice in a process.
+
+    Raises `StoreError` when the process has it open for reading and now wants to write.
+    """
+    try:
+        status = os.stat(os.path.join(root, b"index"))
+    except OSError as error:
+        raise StoreError(f"store {show(root)}: index: {error.strerror}: it is damaged") from error
+    key = (status.st_dev, status.st_ino)
+    with _open_lock:
+        found = _open.get(key)
+        if found is None:
+            found = Environment(root, read_only=read_only, create=create, map_size=map_size)
+            _open[key] = found
+            return found
+        if found.read_only and not read_only:
+            raise StoreError(f"store {show(root)} is open for reading only in this process")
+        found.users += 1
+        return found
+
+
+def release(environment: Environment) -> None:
+    """Give up one use of an environment; the last one closes it."""
+    with _open_lock:
+        environment.users -= 1
+        if environment.users == 0:
+            for key, value in list(_open.items()):
+                if value is environment:
+                    del _open[key]
+            environment.close()
+
+
+def _on_read_only_filesystem(path: bytes) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures of the operating system below the store, said as errors of the store in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from buildidfs.errors import StoreError, StoreFull
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def show(path: bytes) -> str:
+    """A path for a message: readable, and on one line whatever bytes it has."""
+    text = path.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def full(path: bytes, code: int) -> StoreFull:
+    """The error for a filesystem or a quota without room."""
+    what = "quota exhausted" if code == errno.EDQUOT else "no space left on its filesystem"
+    return StoreFull(
+        f"store {show(path)}: {what}: free some room, or move the store to a larger filesystem"
+    )
+
+
+@contextlib.contextmanager
+def translated(path: bytes) -> Iterator[None]:
+    """Turn OSError within into `StoreFull` or `StoreError`, naming the store at ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise full(path, error.errno) from error
+        where = f" ({show(os.fsencode(error.filename))})" if error.filename else ""
+        raise StoreError(f"store {show(path)}: {error.strerror}{where}") from error

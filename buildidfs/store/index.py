@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index as it is read: typed rows out of `schema`'s tables.
+
+Listings are generators that hold no transaction while the caller works: they read some rows,
+close the transaction, and go on behind the last key. What is committed meanwhile may or may not
+be in them; nothing is given twice and nothing old is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import msgspec
+
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
+from buildidfs.store import schema
+from buildidfs.store.failures import show
+from buildidfs.store.records import Held, OriginRecord, Remembered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.store.environment import Environment, Table, Txn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Rows read in one transaction of a listing: few at first, since a directory is read in pages.
+_FIRST_ROWS, _MOST_ROWS = 64, 2048
+
+
+#: What decoding raises on a row that is not what it should be.
+DAMAGE = (struct.error, msgspec.MsgspecError, IndexError, ValueError)
+
+
+def damaged(error: Exception) -> IntegrityError:
+    """The error for a row that does not decode."""
+    return IntegrityError(f"a row of the index is damaged ({error})")
+
+
+def whole(method: Callable[P, R]) -> Callable[P, R]:
+    """Make rows that do not decode an `IntegrityError`, not a traceback."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except DAMAGE as error:
+            raise damaged(error) from error
+
+    return checked
+
+
+class Index:
+    """Reads of an `Environment`; every method is one moment, every call a new one."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+        tables = environment.tables
+        self._ids = tables["ids"]
+        self._ordinals = tables["ordinals"]
+        self._artifacts = tables["artifacts"]
+        self._variants = tables["variants"]
+        self._digests = tables["digests"]
+        self._origins = tables["origins"]
+        self._dwz = tables["dwz"]
+        self._seen = tables["seen"]
+
+    # --- one row ---------------------------------------------------------------------------
+
+    def ordinal(self, build_id: bytes) -> int | None:
+        """Number of a build ID."""
+        value = self._env.get(self._ids, build_id) if build_id else None
+        return None if value is None else int.from_bytes(value, "big")
+
+    def build_id(self, ordinal: int) -> BuildId | None:
+        """The build ID with that number."""
+        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
+        return None if value is None else schema.build_id_of(value)
+
+    def kinds(self, ordinal: int) -> int:
+        """Bitmask, 1<<kind for each kind there is an artifact of; 0 for an unknown ordinal."""
+        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
+        return value[0] if value else 0
+
+    def primary_path(self, ordinal: int) -> int | None:
+        """The first path its executable was seen at."""
+        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
+        return (schema.primary_path_of(value) or None) if value else None
+
+    def artifact(self, ordinal: int, kind: int) -> Artifact | None:
+        """The served variant."""
+        value = self._env.get(self._artifacts, schema.ORDINAL_KIND.pack(ordinal, kind))
+        if value is None:
+            return None
+        try:
+            return schema.unpack_artifact(ordinal, kind, value)
+        except DAMAGE as error:
+            raise damaged(error) from error
+
+    @whole
+    def artifact_variant(self, ordinal: int, kind: int, variant: int) -> Artifact | None:
+        """One variant, served or not."""
+        best = self.artifact(ordinal, kind)
+        if best is None or best.variant == variant:
+            return best
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        value = self._env.get(self._variants, key)
+        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+    def supplementary(self, name: bytes) -> int | None:
+        """Ordinal of the file recorded under ``/.dwz/`` as ``name``."""
+        if not 0 < len(name) <= schema.MAX_DWZ_NAME:
+            return None
+        value = self._env.get(self._dwz, name)
+        return None if value is None else schema.DWZ.unpack(value)[0]
+
+    # --- several rows ----------------------------------------------------------------------
+
+    @whole
+    def variants(self, ordinal: int, kind: int) -> list[Artifact]:
+        """All variants, best first."""
+        prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
+        with self._env.read() as txn:
+            value = txn.get(prefix, db=self._artifacts)
+            if value is None:
+                return []
+            rows = [value, *(row for _, row in prefixed(txn, self._variants, prefix))]
+        found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
+        return sorted(found, key=rank)
+
+    @whole
+    def origins(self, ordinal: int) -> list[OriginRecord]:
+        """Where bytes of a build ID were seen, newest first."""
+        with self._env.read() as txn:
+            rows = [row for _, row in prefixed(txn, self._origins, schema.U64.pack(ordinal))]
+        records = []
+        for row in rows:
+            digest, kinds, origin, first, last = schema.unpack_origin(row)
+            records.append(OriginRecord(origin, schema.KINDS_OF_MASK[kinds], digest, first, last))
+        records.sort(key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
+        return records
+
+    @whole
+    def held(self, digest: Digest) -> Held | None:
+        """What is known of bytes with that digest."""
+        with self._env.read() as txn:
+            value = txn.get(digest, db=self._digests)
+            if value is None:
+                return None
+            row = schema.DigestRow.unpack(value)
+            if not row.refs:
+                return None
+            ordinal = row.refs[0][0]
+            refs = [ref for ref in row.refs if ref[0] == ordinal]
+            artifact = self._variant_in(txn, *refs[0])
+            named = txn.get(schema.U64.pack(ordinal), db=self._ordinals)
+        if artifact is None or named is None:
+            raise IntegrityError(f"the index has no artifact for blob {digest}")
+        return Held(
+            digest,
+            row.size,
+            ordinal,
+            schema.build_id_of(named),
+            tuple(Kind(kind) for _, kind, _ in sorted(refs)),
+            artifact.quality,
+            artifact.scripts,
+        )
+
+    def _variant_in(self, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
+        value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
+        if value is not None and value[:2] != variant.to_bytes(2, "big"):
+            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+            value = txn.get(key, db=self._variants)
+        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+    @whole
+    def recall(self, identity: FileIdentity) -> Remembered | None:
+        """What is known of an unchanged file."""
+        key = schema.seen_key(identity)
+        if key is None:
+            return None
+        with self._env.read() as txn:
+            value = txn.get(key, db=self._seen)
+            if value is None:
+                return None
+            _, tag = schema.SEEN.unpack_from(value)
+            if tag:
+                return Remembered(absence=schema.ABSENCES[tag])
+            row = txn.get(value[schema.SEEN.size :], db=self._digests)
+            if row is None or len(row) == schema.U64.size:
+                return None  # pruned since
+            refs = schema.DigestRow.unpack(row).refs
+            named = txn.get(schema.U64.pack(refs[0][0]), db=self._ordinals)
+        return None if named is None else Remembered(build_id=schema.build_id_of(named))
+
+    # --- listings --------------------------------------------------------------------------
+
+    def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
+        """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
+        for key, value in self.rows(self._ordinals, b"", schema.U64.pack(after)):
+            yield int.from_bytes(key, "big"), schema.build_id_of(value)
+
+    def build_ids_with_prefix(
+        self, prefix: bytes, after: bytes | None
+    ) -> Iterator[tuple[BuildId, int]]:
+        """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
+        for key, value in self.rows(self._ids, prefix, after):
+            yield bytes.__new__(BuildId, key), int.from_bytes(value, "big")
+
+    def supplementaries(self, prefix: bytes, after: bytes | None) -> Iterator[tuple[bytes, int]]:
+        """(name, ordinal) of the files under ``/.dwz/``."""
+        for key, value in self.rows(self._dwz, prefix, after):
+            yield key, schema.DWZ.unpack(value)[0]
+
+    def match(self, text: str) -> BuildId:
+        """The only build ID whose hex digits start with ``text``, or are exactly that."""
+        digits = text.lower()
+        if not digits or any(digit not in "0123456789abcdef" for digit in digits):
+            raise InvalidBuildId(f"not a build ID nor the start of one: {show(text.encode())!r}")
+        prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
+        start = bytes.fromhex(digits + "0" * (len(digits) % 2))
+        found: list[str] = []
+        for key, _ in self.rows_at(self._ids, prefix, start):
+            spelled = key.hex()
+            if spelled == digits:
+                return BuildId(key)
+            if spelled.startswith(digits):
+                found.append(spelled)
+            if len(found) > 3 or not spelled.startswith(digits):
+                break
+        if len(found) == 1:
+            return BuildId.from_hex(found[0])
+        if not found:
+            raise ArtifactMissing(f"nothing is known of build ID {digits}")
+        more = ", ..." if len(found) > 3 else ""
+        raise AmbiguousBuildId(f"{digits} is ambiguous: {', '.join(found[:3])}{more}")
+
+    def rows(
+        self, table: Table, prefix: bytes, after: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key starts with ``prefix``, behind the key ``after``, in order of keys."""
+        start = prefix if after is None or after < prefix else after + b"\0"
+        yield from self.rows_at(table, prefix, start)
+
+    def rows_at(self, table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key starts with ``prefix``, from the key ``start`` on, in order of keys."""
+        count = _FIRST_ROWS
+        while True:
+            rows: list[tuple[bytes, bytes]] = []
+            with self._env.read() as txn:
+                for row in prefixed(txn, table, prefix, start):
+                    rows.append(row)
+                    if len(rows) == count:
+                        break
+            yield from rows
+            if len(rows) < count:
+                return
+            start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
+
+
+def prefixed(
+    txn: Txn, table: Table, prefix: bytes, start: bytes | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Rows whose key starts with ``prefix``, from ``start``; only while ``txn`` lives."""
+    with txn.cursor(table) as cursor:
+        if not (cursor.set_range(start or prefix) if start or prefix else cursor.first()):
+            return
+        for key, value in cursor:
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+
+def rank(artifact: Artifact) -> tuple[int, int, int, int]:
+    """Sort key of variants: the best is the least."""
+    return (-artifact.trust, -artifact.quality, artifact.first_seen_ns, artifact.variant)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree of paths that executables were seen at, for readers who ask by path (perf).
+
+Paths are interned: each name below its parent has a number, and the numbers of build IDs hang
+from the last one. The root is number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.store import schema
+
+if TYPE_CHECKING:
+    from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.index import Index
+
+ROOT = 0
+
+_NAME_MAX = 255
+
+#: Linux never gives a longer path; a loop in a damaged table would.
+_DEPTH_MAX = 4096
+
+
+def components(path: bytes) -> list[bytes] | None:
+    """The names along a path, None when no tree of directories can hold them."""
+    names = [name for name in path.split(b"/") if name]
+    if not names or len(names) > _DEPTH_MAX:
+        return None
+    for name in names:
+        if name in (b".", b"..") or len(name) > _NAME_MAX or b"\0" in name:
+            return None
+    return names
+
+
+class PathTree:
+    """Reads of the tree; see the paths section of `Store`."""
+
+    def __init__(self, environment: Environment, index: Index) -> None:
+        self._env = environment
+        self._index = index
+        tables = environment.tables
+        self._names = tables["names"]
+        self._paths = tables["paths"]
+        self._pathids = tables["pathids"]
+
+    def child(self, parent: int, name: bytes) -> int | None:
+        """Number of ``name`` in ``parent``."""
+        if not 0 < len(name) <= _NAME_MAX:
+            return None
+        value = self._env.get(self._names, schema.U32.pack(parent) + name)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def children(self, parent: int, after: bytes | None) -> Iterator[tuple[bytes, int]]:
+        """(name, number) in order of names, behind ``after``."""
+        prefix = schema.U32.pack(parent)
+        start = None if after is None else prefix + after
+        for key, value in self._index.rows(self._names, prefix, start):
+            yield key[4:], int.from_bytes(value, "big")
+
+    def parent(self, number: int) -> tuple[int, bytes] | None:
+        """(parent, name) of a path; None for the root and for what does not exist."""
+        value = self._env.get(self._paths, schema.U32.pack(number))
+        return None if value is None else (int.from_bytes(value[:4], "big"), value[4:])
+
+    def spelled(self, number: int) -> bytes:
+        """The path from the root, with a leading slash; ``b"/"`` for the root."""
+        names: list[bytes] = []
+        while number != ROOT:
+            row = self.parent(number)
+            if row is None or len(names) > _DEPTH_MAX:
+                raise IntegrityError(f"path {number} of the index does not lead to the root")
+            number, name = row
+            names.append(name)
+        return b"/" + b"/".join(reversed(names))
+
+    def ids(self, number: int, after: int) -> Iterator[int]:
+        """Ordinals seen at exactly that path, behind ``after``."""
+        prefix = schema.U32.pack(number)
+        for key, _ in self._index.rows(
+            self._pathids, prefix, schema.PATH_ORDINAL.pack(number, after)
+        ):
+            yield int.from_bytes(key[4:], "big")
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Whether that build ID was seen at exactly that path."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._env.get(self._pathids, key) is not None
+
+
+class PathWriter:
+    """Adds paths within one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn, counters: schema.Counters) -> None:
+        self._txn = txn
+        self._counters = counters
+        tables = environment.tables
+        self._names = tables["names"]
+        self._paths = tables["paths"]
+        self._pathids = tables["pathids"]
+        self._cache: dict[tuple[int, bytes], int] = {}
+
+    def add(self, row: schema.OrdinalRow, ordinal: int, path: bytes) -> bool:
+        """Hang a build ID from a path; True when it was not there. ``row`` is counted up."""
+        names = components(path)
+        if names is None:
+            return False
+        number = ROOT
+        for name in names:
+            number = self._intern(number, name)
+        if row.primary_path == ROOT:
+            row.primary_path = number
+        if row.paths >= schema.MAX_PATHS:
+            return False
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        added: bool = self._txn.put(key, b"", overwrite=False, db=self._pathids)
+        row.paths += added
+        return added
+
+    def _intern(self, parent: int, name: bytes) -> int:
+        known = self._cache.get((parent, name))
+        if known is None:
+            key = schema.U32.pack(parent) + name
+            value = self._txn.get(key, db=self._names)
+            known = self._new(parent, name, key) if value is None else int.from_bytes(value, "big")
+            self._cache[parent, name] = known
+        return known
+
+    def _new(self, parent: int, name: bytes, key: bytes) -> int:
+        number = self._counters.next_path
+        if number > schema.MAX_NUMBER:
+            raise StoreError(f"the store holds as many paths as it can number ({number - 1})")
+        self._counters.next_path += 1
+        self._txn.put(key, schema.U32.pack(number), db=self._names)
+        self._txn.put(schema.U32.pack(number), schema.U32.pack(parent) + name, db=self._paths)
+        return number

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into the store and what comes out, beside the values of `model`.
+
+All of these are plain values; how they are laid out on disk is in `schema`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from buildidfs.model import (
+    Absence,
+    BuildId,
+    ByteRange,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Quality,
+    Sighting,
+)
+from buildidfs.store.blobs import Staged  # noqa: TC001 - msgspec reads the annotations
+
+
+class NewCapture(msgspec.Struct, frozen=True):
+    """One identified file, to be committed: its bytes, what they are, and where they were seen.
+
+    ``content`` is what `Store.stage` returned, or the digest of bytes that the store holds
+    already (`Store.held`). A file that is executable and debuginfo in one names both kinds.
+    """
+
+    sighting: Sighting
+    content: Staged | Digest
+    build_id: BuildId
+    kinds: tuple[Kind, ...]
+    quality: Quality = Quality.NONE
+    scripts: tuple[ByteRange, ...] = ()
+
+
+class NewAbsence(msgspec.Struct, frozen=True):
+    """A file that has no build ID, to be remembered so that it is not read again."""
+
+    identity: FileIdentity
+    seen_ns: int
+    absence: Absence
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one `NewCapture`.
+
+    ``refused`` is empty, or says in words why nothing was recorded for it.
+    """
+
+    ordinal: int
+    new_id: bool = False
+    new_variant: bool = False
+    new_blob: bool = False
+    new_origin: bool = False
+    refused: str = ""
+
+
+class CommitResult(msgspec.Struct, frozen=True):
+    """What a commit did; ``outcomes`` is in the order of the captures given.
+
+    ``changed`` are the ordinals that listeners were told of: names or served bytes changed.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    changed: tuple[int, ...] = ()
+    blobs_added: int = 0
+    bytes_added: int = 0
+
+
+class OriginRecord(msgspec.Struct, frozen=True):
+    """One place where bytes of a build ID were seen, and when first and last (Unix time, ns).
+
+    ``kinds`` are the kinds those bytes are served as.
+    """
+
+    origin: Origin
+    kinds: tuple[Kind, ...]
+    digest: Digest
+    first_seen_ns: int
+    last_seen_ns: int
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the store knows of bytes it holds."""
+
+    digest: Digest
+    size: int
+    ordinal: int
+    build_id: BuildId
+    kinds: tuple[Kind, ...]
+    quality: Quality
+    scripts: tuple[ByteRange, ...]
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """What was learned when exactly this file was looked at before.
+
+    ``build_id`` is None when it had none, and ``absence`` then says why.
+    """
+
+    build_id: BuildId | None = None
+    absence: Absence | None = None
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """How much a store holds. Sizes in bytes; ``artifacts`` counts (build ID, kind) by kind.
+
+    ``variants`` counts what is kept but not served, ``remembered`` the files that will be
+    recognised without being read, ``free_bytes`` what an unprivileged writer may still use.
+    """
+
+    ids: int
+    artifacts: dict[Kind, int]
+    variants: int
+    blobs: int
+    blob_bytes: int
+    origins: int
+    paths: int
+    remembered: int
+    index_bytes: int
+    free_bytes: int

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The format of a store, version 1. This file is its definition; nothing else packs or unpacks.
+
+Directory, mode 0700:
+
+    format       text, one line: "buildidfs store 1". Written last when a store is made, so a
+                 directory without it is not a store. A reader refuses any other number.
+    index/       an LMDB environment (data.mdb, lock.mdb), the tables below
+    blobs/ab/    one file for each blob, named by the 64 hex digits of its SHA-256; "ab" are the
+                 first two. A name is given after fsync, and before any row speaks of it: rows
+                 without a blob are damage, blobs without a row are left by a crash and harmless.
+    staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
+    listeners/   one socket for each process that wants to hear of commits (see `notify`)
+
+Integers are big-endian, so that keys sort by number. Times are nanoseconds of Unix time. A key
+part of variable length stands last. "msgpack" values are arrays: fields are only ever added at
+the end, and a reader ignores what it does not know.
+
+    table      key                                    value
+    meta       "counters"                             `Counters`
+    ids        build ID (2 to 120 bytes)              ordinal u64
+    ordinals   ordinal u64                            `OrdinalRow`, then the build ID
+    artifacts  ordinal u64, kind u8                   `ArtifactRow`, then extents of scripts
+    variants   ordinal u64, kind u8, variant u16      the same: variants that are not served
+    digests    SHA-256 (32)                           `size` u64, then (ordinal u64, kind u8,
+                                                      variant u16) for each artifact with it
+    origins    ordinal u64, BLAKE2b-128 of the place  first seen u64, last seen u64, `OriginRow`
+    names      parent path u32, name (1 to 255)       path u32
+    paths      path u32                               parent path u32, name
+    pathids    path u32, ordinal u64                  empty
+    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8
+    seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
+
+**meta**. One row. ``next_ordinal`` and ``next_path`` only grow: numbers are never used again, since
+inode numbers of a mount are made of them; both stay below 2**31. ``announced`` counts the commits
+that listeners were told of.
+
+**ids, ordinals**. One row each for a build ID, once and for ever. ``kinds`` has bit 1<<kind for
+each row in *artifacts*; ``primary_path`` is the first path an executable was seen at (0: none);
+``origins`` and ``paths`` count its rows in *origins* and *pathids*; ``next_variant`` is, for kinds
+1 to 4, the number the next variant gets.
+
+**artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
+finds it; all others are in *variants*. Better is: more trust; then more quality; then seen
+earlier; then the lower number. Trust and mode belong to the bytes: seeing the same bytes at a
+better place raises both, in every row with that digest.
+
+**origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
+build ID: the one seen last longest ago is dropped for a new one, the very first stays.
+
+**names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
+Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
+"..", over 255 bytes, with "/" or NUL. At most 1024 paths to a build ID.
+
+**dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest sighting of no less
+trust.
+
+**seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
+in seconds. ``MEMO_EPOCH`` is part of what is hashed: raised when the program learns to identify
+what it could not before, it makes every old row unreachable.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from buildidfs.model import (
+    Absence,
+    Artifact,
+    BuildId,
+    ByteRange,
+    Digest,
+    FileIdentity,
+    Kind,
+    NamespaceSet,
+    Origin,
+    Quality,
+    Trust,
+)
+
+FORMAT_VERSION: Final = 1
+FORMAT_PREFIX: Final = b"buildidfs store "
+
+TABLES: Final = (
+    "meta",
+    "ids",
+    "ordinals",
+    "artifacts",
+    "variants",
+    "digests",
+    "origins",
+    "names",
+    "paths",
+    "pathids",
+    "dwz",
+    "seen",
+)
+
+MAX_NUMBER: Final = 2**31 - 1
+MAX_VARIANT: Final = 2**16 - 1
+MAX_ORIGINS: Final = 256
+MAX_PATHS: Final = 1024
+MAX_DWZ_NAME: Final = 500
+MEMO_EPOCH: Final = b"1"
+
+ABSENCE_TAGS: Final = {
+    Absence.EMPTY: 1,
+    Absence.NOT_ELF: 2,
+    Absence.TRUNCATED: 3,
+    Absence.MALFORMED: 4,
+    Absence.NO_BUILD_ID: 5,
+    Absence.BAD_BUILD_ID: 6,
+}
+ABSENCES: Final = {tag: absence for absence, tag in ABSENCE_TAGS.items()}
+
+COUNTERS_KEY: Final = b"counters"
+
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
+ORDINAL_KIND: Final = Struct(">QB")
+ORDINAL_KIND_VARIANT: Final = Struct(">QBH")
+PATH_ORDINAL: Final = Struct(">IQ")
+DWZ: Final = Struct(">QB")
+SEEN: Final = Struct(">IB")
+ORIGIN_TIMES: Final = Struct(">QQ")
+
+_COUNTERS: Final = Struct(">5Q4Q")
+_ORDINAL: Final = Struct(">BIHH4H")
+_ARTIFACT: Final = Struct(">H32sQqHIIBBQ")
+_RANGE: Final = Struct(">QQ")
+
+_KINDS: Final = tuple(Kind)
+_QUALITIES: Final = tuple(Quality)
+_TRUSTS: Final = tuple(Trust)
+
+#: The kinds in each of the 32 possible bitmasks.
+KINDS_OF_MASK: Final = tuple(
+    tuple(kind for kind in Kind if mask & 1 << kind) for mask in range(1 << (max(Kind) + 1))
+)
+
+
+def mask_of(kinds: tuple[Kind, ...]) -> int:
+    """The bitmask with 1<<kind for each of ``kinds``."""
+    mask = 0
+    for kind in kinds:
+        mask |= 1 << kind
+    return mask
+
+
+class Counters(msgspec.Struct):
+    """The only row of *meta*. ``artifacts`` counts rows of *artifacts*, kinds 1 to 4."""
+
+    next_ordinal: int = 1
+    next_path: int = 1
+    announced: int = 0
+    blobs: int = 0
+    blob_bytes: int = 0
+    artifacts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
+
+    def pack(self) -> bytes:
+        """The value of the row."""
+        return _COUNTERS.pack(
+            self.next_ordinal,
+            self.next_path,
+            self.announced,
+            self.blobs,
+            self.blob_bytes,
+            *self.artifacts,
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Counters:
+        """The inverse of `pack`."""
+        ordinal, path, announced, blobs, size, *artifacts = _COUNTERS.unpack_from(value)
+        return cls(ordinal, path, announced, blobs, size, artifacts)
+
+
+class OrdinalRow(msgspec.Struct):
+    """A row of *ordinals*; mutable, since a commit changes several of its numbers."""
+
+    build_id: BuildId
+    kinds: int = 0
+    primary_path: int = 0
+    origins: int = 0
+    paths: int = 0
+    next_variant: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
+
+    def pack(self) -> bytes:
+        """The value of the row."""
+        numbers = _ORDINAL.pack(
+            self.kinds, self.primary_path, self.origins, self.paths, *self.next_variant
+        )
+        return numbers + self.build_id
+
+    @classmethod
+    def unpack(cls, value: bytes) -> OrdinalRow:
+        """The inverse of `pack`."""
+        kinds, primary_path, origins, paths, *next_variant = _ORDINAL.unpack_from(value)
+        return cls(build_id_of(value), kinds, primary_path, origins, paths, next_variant)
+
+
+def build_id_of(value: bytes) -> BuildId:
+    """The build ID in a row of *ordinals*."""
+    return bytes.__new__(BuildId, value[_ORDINAL.size :])
+
+
+def primary_path_of(value: bytes) -> int:
+    """The primary path in a row of *ordinals*, 0 for none."""
+    return int.from_bytes(value[1:5], "big")
+
+
+def pack_artifact(artifact: Artifact) -> bytes:
+    """A row of *artifacts* and *variants*; ordinal and kind are in the key."""
+    row = _ARTIFACT.pack(
+        artifact.variant,
+        artifact.digest,
+        artifact.size,
+        clamped(artifact.mtime_ns),
+        artifact.mode,
+        artifact.uid,
+        artifact.gid,
+        artifact.quality,
+        artifact.trust,
+        artifact.first_seen_ns,
+    )
+    if artifact.scripts:
+        row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
+    return row
+
+
+def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
+    """The inverse of `pack_artifact`."""
+    variant, digest, size, mtime, mode, uid, gid, quality, trust, seen = _ARTIFACT.unpack_from(
+        value
+    )
+    scripts: tuple[ByteRange, ...] = ()
+    if len(value) > _ARTIFACT.size:
+        scripts = tuple(
+            ByteRange(offset, length)
+            for offset, length in _RANGE.iter_unpack(value[_ARTIFACT.size :])
+        )
+    return Artifact(
+        ordinal,
+        _KINDS[kind - 1],
+        variant,
+        bytes.__new__(Digest, digest),
+        size,
+        mtime,
+        mode,
+        uid,
+        gid,
+        _QUALITIES[quality],
+        _TRUSTS[trust],
+        seen,
+        scripts,
+    )
+
+
+class DigestRow(msgspec.Struct):
+    """A row of *digests*: the size of a blob and (ordinal, kind, variant) of all who have it."""
+
+    size: int
+    refs: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+
+    def pack(self) -> bytes:
+        """The value of the row."""
+        return U64.pack(self.size) + b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> DigestRow:
+        """The inverse of `pack`."""
+        (size,) = U64.unpack_from(value)
+        return cls(size, list(ORDINAL_KIND_VARIANT.iter_unpack(value[U64.size :])))
+
+
+class OriginRow(msgspec.Struct, array_like=True):
+    """The msgpack part of a row of *origins*. Texts are bytes, whatever encoding they have."""
+
+    digest: bytes
+    kinds: int
+    path: bytes
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    scope: bytes | None
+    namespaces: tuple[int, int, int, int, int, int, int]
+    mnt_ns_id: int
+    cgroup: bytes
+    container: bytes
+    host: bytes
+    trust: int
+    scanner: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(OriginRow)
+
+
+def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
+    """Key of a row of *origins*: the same for the same place, whenever it was seen."""
+    place = (
+        bytes(digest),  # msgpack knows no subclasses
+        origin.path,
+        _text(origin.host),
+        _text(origin.container),
+        origin.mnt_ns_id,
+        origin.identity.dev,
+        origin.identity.ino,
+    )
+    return U64.pack(ordinal) + blake2b(_encoder.encode(place), digest_size=16).digest()
+
+
+def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> bytes:
+    """A row of *origins*."""
+    identity, spaces = origin.identity, origin.namespaces
+    row = OriginRow(
+        bytes(digest),
+        kinds,
+        origin.path,
+        identity.dev,
+        identity.ino,
+        identity.size,
+        clamped(identity.mtime_ns),
+        clamped(identity.ctime_ns),
+        identity.mode,
+        identity.uid,
+        identity.gid,
+        identity.scope,
+        (spaces.net, spaces.uts, spaces.ipc, spaces.pid, spaces.user, spaces.mnt, spaces.cgroup),
+        origin.mnt_ns_id,
+        origin.cgroup,
+        _text(origin.container),
+        _text(origin.host),
+        origin.trust,
+        _text(origin.scanner),
+    )
+    return ORIGIN_TIMES.pack(first, last) + _encoder.encode(row)
+
+
+def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
+    """The inverse of `pack_origin`: digest, kinds, origin, first and last seen."""
+    first, last = ORIGIN_TIMES.unpack_from(value)
+    row = _decoder.decode(memoryview(value)[ORIGIN_TIMES.size :])
+    identity = FileIdentity(
+        row.dev,
+        row.ino,
+        row.size,
+        row.mtime_ns,
+        row.ctime_ns,
+        row.mode,
+        row.uid,
+        row.gid,
+        row.scope,
+    )
+    origin = Origin(
+        row.path,
+        identity,
+        NamespaceSet(*row.namespaces),
+        row.mnt_ns_id,
+        row.cgroup,
+        row.container.decode("utf-8", "surrogateescape"),
+        row.host.decode("utf-8", "surrogateescape"),
+        _TRUSTS[row.trust],
+        row.scanner.decode("utf-8", "surrogateescape"),
+    )
+    return Digest(row.digest), row.kinds, origin, first, last
+
+
+def seen_key(identity: FileIdentity) -> bytes | None:
+    """Key of a row of *seen*, None for an identity that may be another file's tomorrow."""
+    if identity.scope is None:
+        return None
+    fields = (
+        MEMO_EPOCH,
+        identity.scope,
+        identity.dev,
+        identity.ino,
+        identity.size,
+        clamped(identity.mtime_ns),
+        clamped(identity.ctime_ns),
+        identity.mode,
+        identity.uid,
+        identity.gid,
+    )
+    return blake2b(_encoder.encode(fields), digest_size=16).digest()
+
+
+def clamped(ns: int) -> int:
+    """A time that fits 64 bits: inodes of a hostile filesystem image hold any number."""
+    return min(max(ns, -(2**63)), 2**63 - 1)
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
