@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.linux.mounts, on texts and in mount namespaces that nobody else sees."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from buildidfs.formats import mountinfo as parser
+from buildidfs.linux import mounts, procfs
+from tests.support.children import needs_root, private_cat
+from tests.support.clients import run, tool
+
+_OURS = (
+    b"36 22 0:52 / /buildid ro,nosuid,nodev,relatime shared:7 - fuse.buildidfs buildidfs ro\n"
+    b"40 22 0:61 / /mnt/a\\040-\\040b ro - fuse.buildidfs store\\040x ro,user_id=0\n"
+    b"41 40 7:300 /x /mnt/c ro shared:1 master:2 propagate_from:3 - fuse.buildidfs b ro\n"
+)
+_OTHERS = (
+    b"22 1 254:0 / / rw - ext4 /dev/vda rw\n"
+    b"37 22 0:53 / /fuse.buildidfs rw - fuse.sshfs fuse.buildidfs rw\n"
+    b"38 22 0:54 / /x rw shared:1 - fuse.buildidfs2 y rw\n"
+    b"39 22 0:55 / /y rw - tmpfs fuse.buildidfs rw\n"
+    b"42 22 0:56 / /z rw - fuse buildidfs rw\n"
+)
+
+
+def test_own_mounts_are_found_among_others() -> None:
+    assert mounts.own_mount_devices(_OURS + _OTHERS) == {(0, 52), (0, 61), (7, 300)}
+    assert mounts.own_mount_devices(_OTHERS) == set()
+    assert mounts.own_mount_devices(b"") == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense",
+        b" - fuse.buildidfs",
+        b"1 2 - fuse.buildidfs b ro",
+        b"1 2 052 / / ro - fuse.buildidfs b ro",
+        b"1 2 a:b / / ro - fuse.buildidfs b ro",
+        b"1 2 : / / ro - fuse.buildidfs b ro",
+        b"1 2 0:5",
+    ],
+)
+def test_lines_that_are_no_mounts_are_passed_over(line: bytes) -> None:
+    assert mounts.own_mount_devices(line + b"\n" + _OURS) == {(0, 52), (0, 61), (7, 300)}
+
+
+def test_our_own_mounts_as_the_parser_sees_them() -> None:
+    text = mounts.mountinfo()
+    devices = {mount.dev for mount in parser.parse(text) if mount.fstype == b"fuse.buildidfs"}
+    assert mounts.own_mount_devices(text) == devices
+    assert any(mount.mount_point == b"/" for mount in parser.parse(text))
+
+
+@pytest.mark.root
+@needs_root("mounts in a namespace of its own")
+def test_mounts_of_another_namespace(tmp_path: Path) -> None:
+    with private_cat(tmp_path) as child:
+        fd = procfs.open_pid(child.pid)
+        try:
+            theirs = procfs.mountinfo(fd)
+        finally:
+            os.close(fd)
+        points = {mount.mount_point for mount in parser.parse(theirs)}
+        ours = {mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+    assert os.fsencode(tmp_path) in points - ours
+
+
+def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
+    text = "Invalid argument" if os.geteuid() == 0 else "Operation not permitted"
+    with pytest.raises(OSError, match=text) as caught:
+        mounts.umount2(os.fsencode(tmp_path))
+    assert caught.value.filename == os.fsencode(tmp_path)
+    with pytest.raises(OSError, match="NUL byte"):
+        mounts.umount2(b"/\0x")
+
+
+@pytest.mark.root
+@needs_root("mounts and unmounts")
+def test_a_mount_in_use_can_be_detached_only(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path)
+    run([tool("mount"), "-t", "tmpfs", "none", tmp_path], check=True)
+    try:
+        with (tmp_path / "open").open("wb"):
+            with pytest.raises(OSError, match="busy") as caught:
+                mounts.umount2(path)
+            assert caught.value.errno == errno.EBUSY
+            mounts.umount2(path, mounts.MNT_DETACH)
+        assert path not in {mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+    finally:
+        run([tool("umount"), "-l", tmp_path])
+
+
+@pytest.mark.root
+@needs_root("mounts in a namespace of its own")
+def test_read_ahead_of_one_filesystem(tmp_path: Path) -> None:
+    """A loop device names its setting as a FUSE mount does, and needs nobody to serve it."""
+    if not Path("/dev/loop-control").exists():
+        pytest.skip("this machine has no loop devices")
+    image, root = tmp_path / "image", tmp_path / "root"
+    root.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    run([tool("mkfs.ext4"), "-q", "-F", image], check=True)
+    with private_cat(root, "ext4", "loop", str(image)) as child:
+        dev = os.stat(f"/proc/{child.pid}/exe").st_dev
+        setting = Path(f"/sys/class/bdi/{os.major(dev)}:{os.minor(dev)}/read_ahead_kb")
+        before = int(setting.read_text())
+        try:
+            for kib in (before + 64, 1024):
+                mounts.set_read_ahead(dev, kib)
+                assert int(setting.read_text()) == kib
+        finally:
+            setting.write_text(f"{before}\n")
+
+
+def test_a_filesystem_without_read_ahead() -> None:
+    with pytest.raises(FileNotFoundError):
+        mounts.set_read_ahead(os.makedev(0, 0xFFFFF), 1024)

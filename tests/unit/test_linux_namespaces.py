@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.linux.namespaces against the links in /proc, from inside and outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from buildidfs.linux import namespaces, procfs
+from buildidfs.model import NamespaceSet
+from tests.support.children import cat_program, needs_root, private_cat, running
+from tests.support.clients import tool
+
+_KINDS = tuple(field.name for field in msgspec.structs.fields(NamespaceSet))
+
+
+def _by_stat(pid: int) -> NamespaceSet:
+    return NamespaceSet(*(os.stat(f"/proc/{pid}/ns/{kind}").st_ino for kind in _KINDS))
+
+
+def _mnt_ns_id(pid: int) -> int:
+    fd = procfs.open_pid(pid)
+    try:
+        return namespaces.mnt_ns_id(fd)
+    finally:
+        os.close(fd)
+
+
+def test_all_seven_in_the_order_of_perf() -> None:
+    assert _KINDS == ("net", "uts", "ipc", "pid", "user", "mnt", "cgroup")
+    assert namespaces.of_pid(os.getpid()) == _by_stat(os.getpid())
+    assert all(msgspec.structs.astuple(namespaces.of_pid(os.getpid())))
+
+
+def test_a_child_is_in_ours() -> None:
+    with running([cat_program()]) as child:
+        assert namespaces.of_pid(child.pid) == namespaces.of_pid(os.getpid())
+        assert _mnt_ns_id(child.pid) == _mnt_ns_id(os.getpid())
+
+
+def test_a_process_that_is_gone() -> None:
+    with running([cat_program()]) as child:
+        fd = procfs.open_pid(child.pid)
+    try:
+        with pytest.raises(ProcessLookupError):
+            namespaces.of(fd)
+        with pytest.raises((ProcessLookupError, FileNotFoundError)):
+            namespaces.mnt_ns_id(fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_initial_ones_are_those_of_the_first_process_we_may_see() -> None:
+    """From an independent look at pid 1, then kthreadd, then ourselves."""
+    expected = None
+    for pid in (1, 2, os.getpid()):
+        if pid == 2 and Path("/proc/2/comm").read_bytes() != b"kthreadd\n":
+            continue
+        with contextlib.suppress(PermissionError):
+            expected = _by_stat(pid)
+            break
+    assert namespaces.initial() == expected
+
+
+@pytest.mark.root
+@needs_root("makes namespaces")
+def test_the_initial_ones_are_seen_from_a_container(tmp_path: Path) -> None:
+    with private_cat(tmp_path) as child:
+        inside, host = namespaces.of_pid(child.pid), namespaces.initial()
+        assert inside.mnt != host.mnt
+        assert msgspec.structs.replace(inside, mnt=host.mnt) == host
+
+
+@pytest.mark.root
+@needs_root("makes namespaces")
+@pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mnt", "cgroup"])
+def test_one_namespace_of_its_own(kind: str) -> None:
+    option = f"--{'mount' if kind == 'mnt' else kind}"
+    with running([tool("unshare"), option, cat_program()]) as child:
+        inside, own = namespaces.of_pid(child.pid), namespaces.of_pid(os.getpid())
+        assert inside == _by_stat(child.pid)
+        assert [name for name in _KINDS if getattr(inside, name) != getattr(own, name)] == [kind]
+
+
+@pytest.mark.root
+@needs_root("makes namespaces")
+def test_a_mount_namespace_is_never_taken_for_an_earlier_one(tmp_path: Path) -> None:
+    """Inode numbers come back at once; the ID does not."""
+    own = _mnt_ns_id(os.getpid())
+    if not own:
+        pytest.skip("this kernel does not tell the ID of a mount namespace (before 6.11)")
+    seen = [own]
+    for _ in range(4):
+        with private_cat(tmp_path) as child:
+            seen.append(_mnt_ns_id(child.pid))
+            assert _mnt_ns_id(child.pid) == seen[-1]
+    assert len(set(seen)) == len(seen)
