@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -73,9 +76,7 @@ def table(rows: Sequence[Row], failures: Sequence[Failure] = ()) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     lines = []
     for row in cells:
-        left = " | ".join(
-            text.ljust(width) for text, width in zip(row[:4], widths, strict=True)
-        )
+        left = " | ".join(text.ljust(width) for text, width in zip(row[:4], widths, strict=True))
         lines.append(f"{left} | {row[4]}".rstrip())
     lines.insert(1, "-+-".join("-" * width for width in widths) + "-+-")
     return "\n".join(lines)
