@@ -24,8 +24,10 @@ _RESOLVE_IN_ROOT = 0x10
 # struct open_how: flags, mode, resolve
 _OPEN_HOW = struct.Struct("=QQQ")
 
-# The kernel gives EAGAIN when a rename anywhere got in the way of a ".."; it asks to try again.
-_RETRIES = 32
+# EAGAIN: a rename anywhere got in the way of a "..", and the kernel asks to try again. Somebody
+# who keeps renaming does not get his way: in the end the walk is made here, which never waits.
+_AGAIN = frozenset((errno.EAGAIN, errno.EINTR))
+_ATTEMPTS = 8
 _MAX_SYMLINKS = 40
 _PATH_MAX = 4096
 
@@ -85,7 +87,7 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
         _OPEN_HOW.pack(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS), _OPEN_HOW.size
     )
     name = ctypes.create_string_buffer(syscalls.check_path(path))
-    for attempt in range(_RETRIES):
+    for _ in range(_ATTEMPTS):
         try:
             return syscalls.syscall(
                 syscalls.SYS_OPENAT2,
@@ -96,9 +98,9 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
                 filename=path,
             )
         except OSError as error:
-            if error.errno != errno.EAGAIN or attempt == _RETRIES - 1:
+            if error.errno not in _AGAIN:
                 raise
-    raise AssertionError("the last attempt returns or raises")
+    return walk_in_root(root_fd, path, flags)
 
 
 def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:

@@ -216,7 +216,7 @@ _flags = st.sampled_from(
 
 
 @needs_openat2
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, database=None)
 @given(components=st.lists(_component, max_size=7), flags=_flags)
 def test_the_walk_agrees_with_the_kernel(root_fd: int, components: list[bytes], flags: int) -> None:
     path = b"/".join(components)
@@ -280,6 +280,27 @@ def test_without_openat2_the_walk_is_taken(root_fd: int, monkeypatch: pytest.Mon
     finally:
         monkeypatch.undo()
         openat2.have_openat2.cache_clear()
+
+
+@needs_openat2
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EINTR])
+@pytest.mark.parametrize("times", [1, 1000])
+def test_renames_elsewhere_do_not_keep_us_out(
+    root_fd: int, monkeypatch: pytest.MonkeyPatch, number: int, times: int
+) -> None:
+    asked = 0
+    real = syscalls.syscall
+
+    def disturbed(*args: int, filename: bytes | None = None) -> int:
+        nonlocal asked
+        asked += 1
+        if asked <= times:
+            raise OSError(number, os.strerror(number), filename)
+        return real(*args, filename=filename)
+
+    monkeypatch.setattr(syscalls, "syscall", disturbed)
+    assert _content(openat2.open_in_root, root_fd, b"a/../chain") == b"root"
+    assert 1 < asked < 100
 
 
 _IN_OPEN = 0x20
