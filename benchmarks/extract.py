@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
@@ -42,7 +43,7 @@ def pyelftools(path: bytes) -> str | None:
     with open(path, "rb") as file:
         try:
             elf = ELFFile(file)
-            for part in (*elf.iter_segments("PT_NOTE"), *elf.iter_sections("SHT_NOTE")):
+            for part in chain(elf.iter_segments("PT_NOTE"), elf.iter_sections("SHT_NOTE")):
                 if isinstance(part, NoteSegment | NoteSection):
                     for note in part.iter_notes():
                         if note["n_type"] == "NT_GNU_BUILD_ID":

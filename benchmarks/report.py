@@ -72,7 +72,7 @@ def table(rows: Sequence[Row], failures: Sequence[Failure] = ()) -> str:
     """The rows in aligned columns, the numbers behind each on the right."""
     cells = [("what", "bar", "measured", "ok", "")]
     cells += [(r.what, r.bar, r.measured, "yes" if r.ok else "NO", r.detail) for r in rows]
-    cells += [(f.what, "", "failed", "NO", f.reason) for f in failures]
+    cells += [(f.what, "", "failed", "NO", " ".join(f.reason.split())[:200]) for f in failures]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     lines = []
     for row in cells:
