@@ -39,7 +39,9 @@ def scratch() -> Iterator[Path]:
     directory = mounts.scratch_directory()
     directory.chmod(0o711)
     yield directory
+    left = mounts.leftovers(directory)
     mounts.clear(directory)
+    assert not left, f"tests left behind {left}"
 
 
 @pytest.fixture(scope="session", autouse=True)

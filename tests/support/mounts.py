@@ -124,13 +124,19 @@ def scratch_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
 
 
+def leftovers(directory: Path) -> list[str]:
+    """The mount points and loop devices below a directory, last mounted first."""
+    below = [point for point in reversed(mount_points()) if point.startswith(f"{directory}/")]
+    return below + loop_devices(directory)
+
+
 def clear(directory: Path) -> None:
     """Unmount, detach and delete everything below a directory made by `scratch_directory`."""
-    for point in reversed(mount_points()):
-        if point.startswith(f"{directory}/"):
-            run([tool("umount"), "-l", point])
-    for device in loop_devices(directory):
-        run([tool("losetup"), "-d", device])
+    for left in leftovers(directory):
+        if left.startswith("/dev/"):
+            run([tool("losetup"), "-d", left])
+        else:
+            run([tool("umount"), "-l", left])
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -12,14 +12,18 @@ of any program built elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
 import shutil
+import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.clients import run, tool
+from tests.support.waiting import lines
 
 SOURCE_DIR = "/build/hot-1.0"
 
@@ -230,6 +234,18 @@ class Program:
             shutil.copy2(self.supplement.path, home / self.supplement.name)
 
 
+@contextlib.contextmanager
+def running(executable: Path, mode: str) -> Iterator[int]:
+    """Run ``hot`` in a mode that does not end by itself; yields its process ID once it is up."""
+    with subprocess.Popen([executable, mode], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            lines(process.stdout, lambda got: got == ["up"])
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def build(directory: Path, *, dwz: str | None = None, flags: tuple[str, ...] = ()) -> Program:
     """Compile, split and strip the program in ``directory``.
 
@@ -256,11 +272,11 @@ def build(directory: Path, *, dwz: str | None = None, flags: tuple[str, ...] = (
     supplement = None
     if dwz is not None:
         supplement = _deduplicate(debug_files, directory, dwz, f"hot-{token}.debug")
-    binaries = [
-        Binary(path, _ship(path, debug, directory / "shipped"), debug, build_id_of(path))
-        for path, debug in zip((exe, lib), debug_files, strict=True)
-    ]
-    return Program(*binaries, supplement)
+    return Program(
+        _ship(exe, debug_files[0], directory / "shipped"),
+        _ship(lib, debug_files[1], directory / "shipped"),
+        supplement,
+    )
 
 
 def _split(path: Path, directory: Path) -> Path:
@@ -270,11 +286,11 @@ def _split(path: Path, directory: Path) -> Path:
     return debug
 
 
-def _ship(path: Path, debug: Path, directory: Path) -> Path:
-    shipped = directory / path.name
+def _ship(compiled: Path, debug: Path, directory: Path) -> Binary:
+    shipped = directory / compiled.name
     link = f"--add-gnu-debuglink={debug}"
-    run([tool("objcopy"), "--strip-all", link, path, shipped], check=True)
-    return shipped
+    run([tool("objcopy"), "--strip-all", link, compiled, shipped], check=True)
+    return Binary(compiled, shipped, debug, build_id_of(shipped))
 
 
 def _deduplicate(debug_files: list[Path], directory: Path, where: str, name: str) -> Supplement:

@@ -31,6 +31,13 @@ def dwz_program(scratch: Path) -> Program:
 
 
 @pytest.fixture(scope="session")
+def stripped(scratch: Path, program: Program) -> Path:
+    """The executable of ``program``, installed on the host without debug files."""
+    program.install(scratch / "stripped", debug="none")
+    return scratch / "stripped/app/bin/hot"
+
+
+@pytest.fixture(scope="session")
 def gone(scratch: Path, program: Program) -> Iterator[Vanished]:
     """A container that ran ``program`` on a tmpfs, and is gone."""
     with vanished("tmpfs", program, scratch / "gone") as result:

@@ -64,13 +64,13 @@ def test_gdb_resolves_lines_of_a_live_process(ended: Vanished) -> None:
         f"lib_static_stuck .* at {_at('lib_stuck', 'libhot.c')}",
         f"main .* at {_at('main_stuck')}",
     ):
-        assert re.search(place, ended.live.out), ended.live
+        assert re.search(place, ended.live.out), str(ended.live)
 
 
 def test_gdb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
     result = clients.gdb("bt", debug=ended.debug, arguments=["-c", ended.core])
-    assert re.search(rf"#1 .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), result
-    assert "newer than core file" not in result.text, result
+    assert re.search(rf"#1 .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), str(result)
+    assert "newer than core file" not in result.text, str(result)
 
 
 def test_gdb_resolves_the_libraries_of_a_core_file_by_debuginfod(ended: Vanished) -> None:
@@ -85,23 +85,23 @@ def test_gdb_resolves_the_libraries_of_a_core_file_by_debuginfod(ended: Vanished
         f"lib_static_stuck .* at {_at('lib_stuck', 'libhot.c')}",
         f"main .* at {_at('main_stuck')}",
     ):
-        assert re.search(place, result.out), result
+        assert re.search(place, result.out), str(result)
 
 
 def test_perf_names_the_hot_functions(ended: Vanished) -> None:
     result = clients.perf_report(ended.mount, ended.profile)
-    assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), result
-    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), result
+    assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
+    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
 
 
 def test_elfutils_resolves_lines(ended: Vanished) -> None:
     address = ended.program.exe.address("exe_static_hot")
     result = clients.eu_addr2line(ended.exe / "elf", ended.debug, address)
-    assert result.out.splitlines()[0] == "exe_static_hot", result
-    assert result.out.splitlines()[1].startswith(f"{_at('exe_entry')}:"), result
+    assert result.out.splitlines()[0] == "exe_static_hot", str(result)
+    assert result.out.splitlines()[1].startswith(f"{_at('exe_entry')}:"), str(result)
     stack = clients.eu_stack(ended.core, ended.debug)
     for place in (_at("exe_stuck"), _at("lib_stuck", "libhot.c"), _at("main_stuck")):
-        assert f"{place}:" in stack.out, stack
+        assert f"{place}:" in stack.out, str(stack)
 
 
 def test_lldb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
@@ -110,7 +110,9 @@ def test_lldb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
         f"target create {ended.exe}/elf --core {ended.core}",
         "bt",
     )
-    assert re.search(rf"exe_static_stuck.* at hot\.c:{line_of('exe_stuck')}", result.out), result
+    assert re.search(rf"exe_static_stuck.* at hot\.c:{line_of('exe_stuck')}", result.out), str(
+        result
+    )
 
 
 def test_readelf_reads_it(ended: Vanished) -> None:
@@ -124,5 +126,5 @@ def test_debuginfod_find_gets_it(ended: Vanished) -> None:
     for binary in ended.program.binaries:
         for kind, original in (("executable", binary.shipped), ("debuginfo", binary.debug)):
             result = clients.debuginfod_find(ended.url, kind, binary.build_id)
-            assert result.rc == 0, result
+            assert result.rc == 0, str(result)
             assert sha256(Path(result.out.strip())) == sha256(original)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf with the mount as its build-ID cache, beyond what every container scenario asks of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients, programs
+from tests.support.clients import run, tool
+
+if TYPE_CHECKING:
+    from tests.support.mounts import BuildIdFs
+    from tests.support.vanished import Vanished
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+
+NT_GNU_BUILD_ID = 3
+
+
+def _assert_hot_functions(result: clients.Result) -> None:
+    assert result.rc == 0, str(result)
+    assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
+    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
+
+
+def test_without_the_mount_there_are_no_names(gone: Vanished) -> None:
+    result = clients.perf_report(gone.core.parent / "no-mount-here", gone.profile)
+    assert result.rc == 0, str(result)
+    assert "static_hot" not in result.out, str(result)
+
+
+def test_symfs_at_the_mount(gone: Vanished) -> None:
+    options = ["--symfs", gone.mount, "--stdio", "--no-children", "-i", gone.profile]
+    _assert_hot_functions(run([tool("perf"), "report", *options]))
+
+
+def test_annotate_disassembles(gone: Vanished) -> None:
+    tool("objdump")
+    result = clients.perf(
+        gone.mount, "annotate", "--stdio", "-i", gone.profile, "-s", "exe_static_hot"
+    )
+    instructions = re.findall(r"^ +\d+\.\d+ +: +[0-9a-f]+:", result.out, re.MULTILINE)
+    assert len(instructions) >= 5, str(result)
+
+
+def test_source_lines(gone: Vanished) -> None:
+    result = clients.perf_report(gone.mount, gone.profile, "-s", "srcline")
+    for file in ("hot.c", "libhot.c"):
+        assert re.search(rf"\d%  {file}:\d+", result.out), str(result)
+
+
+def test_call_chains_unwound_by_dwarf_reach_main(gone: Vanished) -> None:
+    result = clients.perf(gone.mount, "script", "-i", gone.unwound, "-F", "ip,sym")
+    chains = [re.findall(r"[0-9a-f]+ (\w+)", chain) for chain in result.out.split("\n\n")]
+    for leaf in ("exe_static_hot", "lib_static_hot"):
+        assert any(chain[:1] == [leaf] and "main" in chain for chain in chains), str(result)
+
+
+def test_vdso(buildidfs: BuildIdFs, stripped: Path) -> None:
+    # With --buildid-mmap perf gives the vDSO no build ID. The cache it fills here without it is
+    # not the one that is read below.
+    data = buildidfs.store.parent / "perf.data"
+    cache = ["--buildid-dir", buildidfs.store.parent / "cache"]
+    with programs.running(stripped, "clock") as pid:
+        buildidfs.scan(pid)
+        event = ["-e", "cpu-clock", "-F", "997", "-p", str(pid), "--", tool("sleep"), "0.3"]
+        run([tool("perf"), *cache, "record", "-o", data, *event], check=True)
+    named = r"\[vdso\] +\[\.\] __vdso_clock_gettime"
+    without = clients.perf_report(buildidfs.store.parent / "no-mount-here", data)
+    assert not re.search(named, without.out), str(without)
+    with buildidfs.mounted() as mount:
+        result = clients.perf_report(mount, data)
+    assert re.search(named, result.out), str(result)
+
+
+def test_kernel_symbols_of_another_host(buildidfs: BuildIdFs) -> None:
+    if not re.search(r"^0*[1-9a-f]", Path("/proc/kallsyms").read_text(), re.MULTILINE):
+        pytest.skip("the addresses in /proc/kallsyms are hidden (kptr_restrict)")
+    directory = buildidfs.store.parent
+    data = directory / "perf.data"
+    copy = [tool("dd"), "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000"]
+    assert clients.perf_record(data, copy).rc == 0
+    buildidfs("scan", "proc", check=False)
+    # Another host is one with another kernel, whose own symbols perf must not take.
+    (directory / "notes").write_bytes(_other_kernel())
+    (directory / "kallsyms").touch()
+    named = r"dd +\[kernel\.kallsyms\] +\[k\] [a-z_]\w*"
+    without = _report_elsewhere(directory, directory / "no-mount-here", data)
+    assert not re.search(named, without.out), str(without)
+    with buildidfs.mounted() as mount:
+        result = _report_elsewhere(directory, mount, data)
+    assert re.search(named, result.out), str(result)
+
+
+def _other_kernel() -> bytes:
+    """The notes of this kernel with another build ID."""
+    notes = bytearray(Path("/sys/kernel/notes").read_bytes())
+    offset = 0
+    while offset < len(notes):
+        name_size, size, kind = struct.unpack_from("=3I", notes, offset)
+        name = offset + 12
+        content = name + (name_size + 3 & ~3)
+        if kind == NT_GNU_BUILD_ID and notes[name : name + 4] == b"GNU\0":
+            notes[content] ^= 0xFF
+            return bytes(notes)
+        offset = content + (size + 3 & ~3)
+    raise LookupError("this kernel has no build ID")
+
+
+def _report_elsewhere(directory: Path, mount: Path, data: Path) -> clients.Result:
+    script = (
+        'mount --bind "$1/notes" /sys/kernel/notes && mount --bind "$1/kallsyms" /proc/kallsyms'
+        ' && exec perf --buildid-dir "$2/perf" report --stdio --no-children -i "$3"'
+    )
+    tool("perf")
+    return run([tool("unshare"), "-m", "sh", "-c", script, "sh", directory, mount, data])
+
+
+def test_archive_holds_real_files(gone: Vanished) -> None:
+    result = clients.perf(gone.mount, "archive", gone.profile)
+    assert result.rc == 0, str(result)
+    with tarfile.open(f"{gone.profile}.tar.bz2") as archive:
+        members = {member.name: member for member in archive}
+    for path, binary in (("bin/hot", gone.program.exe), ("lib/libhot.so", gone.program.lib)):
+        directory = f"{gone.app}/{path}/{binary.build_id}".lstrip("/")
+        for name, original in (("elf", binary.shipped), ("debug", binary.debug)):
+            member = members[f"{directory}/{name}"]
+            assert member.isfile()
+            assert member.size == original.stat().st_size
+        link = members[f".build-id/{binary.build_id[:2]}/{binary.build_id[2:]}"]
+        assert link.linkname == f"../../{directory}"
+
+
+def test_another_binary_at_the_same_path_of_the_host(gone: Vanished) -> None:
+    top = Path(gone.app).parents[1]
+    assert not top.exists()
+    try:
+        for part, impostor in (("bin/hot", "true"), ("lib/libhot.so", "false")):
+            place = Path(gone.app) / part
+            place.parent.mkdir(parents=True)
+            shutil.copy2(tool(impostor), place)
+        result = clients.perf_report(gone.mount, gone.profile)
+        stack = clients.eu_stack(gone.core, gone.debug)
+    finally:
+        shutil.rmtree(top)
+    _assert_hot_functions(result)
+    assert "exe_static_stuck" in stack.out, str(stack)
+
+
+def test_recording_into_the_mount_is_harmless(gone: Vanished) -> None:
+    # Without build IDs in the mmap records perf fills its cache when it ends.
+    data = gone.core.parent / "perf.plain"
+    options = ["-o", data, "-e", "cpu-clock", "--", tool("true")]
+    result = clients.perf(gone.mount, "record", *options)
+    assert result.rc == 0, str(result)
+    assert run([tool("perf"), "buildid-list", "-i", data]).rc == 0
+
+
+def test_debug_file_without_executable_does_not_crash_it(
+    buildidfs: BuildIdFs, gone: Vanished
+) -> None:
+    alone = buildidfs.store.parent / "alone"
+    alone.mkdir()
+    for binary in gone.program.binaries:
+        shutil.copy2(binary.debug, alone)
+    buildidfs("scan", "tree", alone)
+    with buildidfs.mounted() as mount:
+        assert (mount / gone.program.exe.build_id / "debug").exists()
+        result = clients.perf_report(mount, gone.profile)
+    assert result.rc == 0, str(result)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolizers that turn one address into a line: binutils and LLVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients
+from tests.support.clients import run, tool
+from tests.support.programs import SOURCE_DIR, line_of
+
+if TYPE_CHECKING:
+    from tests.support.vanished import Vanished
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+
+ANSWER = f"exe_static_hot\n{SOURCE_DIR}/hot.c:{line_of('exe_entry')}"
+
+
+def test_addr2line_inside_the_mount(gone: Vanished) -> None:
+    # binutils look for .build-id below the working directory only
+    address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
+    argv = [tool("addr2line"), "-f", "-e", f"{gone.program.exe.build_id}/elf", address]
+    result = run(argv, cwd=gone.mount)
+    assert result.out.startswith(ANSWER), str(result)
+    elsewhere = run([*argv[:3], gone.program.exe.shipped, address])
+    assert SOURCE_DIR not in elsewhere.out, str(elsewhere)
+
+
+def test_llvm_symbolizer_with_the_executable(gone: Vanished) -> None:
+    address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
+    executable = f"--obj={gone.program.exe.shipped}"
+    result = clients.llvm_symbolizer(gone.debug, executable, address)
+    assert result.out.startswith(ANSWER), str(result)
+    without = clients.llvm_symbolizer(gone.debug / "nothing", executable, address)
+    assert SOURCE_DIR not in without.out, str(without)
+
+
+def test_llvm_symbolizer_with_the_build_id_alone(gone: Vanished) -> None:
+    if "--build-id" not in run([tool("llvm-symbolizer"), "--help"]).out:
+        pytest.skip("this llvm-symbolizer has no --build-id (LLVM 15)")
+    address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
+    build_id = f"--build-id={gone.program.exe.build_id}"
+    result = clients.llvm_symbolizer(gone.debug, build_id, address)
+    assert result.out.startswith(ANSWER), str(result)
