@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+
+if TYPE_CHECKING:
+    from buildidfs.model import Artifact, BuildId
+    from buildidfs.store import Store
 
 
 @click.command(
@@ -39,10 +44,27 @@ def get(session: Session, id_: str, kind: str | None, output: str | None) -> Non
 
     FILE appears whole or not at all. Writing to a terminal is refused.
     """
-    from buildidfs import daemon
     from buildidfs.errors import UsageError
+    from buildidfs.store import export
 
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
-        daemon.write_artifact(store, id_, kind, output)
+        artifact = _choose(store, store.match(id_), kind)
+        if output is None:
+            export.to_stream(store, artifact, sys.stdout.buffer)
+        else:
+            export.to_file(store, artifact, output)
+
+
+def _choose(store: Store, build_id: BuildId, kind: str | None) -> Artifact:
+    """The artifact of that kind, or the first kind there is."""
+    from buildidfs.errors import ArtifactMissing
+    from buildidfs.model import Kind
+
+    ordinal = store.ordinal(build_id)
+    for each in list(Kind) if kind is None else [Kind[kind.upper()]]:
+        artifact = None if ordinal is None else store.artifact(ordinal, each)
+        if artifact is not None:
+            return artifact
+    raise ArtifactMissing(f"no {kind or 'file'} is kept for build ID {build_id}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from buildidfs.cli.output import json_line, moment, path_fields, printable, size
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId, Kind
-    from buildidfs.store import OriginRecord
+    from buildidfs.store import OriginRecord, Store
 
 
 @click.command(
@@ -34,17 +35,48 @@ def show(session: Session, id_: str, json_: bool) -> None:
     Its variants, the one that is served first; where each was seen, newest first; and what is
     missing for a debugger.
     """
-    from buildidfs import daemon
     from buildidfs.model import Kind
 
     with session.open_store() as store:
         build_id = store.match(id_)
-        ordinal = daemon.known_ordinal(store, build_id)
+        ordinal = store.ordinal(build_id) or 0
         variants = {kind: store.variants(ordinal, kind) for kind in Kind}
         origins = store.origins(ordinal)
-        missing = daemon.missing_parts(store, ordinal)
+        missing = _missing(store, ordinal)
     shown = {kind: kept for kind, kept in variants.items() if kept}
     (_as_json if json_ else _as_text)(build_id, shown, origins, missing)
+
+
+def _missing(store: Store, ordinal: int) -> list[str]:
+    """What a debugger will ask for and not get, in words."""
+    from buildidfs.capture import files
+    from buildidfs.model import Absence, Kind, Quality
+
+    executable = store.artifact(ordinal, Kind.EXECUTABLE)
+    debuginfo = store.artifact(ordinal, Kind.DEBUGINFO)
+    if executable is None and debuginfo is None:
+        return []  # the vDSO and kallsyms are whole as they are
+    found = []
+    if executable is None:
+        found.append("executable: only its debuginfo was seen")
+    if debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
+        found.append("debuginfo: no file with DWARF was seen")
+    for artifact in (executable, debuginfo):
+        if artifact is None:
+            continue
+        fd = store.open_blob(artifact.digest)
+        try:
+            file = files.describe(fd)
+        finally:
+            os.close(fd)
+        if isinstance(file, Absence):
+            continue
+        link = file.debuglink
+        if artifact is executable and debuginfo is None and link is not None:
+            found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
+        if file.altlink is not None and store.ordinal(file.altlink.build_id) is None:
+            found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
+    return list(dict.fromkeys(found))
 
 
 def _as_json(
