@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of the kernel, answered from the view: numbers to attributes, bytes and errnos.
+
+Nothing here keeps a table of inodes or directories: a node's number says what it is, a file's
+handle is its descriptor, a directory's handle is its node. What is kept is one entry for each open
+file that is more than a descriptor, and the names that the kernel remembers as absent
+(`invalidate.Absences`).
+
+An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
+everybody. So every handler goes through `_answering`.
+
+Answers are filled into objects that are used again and again. That is safe because pyfuse3 sends
+the reply before anything else can run; a handler must not await between filling and returning.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+from pyfuse3 import FUSEError
+
+from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
+from buildidfs.view import Attributes, Content, blank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from pyfuse3 import (
+        EntryAttributes,
+        FileInfo,
+        ReaddirToken,
+        RequestContext,
+        StatvfsData,
+    )
+
+    from buildidfs.mount.invalidate import Absences
+    from buildidfs.mount.loop import Loop
+    from buildidfs.view import View
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FOREVER_S = 24 * 3600.0
+"""How long the kernel may keep what only a commit can change; commits are told to it."""
+
+VOLATILE_S = 1.0
+
+_NO_DESCRIPTOR = 1 << 32
+"""Handles of files that are texts start here; those of others are their descriptors."""
+
+_READ_SIZE = 1 << 20
+_RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def errno_of(error: Exception) -> int:
+    """The errno a client sees for an error; anything unexpected is logged and becomes EIO.
+
+    What is gone is ESTALE: the kernel then looks the name up again, and if that fails too, says
+    ENOENT.
+    """
+    if isinstance(error, FUSEError):
+        return error.errno
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if isinstance(error, ArtifactMissing):
+        return errno.ESTALE
+    if isinstance(error, IntegrityError):
+        log.error("%s", error)
+        return errno.ESTALE
+    if isinstance(error, BuildIdFsError):
+        log.error("%s", error)
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _RESOURCE_ERRNOS:
+            return cause.errno
+        return errno.EIO
+    log.error("a request failed, which is a fault of this program", exc_info=error)
+    return errno.EIO
+
+
+def _answering(
+    handler: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Make a handler that pyfuse3 can await, and from which only `FUSEError` comes."""
+
+    async def answer(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return handler(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except Exception as error:
+            raise FUSEError(errno_of(error)) from None
+
+    return functools.update_wrapper(answer, handler)
+
+
+async def _refuse(*args: object) -> Any:
+    raise FUSEError(errno.EROFS)
+
+
+_REFUSED: Any = _refuse
+"""For what changes something. Not called in fact: the kernel knows that the mount is read-only."""
+
+
+class Operations(pyfuse3.Operations):
+    """The handlers. Those that are not here say ENOSYS once, and the kernel does not ask again:
+    flush, access, getxattr, listxattr, fsync, poll."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(self, view: View, loop: Loop, absences: Absences, store_path: bytes) -> None:
+        """``store_path`` is where statfs(2) looks for free space."""
+        self._view = view
+        self._loop = loop
+        self._absences = absences
+        self._store_path = store_path
+        self._texts = itertools.count(_NO_DESCRIPTOR)
+        self._special: dict[int, Content] = {}
+        self._buffer = memoryview(bytearray(_READ_SIZE))
+        self._entry = pyfuse3.EntryAttributes()
+        self._shown: Attributes | None = None
+        self._absent = pyfuse3.EntryAttributes()
+        self._absent.st_ino = 0
+        self._absent.entry_timeout = absences.timeout_s
+
+    # --- names and attributes --------------------------------------------------------------
+
+    @_answering
+    def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        absences = self._absences
+        while True:
+            moment = absences.moment
+            node = self._view.lookup(parent, name)
+            if node:
+                return self._filled(node)
+            if not absences.add(parent, name):
+                raise FUSEError(errno.ENOENT)
+            if absences.moment == moment:
+                return self._absent
+            # A commit came in between: it may be what brought the name.
+            absences.discard(parent, name)
+
+    @_answering
+    def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        return self._filled(inode)
+
+    @_answering
+    def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        return self._view.readlink(inode)
+
+    def _filled(self, node: int) -> EntryAttributes:
+        attributes = self._view.attributes(node)
+        if attributes is not self._shown:
+            self._fill(attributes)
+        self._entry.st_ino = node
+        return self._entry
+
+    def _fill(self, attributes: Attributes) -> None:
+        entry = self._entry
+        size, mtime = attributes.size, attributes.mtime_ns
+        entry.st_mode = attributes.mode
+        entry.st_uid = attributes.uid
+        entry.st_gid = attributes.gid
+        entry.st_size = size
+        entry.st_blocks = (size + 511) // 512
+        entry.st_mtime_ns = mtime
+        entry.st_ctime_ns = mtime
+        entry.st_atime_ns = mtime
+        entry.entry_timeout = FOREVER_S
+        entry.attr_timeout = VOLATILE_S if attributes.volatile else FOREVER_S
+        self._shown = attributes
+
+    # --- directories -----------------------------------------------------------------------
+
+    @_answering
+    def opendir(self, inode: int, ctx: RequestContext) -> int:
+        return inode
+
+    @_answering
+    def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        attributes_of = self._view.attributes
+        reply, entry = pyfuse3.readdir_reply, self._entry
+        for name, node, offset in self._view.children(fh, start_id):
+            try:
+                attributes = attributes_of(node)
+            except (OSError, BuildIdFsError):
+                continue  # gone since it was listed, or damaged: the rest is still there
+            if attributes is not self._shown:
+                self._fill(attributes)
+            entry.st_ino = node
+            if not reply(token, name, entry, offset):
+                return
+
+    @_answering
+    def releasedir(self, fh: int) -> None:
+        pass
+
+    # --- bytes -----------------------------------------------------------------------------
+
+    @_answering
+    def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise FUSEError(errno.EROFS)
+        content = self._view.open(inode)
+        if content.fd < 0:
+            fh = next(self._texts)
+            self._special[fh] = content
+            return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
+        if content.zeros:
+            self._special[content.fd] = content
+        return pyfuse3.FileInfo(fh=content.fd, keep_cache=True)
+
+    async def read(self, fh: int, off: int, size: int) -> Any:
+        # Any, because pyfuse3 takes every buffer though its stub says bytes.
+        try:
+            special = self._special.get(fh) if self._special else None
+            if special is not None and special.fd < 0:
+                return special.text[off : off + size]
+            try:
+                data: bytearray | memoryview = self._read_cached(fh, off, size)
+            except OSError as error:
+                # EAGAIN: it has to come from the disk; ENOTSUP: this filesystem cannot tell
+                if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                    raise
+                data = await self._loop.in_thread(_read_whole, fh, off, size)
+            if special is not None:
+                blank(data, off, special.zeros)
+            return data
+        except FUSEError:
+            raise
+        except Exception as error:
+            raise FUSEError(errno_of(error)) from None
+
+    def _read_cached(self, fd: int, offset: int, size: int) -> memoryview:
+        # A short answer would mean the end of the file to the kernel, so a read that was short
+        # because the rest is not in memory must go on: reading again tells.
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size))
+        buffer = self._buffer
+        done = os.preadv(fd, [buffer[:size]], offset, os.RWF_NOWAIT)
+        while 0 < done < size:
+            more = os.preadv(fd, [buffer[done:size]], offset + done, os.RWF_NOWAIT)
+            if not more:
+                break
+            done += more
+        return buffer[:done]
+
+    @_answering
+    def release(self, fh: int) -> None:
+        content = self._special.pop(fh, None) if self._special else None
+        if content is not None:
+            content.close()
+        else:
+            os.close(fh)
+
+    # --- the rest --------------------------------------------------------------------------
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """Nothing is kept for an inode, so there is nothing to forget."""
+
+    @_answering
+    def statfs(self, ctx: RequestContext) -> StatvfsData:
+        usage = os.statvfs(self._store_path)
+        answer = pyfuse3.StatvfsData()
+        answer.f_bsize = usage.f_bsize
+        answer.f_frsize = usage.f_frsize
+        answer.f_blocks = usage.f_blocks
+        answer.f_bfree = usage.f_bfree
+        answer.f_bavail = usage.f_bavail
+        answer.f_files = usage.f_files
+        answer.f_ffree = usage.f_ffree
+        answer.f_favail = usage.f_favail
+        answer.f_namemax = 255
+        return answer
+
+    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _REFUSED
+    write = create = setxattr = removexattr = _REFUSED
+
+    def close(self) -> None:
+        """Let go of files that were still open when the session ended."""
+        while self._special:
+            self._special.popitem()[1].close()
+
+
+def _read_whole(fd: int, offset: int, size: int) -> bytearray:
+    """Read until ``size`` or the end of the file, waiting for the disk."""
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    done = 0
+    while done < size:
+        more = os.preadv(fd, [view[done:]], offset + done)
+        if not more:
+            break
+        done += more
+    view.release()
+    del buffer[done:]
+    return buffer

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``debug/.dwz/…``: dwz files under the names that .gnu_debugaltlink sections speak of.
+
+gdb, elfutils and drgn take what follows ``/.dwz/`` in such a name, and look for it here. On
+Debian that has a directory in it, on Fedora it has none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from buildidfs import names
+from buildidfs.view import nodes
+from buildidfs.view.links import DEBUGINFO_BIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store import Store
+
+_REMEMBERED = 4096
+
+
+class DwzTree:
+    """Directories and links made of the names that the store keeps."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Only a shortcut for `_name`: what is not in it is found by going through the names.
+        self._names: dict[int, bytes] = {nodes.DWZ: b""}
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        return self._entry(_join(self._name(node), name))
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset.
+
+        The offset is the place in the sorted names, which are few.
+        """
+        offset = 0
+        previous = b""
+        prefix = _join(self._name(node), b"")
+        for full, _ in self._store.supplementaries(prefix, None):
+            name, slash, _ = full[len(prefix) :].partition(b"/")
+            if name == previous or not _is_component(name):
+                continue
+            # "a" sorts before "a-b", and that before "a/c": the first "a" stands for all
+            if slash and self._store.supplementary(prefix + name) is not None:
+                continue
+            previous = name
+            offset += 1
+            if offset > after and (found := self._entry(prefix + name)):
+                yield name, found, offset
+
+    def target(self, node: int) -> bytes:
+        """Where a link made by `lookup` leads."""
+        build_id = self._store.build_id(nodes.ordinal_of(node))
+        if build_id is None:
+            return b""
+        depth = node & nodes.DETAIL_MASK
+        return b"../" * (2 + depth) + names.spell(build_id) + b"/debug"
+
+    def spellings(self, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere) for files seen at ``paths``."""
+        for path in paths:
+            _, mark, rest = path.rpartition(names.DWZ_MARK)
+            if mark:
+                parent = b""
+                for name in rest.split(b"/"):
+                    yield nodes.of_dwz(parent), name, True
+                    parent = _join(parent, name)
+
+    def _entry(self, full: bytes) -> int:
+        ordinal = self._store.supplementary(full)
+        if ordinal is not None and self._store.kinds(ordinal) & DEBUGINFO_BIT:
+            return nodes.of_id(ordinal, nodes.SLOT_DWZ_LINK, full.count(b"/"))
+        if next(self._store.supplementaries(full + b"/", None), None) is None:
+            return nodes.ABSENT
+        node = nodes.of_dwz(full)
+        self._remember(node, full)
+        return node
+
+    def _name(self, node: int) -> bytes:
+        name = self._names.get(node)
+        if name is not None:
+            return name
+        for full, _ in self._store.supplementaries(b"", None):
+            end = full.find(b"/")
+            while end >= 0:
+                if nodes.of_dwz(full[:end]) == node:
+                    self._remember(node, full[:end])
+                    return full[:end]
+                end = full.find(b"/", end + 1)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def _remember(self, node: int, name: bytes) -> None:
+        if len(self._names) >= _REMEMBERED:
+            self._names.clear()
+            self._names[nodes.DWZ] = b""
+        self._names[node] = name
+
+
+def _join(parent: bytes, name: bytes) -> bytes:
+    return parent + b"/" + name if parent else name
+
+
+def _is_component(name: bytes) -> bool:
+    return 0 < len(name) <= names.MAX_NAME and name not in (b".", b"..")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the number of a node means. There is no table: the number says everything.
+
+A node is a file, directory or link of the view, and its number is what a mount uses as inode
+number. It is made of numbers that the store never gives out twice, so it means the same after a
+remount, and for a file it means the same bytes for ever: a better variant is another node.
+
+    static     below 2**16: directories and links that are always there
+    of an ID   1<<60 | ordinal (31 bits) << 28 | slot (6 bits) << 22 | variant or depth (22 bits)
+    path       2<<60 | path number (31 bits)                     a directory of perf's tree
+    dwz        3<<60 | hash of its name (60 bits)                a directory below debug/.dwz
+    perf's ID  1<<62 | path number (31 bits) << 31 | ordinal     perf/<path>/<id>
+
+0 is no node. All are below 2**63, since a listing's offsets are signed.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+ABSENT: Final = 0
+
+ROOT: Final = 1
+BUILDID_LINK: Final = 2
+DEBUG: Final = 3
+DEBUG_BUCKETS: Final = 4
+DWZ: Final = 5
+PERF: Final = 6
+PERF_BUCKETS: Final = 7
+BUCKETS_LINK: Final = 8
+DWZ_LINK: Final = 9
+PERF_LINK: Final = 10
+USR: Final = 11
+USR_LIB: Final = 12
+USR_LIB_DEBUG_LINK: Final = 13
+DEBUG_BUCKET: Final = 0x100
+"""With a byte added: ``debug/.build-id/<that byte>``; `PERF_BUCKET` likewise."""
+PERF_BUCKET: Final = 0x200
+
+TAG_SHIFT: Final = 60
+TAG_STATIC: Final = 0
+TAG_ID: Final = 1
+TAG_PATH: Final = 2
+TAG_DWZ: Final = 3
+TAG_PERF_ID: Final = 4
+"""The lowest of four: this form has only two bits of tag."""
+
+SLOT_DIRECTORY: Final = 0
+SLOT_PATH: Final = 16
+SLOT_EXECUTABLE_LINK: Final = 17
+SLOT_DEBUGINFO_LINK: Final = 18
+SLOT_PERF_LINK: Final = 19
+SLOT_DWZ_LINK: Final = 20
+SLOT_ZEROED: Final = 32
+"""Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
+
+KIND_MASK: Final = 15
+ORDINAL_SHIFT: Final = 28
+SLOT_SHIFT: Final = 22
+SLOT_MASK: Final = 63
+DETAIL_MASK: Final = (1 << SLOT_SHIFT) - 1
+NUMBER_MASK: Final = 2**31 - 1
+
+_ID_BASE: Final = TAG_ID << TAG_SHIFT
+_PATH_BASE: Final = TAG_PATH << TAG_SHIFT
+_PERF_ID_BASE: Final = TAG_PERF_ID << TAG_SHIFT
+
+
+def of_id(ordinal: int, slot: int = SLOT_DIRECTORY, detail: int = 0) -> int:
+    """The directory of a build ID, or another node that belongs to it."""
+    return _ID_BASE | ordinal << ORDINAL_SHIFT | slot << SLOT_SHIFT | detail
+
+
+def ordinal_of(node: int) -> int:
+    """The ordinal in a node made by `of_id`."""
+    return node >> ORDINAL_SHIFT & NUMBER_MASK
+
+
+def slot_of(node: int) -> int:
+    """The slot in a node made by `of_id`."""
+    return node >> SLOT_SHIFT & SLOT_MASK
+
+
+def of_path(number: int) -> int:
+    """The directory in perf's tree for a path number; path 0 is the tree's root."""
+    return _PATH_BASE | number if number else PERF
+
+
+def path_of(node: int) -> int:
+    """The path number of a node made by `of_path`."""
+    return 0 if node == PERF else node & NUMBER_MASK
+
+
+def of_perf_id(path: int, ordinal: int) -> int:
+    """The directory of a build ID below the path it was seen at."""
+    return _PERF_ID_BASE | path << 31 | ordinal
+
+
+def perf_id_of(node: int) -> tuple[int, int]:
+    """Path number and ordinal of a node made by `of_perf_id`."""
+    return node >> 31 & NUMBER_MASK, node & NUMBER_MASK
+
+
+def of_dwz(name: bytes) -> int:
+    """The directory ``debug/.dwz/<name>``, for the empty name ``debug/.dwz`` itself.
+
+    The names come from whoever made the files. To get at the directory of another name takes
+    2**60 attempts; whoever finds two names of his own with one hash confuses only those two.
+    """
+    if not name:
+        return DWZ
+    digest = blake2b(name, digest_size=8).digest()
+    return TAG_DWZ << TAG_SHIFT | int.from_bytes(digest, "big") >> 4

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole tree: which part of it a node belongs to, and what is always there.
+
+<id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `ids`
+buildid -> .                                                  the tree is a debuginfod
+debug/.build-id/ab/cdef…[.debug]                              `links`
+debug/.dwz/…                                                  `dwz`
+perf/…                                                        `perf`
+.build-id, .dwz, .debug, usr/lib/debug                        links, so that the root itself
+                                                              works as --symfs and the like
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from binascii import hexlify
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildidfs import names
+from buildidfs.view import nodes
+from buildidfs.view.dwz import DwzTree
+from buildidfs.view.ids import IdDirectories
+from buildidfs.view.links import DebugLinks, lookup_bucket, populated_buckets
+from buildidfs.view.perf import PerfTree
+from buildidfs.view.values import Attributes, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.store import Store
+
+    Lookup = Callable[[int, bytes], int]
+    Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]
+
+_STATIC: dict[int, dict[bytes, int]] = {
+    nodes.ROOT: {
+        b"buildid": nodes.BUILDID_LINK,
+        b"debug": nodes.DEBUG,
+        b"perf": nodes.PERF,
+        b".build-id": nodes.BUCKETS_LINK,
+        b".dwz": nodes.DWZ_LINK,
+        b".debug": nodes.PERF_LINK,
+        b"usr": nodes.USR,
+    },
+    nodes.DEBUG: {b".build-id": nodes.DEBUG_BUCKETS, b".dwz": nodes.DWZ},
+    nodes.USR: {b"lib": nodes.USR_LIB},
+    nodes.USR_LIB: {b"debug": nodes.USR_LIB_DEBUG_LINK},
+}
+
+_TARGETS = {
+    nodes.BUILDID_LINK: b".",
+    nodes.BUCKETS_LINK: b"debug/.build-id",
+    nodes.DWZ_LINK: b"debug/.dwz",
+    nodes.PERF_LINK: b"perf",
+    nodes.USR_LIB_DEBUG_LINK: b"../../debug",
+}
+
+_ROOT_NAMES = _STATIC[nodes.ROOT]
+_OFFSET_IDS = 64
+"""In the root's listing: the fixed names are below, build IDs follow by ordinal."""
+
+_LINK_MODE = stat.S_IFLNK | 0o777
+
+
+class View:
+    """The read-only tree of names over a store, for any front door (FUSE, HTTP).
+
+    Nodes are numbers, explained in `nodes`; `ROOT` is where to begin. All methods read the store
+    as it is at that moment, and are safe to call from several threads.
+    """
+
+    ROOT = nodes.ROOT
+
+    def __init__(self, store: Store, *, zero_scripts: bool = True) -> None:
+        """``zero_scripts``: ``.debug_gdb_scripts`` of files that are not the host's own read as
+        zeros."""
+        self._store = store
+        # Written once, when the store was made: no directory looks newer than a core file.
+        made = (Path(os.fsdecode(store.path)) / "format").stat()
+        self._directory = Attributes(
+            stat.S_IFDIR | 0o555, 0, made.st_mtime_ns, made.st_uid, made.st_gid
+        )
+        self._ids = IdDirectories(store, zero_scripts=zero_scripts, shared=self._directory)
+        self._links = DebugLinks(store)
+        self._dwz = DwzTree(store)
+        self._perf = PerfTree(store, self._ids)
+        self._lookups: dict[int, Lookup] = {
+            nodes.TAG_ID: self._ids.lookup,
+            nodes.TAG_PATH: self._perf.lookup,
+            nodes.TAG_DWZ: self._dwz.lookup,
+        }
+        self._listings: dict[int, Children] = {
+            nodes.TAG_ID: self._ids.children,
+            nodes.TAG_PATH: self._perf.children,
+            nodes.TAG_DWZ: self._dwz.children,
+        }
+        for tag in range(nodes.TAG_PERF_ID, 2 * nodes.TAG_PERF_ID):
+            self._lookups[tag] = self._perf.lookup_file
+            self._listings[tag] = self._perf.files
+
+    # --- what every front door needs -------------------------------------------------------
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory, 0 if there is none."""
+        if node == nodes.ROOT:
+            build_id = names.parse(name)
+            if build_id is None:
+                return _ROOT_NAMES.get(name, nodes.ABSENT)
+            ordinal = self._store.ordinal(build_id)
+            return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal)
+        tag = node >> nodes.TAG_SHIFT
+        if tag:
+            return self._lookups[tag](node, name)
+        return self._lookup_static(node, name)
+
+    def children(self, node: int, after: int = 0) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of a directory: name, node and offset.
+
+        Offsets grow; a listing that was broken off goes on behind the offset ``after``.
+        """
+        if node == nodes.ROOT:
+            return self._root(after)
+        tag = node >> nodes.TAG_SHIFT
+        if tag:
+            return self._listings[tag](node, after)
+        return self._static_children(node, after)
+
+    def attributes(self, node: int) -> Attributes:
+        """What stat(2) is to show; raises OSError(ESTALE) for what is gone from the store."""
+        if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
+            return self._link(_TARGETS[node]) if node in _TARGETS else self._directory
+        slot = nodes.slot_of(node)
+        if slot == nodes.SLOT_DIRECTORY:
+            return self._directory
+        if nodes.SLOT_EXECUTABLE_LINK <= slot <= nodes.SLOT_DWZ_LINK:
+            return self._link(self.readlink(node))
+        return self._ids.attributes(node)
+
+    def readlink(self, node: int) -> bytes:
+        """Where a link leads; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        target = _TARGETS.get(node)
+        if target is None:
+            slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
+            if slot in (nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DEBUGINFO_LINK):
+                target = self._links.target(node)
+            elif slot == nodes.SLOT_PERF_LINK:
+                target = self._perf.target(node)
+            elif slot == nodes.SLOT_DWZ_LINK:
+                target = self._dwz.target(node)
+            else:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            if not target:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return target
+
+    def open(self, node: int) -> Content:
+        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
+        slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
+        if not slot or nodes.SLOT_EXECUTABLE_LINK <= slot <= nodes.SLOT_DWZ_LINK:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return self._ids.open(node)
+
+    # --- for front doors that remember answers ---------------------------------------------
+
+    def forget(self) -> None:
+        """Read mode and owner of files from the store again: something was committed."""
+        self._ids.forget()
+
+    def spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
+        """Every entry that exists because of a build ID: directory, name, and whether a commit
+        may make it lead to another node than before.
+        """
+        self.forget()
+        build_id = self._store.build_id(ordinal)
+        if build_id is None:
+            return
+        directory = nodes.of_id(ordinal)
+        spelled = names.spell(build_id)
+        yield nodes.ROOT, spelled, False
+        for name in names.KIND_OF:
+            yield directory, name, True
+        yield directory, names.PATH, False
+        bucket = nodes.DEBUG_BUCKET + build_id[0]
+        yield bucket, spelled[2:], False
+        yield bucket, spelled[2:] + names.DEBUG_SUFFIX, False
+        origins = self._store.origins(ordinal)
+        paths = list(dict.fromkeys(record.origin.path for record in origins))
+        yield from self._perf.spellings(ordinal, paths)
+        yield from self._dwz.spellings(paths)
+
+    # --- what is always there --------------------------------------------------------------
+
+    def _root(self, after: int) -> Iterator[tuple[bytes, int, int]]:
+        if after < _OFFSET_IDS:
+            for offset, (name, node) in enumerate(_ROOT_NAMES.items(), 1):
+                if offset > after:
+                    yield name, node, offset
+            after = _OFFSET_IDS
+        for ordinal, build_id in self._store.build_ids_from(after - _OFFSET_IDS):
+            yield hexlify(build_id), nodes.of_id(ordinal), ordinal + _OFFSET_IDS
+
+    def _lookup_static(self, node: int, name: bytes) -> int:
+        entries = _STATIC.get(node)
+        if entries is not None:
+            return entries.get(name, nodes.ABSENT)
+        if node >= nodes.PERF_BUCKET:
+            return self._perf.lookup_link(node, name)
+        if node >= nodes.DEBUG_BUCKET:
+            return self._links.lookup(node, name)
+        if node == nodes.PERF:
+            return self._perf.lookup(node, name)
+        if node == nodes.DWZ:
+            return self._dwz.lookup(node, name)
+        if node in (nodes.DEBUG_BUCKETS, nodes.PERF_BUCKETS):
+            return lookup_bucket(_bucket_base(node), name)
+        return nodes.ABSENT
+
+    def _static_children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        if node >= nodes.PERF_BUCKET:
+            return self._perf.links(node, after)
+        if node >= nodes.DEBUG_BUCKET:
+            return self._links.children(node, after)
+        if node == nodes.PERF:
+            return self._perf.children(node, after)
+        if node == nodes.DWZ:
+            return self._dwz.children(node, after)
+        if node in (nodes.DEBUG_BUCKETS, nodes.PERF_BUCKETS):
+            return populated_buckets(self._store, _bucket_base(node), after)
+        entries = list(_STATIC.get(node, {}).items())[after:]
+        return ((name, child, offset) for offset, (name, child) in enumerate(entries, after + 1))
+
+    def _link(self, target: bytes) -> Attributes:
+        shared = self._directory
+        return Attributes(_LINK_MODE, len(target), shared.mtime_ns, shared.uid, shared.gid)
+
+
+def _bucket_base(node: int) -> int:
+    return nodes.DEBUG_BUCKET if node == nodes.DEBUG_BUCKETS else nodes.PERF_BUCKET
