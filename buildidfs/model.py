@@ -136,9 +136,10 @@ class FileIdentity(msgspec.Struct, frozen=True):
     """What stat(2) and statx(2) say of an open file: the hint that it is the one seen before.
 
     ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices
-    are handed out again at once, so there it is the kernel's unique mount ID together with the
-    boot ID; on other block devices it is empty and ``dev`` alone decides. ``None`` says that
-    nothing unambiguous is to be had (before Linux 6.8), and the file has to be read.
+    are handed out again at once, and filesystem images with fixed times look alike, so there it
+    is the kernel's unique mount ID together with the boot ID; for other files on block devices it
+    is empty and ``dev`` decides. ``None`` says that nothing unambiguous is to be had (before
+    Linux 6.8), and the file has to be read.
     Times are in nanoseconds, ``mode`` is st_mode with the type bits.
     """
 

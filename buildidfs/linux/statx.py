@@ -103,13 +103,18 @@ def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:
         mode,
         uid,
         gid,
-        _scope(major, mask, mount),
+        _scope(major, ctime_ns, mask, mount),
     )
 
 
-def _scope(major: int, mask: int, mount: int) -> bytes | None:
-    """What makes the device number unambiguous; see `FileIdentity`."""
-    if major not in _RECYCLED_MAJORS:
+def _scope(major: int, ctime_ns: int, mask: int, mount: int) -> bytes | None:
+    """What makes the device number unambiguous; see `FileIdentity`.
+
+    A change time of whole seconds is that of a filesystem made as an image with fixed times
+    (squashfs, erofs, a reproducible root partition): its next version may agree in device, inode,
+    size and all times, and have other bytes.
+    """
+    if major not in _RECYCLED_MAJORS and ctime_ns:
         return b""
     if not mask & _STATX_MNT_ID_UNIQUE:
         return None
