@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from buildidfs.formats import elf
+from buildidfs.capture import files
 from buildidfs.linux import mounts, openat2, procfs
 from buildidfs.model import Absence, BuildId
 
@@ -109,8 +109,7 @@ def _count(
 
 
 def _identify(fd: int, census: Census) -> None:
-    head = os.pread(fd, elf.HEAD_SIZE, 0)
-    answer = elf.identify(head, lambda offset, size: os.pread(fd, size, offset))
+    answer = files.identify(fd)
     if isinstance(answer, BuildId):
         census.build_ids.add(answer)
     elif answer in (Absence.NOT_ELF, Absence.EMPTY):

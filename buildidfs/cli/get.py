@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "get",
+    short_help="Write the bytes of an artifact.",
     epilog=exit_status(
         [
             "buildidfs get 8e9f -o libc.so.6",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "list",
+    short_help="List what is in the store.",
     epilog=exit_status(
         [
             "buildidfs list --path '*/libc.so.6'",

@@ -10,6 +10,7 @@ from buildidfs.cli.common import Session, exit_status
 
 @click.command(
     "mount",
+    short_help="Present the store as files.",
     epilog=exit_status(
         [
             "buildidfs mount /buildid",

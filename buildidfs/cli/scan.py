@@ -9,6 +9,7 @@ from buildidfs.cli.common import LazyGroup, exit_status
 
 
 @click.group(
+    short_help="Capture binaries in one pass.",
     cls=LazyGroup,
     lazy={"proc": "scan_proc:scan_proc", "tree": "scan_tree:scan_tree"},
     epilog=exit_status(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "show",
+    short_help="Show all that is known of a build ID.",
     epilog=exit_status(
         ["buildidfs show 8e9f", "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb"],
         {

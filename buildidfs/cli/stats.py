@@ -11,6 +11,7 @@ from buildidfs.cli.output import json_line, size
 
 @click.command(
     "stats",
+    short_help="Count the store and its coverage of this host.",
     epilog=exit_status(
         ["buildidfs stats", "buildidfs stats --json | jq .coverage"],
         {11: "no store at that place; 13 unknown format"},

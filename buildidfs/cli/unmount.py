@@ -10,6 +10,7 @@ from buildidfs.cli.common import exit_status
 
 @click.command(
     "unmount",
+    short_help="Take a mount away.",
     epilog=exit_status(
         ["buildidfs unmount /buildid"],
         {40: "not a mount of buildidfs, or it cannot be unmounted"},
