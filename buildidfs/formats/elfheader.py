@@ -104,6 +104,8 @@ class Source:
         end = offset + size
         if end <= len(self._head):
             return self._head[offset:end]
+        if not size:
+            return b""
         if end > self._size:
             self.short = True
             if offset >= self._size:

@@ -177,7 +177,7 @@ class _Writer:
                 if section.name:
                     body += self._section(section, offset, name_at)
                     name_at += len(section.name) + 1
-        if extended_numbering:
+        if extended_numbering and section_headers:
             shnum, shstrndx, phnum = 0, 0xFFFF, 0xFFFF
         body[: self._ehdr.size] = self._ehdr.pack(
             b"\x7fELF",
