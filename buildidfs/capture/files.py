@@ -32,3 +32,16 @@ def identify(fd: int, size: int | None = None) -> BuildId | Absence:
 def describe(fd: int) -> elf.ElfFile | Absence:
     """What an open file is to debuggers, or why it has no build ID. Raises OSError."""
     return elf.describe(reader(fd), os.fstat(fd).st_size)
+
+
+def memory_file(name: bytes, data: bytes) -> int:
+    """A file that exists only as long as somebody has it open, with ``data``. Raises OSError."""
+    fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

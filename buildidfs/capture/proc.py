@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture what running processes have mapped, in whatever mount namespace they live.
+
+Per process: its map, then where it lives, then each file that was not met before in this scan.
+The same file is met once in each mount namespace and container, so that each gets its origin,
+however many processes map it there. What the memo knows is not opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import container, files
+from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.companions import Companion, Companions
+from buildidfs.capture.process import Moved, Process, Ways
+from buildidfs.capture.vdso import VdsoFinder, may_differ
+from buildidfs.formats.elf import ElfFile
+from buildidfs.linux import capabilities, mounts, namespaces, openat2, procfs
+from buildidfs.model import FileIdentity, NamespaceSet, Origin, Sighting, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from buildidfs.model import BuildId, Mapping
+
+_ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files
+
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+_DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
+
+# Mount namespace, container, and the file. The path is part of it because an overlay may show one
+# device and inode number for files of different layers, and because each name is worth knowing.
+_FileKey = tuple[int, str, tuple[int, int], int, bytes]
+
+
+class ProcScanner:
+    """One pass over the executable file mappings of processes; see `capture.base`.
+
+    With each binary that is new come its debug files (`capture.companions`); for one that the memo
+    knows only what is under its build ID is looked for. The vDSO is part of the scan.
+
+    ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict it;
+    ``containers_only`` leaves out what is not in a container, that is every process that shares
+    one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
+    namespaces, by default those we run on. ``ways`` is for tests.
+
+    Iterating raises `UsageError` for a container that is not there, or not the only one. A process
+    that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        *,
+        pids: Sequence[int] | None = None,
+        containers: Sequence[str] | None = None,
+        containers_only: bool = False,
+        container_namespaces: Collection[str] = ("mnt",),
+        host: str | None = None,
+        initial: NamespaceSet | None = None,
+        ways: Ways | None = None,
+    ) -> None:
+        self._memo = memo
+        self._pids = pids
+        self._containers = containers
+        self._containers_only = containers_only
+        self._container_namespaces = tuple(container_namespaces)
+        self._host = os.uname().nodename if host is None else host
+        self._initial = initial
+        self._ways = ways
+
+    def __iter__(self) -> Iterator[Found]:
+        scan = _Scan(
+            self._memo,
+            self._host,
+            self._initial or namespaces.initial(),
+            self._container_namespaces,
+            self._ways or Ways(),
+        )
+        pids = procfs.pids() if self._pids is None else self._pids
+        wanted: frozenset[str] | None = None
+        if self._containers:
+            wanted = container.choose(self._containers, scan.labels(pids))
+        elif not self._containers_only:
+            yield from scan.vdso()
+        for pid in pids:
+            yield from scan.process(
+                pid,
+                wanted=wanted,
+                contained=self._containers_only,
+                asked_for=self._pids is not None,
+            )
+        yield from scan.failures()
+
+
+class _Scan:
+    """What one pass remembers from process to process."""
+
+    def __init__(
+        self,
+        memo: Memo,
+        host: str,
+        initial: NamespaceSet,
+        container_namespaces: Collection[str],
+        ways: Ways,
+    ) -> None:
+        self._memo = memo
+        self._host = host
+        self._initial = initial
+        self._container_namespaces = container_namespaces
+        self._ways = ways
+        self._vdso = VdsoFinder(memo, host, initial)
+        self._met: set[_FileKey] = set()
+        self._failed: dict[_FileKey, Unreadable] = {}
+        self._met_companions: set[tuple[int, str, FileIdentity]] = set()
+        self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
+        self._mount_namespaces: set[int] = set()
+        self._debug_roots: dict[tuple[int, bytes], bool] = {}
+        self._owners_believed: dict[int, bool] = {}
+
+    def labels(self, pids: Sequence[int]) -> frozenset[str]:
+        """The labels of all containers that can be seen."""
+        labels = set()
+        for pid in pids:
+            try:
+                with Process(pid, self._ways) as process:
+                    process.look(self._initial, self._container_namespaces)
+                    labels.add(process.container)
+            except OSError:
+                continue
+        return frozenset(labels - {""})
+
+    def vdso(self) -> Iterator[Found]:
+        """The vDSO of our own word size."""
+        try:
+            found = self._vdso.own()
+        except OSError as error:
+            yield Unreadable(b"[vdso]", error.strerror or str(error), error.errno or 0)
+            return
+        if found is not None:
+            yield found
+
+    def failures(self) -> Iterator[Unreadable]:
+        """The files that could be reached through no process that maps them."""
+        return iter(self._failed.values())
+
+    def process(
+        self, pid: int, *, wanted: frozenset[str] | None, contained: bool, asked_for: bool
+    ) -> Iterator[Found]:
+        """All that is new in a process, if it is in a container that is ``wanted``."""
+        try:
+            with Process(pid, self._ways) as process:
+                for _ in range(_ATTEMPTS):
+                    mappings = process.executable_mappings()
+                    if not mappings:
+                        return
+                    process.look(self._initial, self._container_namespaces)
+                    if contained and not process.container:
+                        return
+                    if wanted is not None and process.container not in wanted:
+                        return
+                    self._note_own_mounts(process)
+                    try:
+                        yield from self._files(process, mappings)
+                    except Moved:
+                        continue
+                    break
+                if may_differ(mappings):
+                    found = self._vdso.of(process.fd, self._trust_in(process))
+                    if found is not None:
+                        yield found
+        except OSError as error:
+            if error.errno not in _GONE:
+                yield Unreadable(b"/proc/%d" % pid, _denied(error), error.errno or 0)
+            elif asked_for and not os.path.exists(f"/proc/{pid}"):
+                yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
+
+    def _note_own_mounts(self, process: Process) -> None:
+        """Learn which devices are mounts of ours in a mount namespace met for the first time."""
+        if process.mount_namespace in self._mount_namespaces:
+            return
+        self._mount_namespaces.add(process.mount_namespace)
+        self._own_mounts |= mounts.own_mount_devices(procfs.mountinfo(process.fd))
+
+    def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
+        where = process.mount_namespace, process.container
+        for mapping in mappings:
+            key = (*where, mapping.dev, mapping.inode, mapping.path)
+            if key in self._met or not self._may_be_opened(mapping):
+                continue
+            try:
+                path_fd, identity = process.pin(mapping)
+                try:
+                    if stat.S_ISREG(identity.mode):
+                        yield from self._file(process, mapping, path_fd, identity)
+                finally:
+                    os.close(path_fd)
+            except OSError as error:
+                # Another process with the same file may let us in.
+                path = process.path_in_root(mapping)
+                self._failed[key] = Unreadable(path, _denied(error), error.errno or 0)
+                continue
+            self._met.add(key)
+            self._failed.pop(key, None)
+
+    def _may_be_opened(self, mapping: Mapping) -> bool:
+        if mapping.dev in self._own_mounts:
+            return False
+        # Memory shared through a device has a name in /dev. Programs run from /dev/shm.
+        return not mapping.path.startswith(b"/dev/") or mapping.path.startswith(b"/dev/shm/")
+
+    def _file(
+        self, process: Process, mapping: Mapping, path_fd: int, identity: FileIdentity
+    ) -> Iterator[Found]:
+        path = process.path_in_root(mapping)
+        sighting = self._sighting(process, path, identity, path_fd)
+        known = self._memo.recall(identity)
+        if known is not None:
+            yield SeenAgain(sighting, known)
+            if known.build_id is not None:
+                yield from self._debug_files(process, path, known.build_id)
+            return
+        fd = openat2.reopen_regular(path_fd)
+        try:
+            described = files.describe(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        yield PinnedFile(sighting, fd)
+        if isinstance(described, ElfFile):
+            yield from self._debug_files(process, path, described)
+
+    def _sighting(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Sighting:
+        origin = Origin(
+            path,
+            identity,
+            process.namespaces,
+            process.mnt_ns_id,
+            process.cgroup,
+            process.container,
+            self._host,
+            self._trust(process, identity, fd),
+            "proc",
+        )
+        return Sighting(origin, time.time_ns())
+
+    def _trust(self, process: Process, identity: FileIdentity, fd: int) -> Trust:
+        believed = self._owners_believed.get(identity.dev)
+        if believed is None and fd >= 0:
+            believed = container.owners_believed(os.fstatvfs(fd).f_flag)
+            self._owners_believed[identity.dev] = believed
+        return container.trust(
+            identity,
+            process.namespaces.mnt,
+            self._initial.mnt,
+            # What is root's in a chroot came with whatever was unpacked there.
+            owners_believed=bool(believed) and process.root_path == b"/",
+        )
+
+    def _trust_in(self, process: Process) -> Trust:
+        in_host = process.namespaces.mnt == self._initial.mnt
+        return Trust.UNKNOWN if in_host else Trust.CONTAINER
+
+    # --- debug files -----------------------------------------------------------------------
+
+    def _debug_files(
+        self, process: Process, path: bytes, binary: ElfFile | BuildId
+    ) -> Iterator[Found]:
+        """The debug files of a binary; only those under its build ID if that is all we know."""
+        try:
+            refused = {os.makedev(*device) for device in self._own_mounts}
+            companions = Companions(process.root_fd, self._memo, refused)
+            if isinstance(binary, ElfFile):
+                yield from self._take(process, companions.of(path, binary))
+            elif self._has_debug_root(process, companions):
+                yield from self._take(process, companions.by_build_id(binary))
+        except OSError as error:
+            if error.errno not in _GONE:
+                yield Unreadable(b"/proc/%d/root" % process.pid, _denied(error), error.errno or 0)
+
+    def _has_debug_root(self, process: Process, companions: Companions) -> bool:
+        key = process.mount_namespace, process.root_path
+        has = self._debug_roots.get(key)
+        if has is None:
+            has = self._debug_roots[key] = companions.has_debug_root()
+        return has
+
+    def _take(
+        self, process: Process, companions: Iterator[Companion | Unreadable]
+    ) -> Iterator[Found]:
+        for item in companions:
+            if isinstance(item, Unreadable):
+                yield item
+                continue
+            with item:
+                key = (process.mount_namespace, process.container, item.identity)
+                if key in self._met_companions:
+                    continue
+                self._met_companions.add(key)
+                sighting = self._sighting(process, item.path, item.identity, item.fd)
+                if item.known is not None:
+                    yield SeenAgain(sighting, item.known)
+                else:
+                    yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
+
+
+def _denied(error: OSError) -> str:
+    """Why the system refused, and what would help."""
+    reason = error.strerror or str(error)
+    if error.errno in _DENIED and "CAP_" not in reason:
+        lacking = capabilities.missing_for_scan()
+        if lacking:
+            reason += f"; needs {', '.join(lacking)}: run as root"
+    return reason

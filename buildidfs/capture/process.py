@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process: where it lives, what it has mapped, and how to get hold of exactly those files.
+
+The link in map_files leads to the mapped file whatever became of its name. Where it may not be
+used (it takes CAP_CHECKPOINT_RESTORE), the link of the executable does the same for that one file,
+and at last the path is looked up in the process's own root. Such a path may lead to another file
+by now, so what is found has to prove that it is the one in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import container, files
+from buildidfs.formats import cgroup, elf, procmaps
+from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx
+from buildidfs.model import BuildId, FileIdentity, Mapping, NamespaceSet
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_DELETED: Final = b" (deleted)"
+
+# What says that the kernel has no PROCMAP_QUERY, or that a filter forbids it.
+_NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM))
+
+# A mapping that is not where it was: the process has gone on, or is gone.
+_MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+
+class Moved(Exception):
+    """The process has meanwhile mapped something else there; its map is to be read again."""
+
+
+class Ways:
+    """How processes are looked at; what turns out to be impossible is not tried again.
+
+    Tests choose a way by turning others off. ``labels`` holds what was learned of a cgroup text.
+    """
+
+    def __init__(self, *, query: bool = True, map_files: bool = True) -> None:
+        self.query = query
+        self.map_files = map_files
+        self.labels: dict[bytes, bytes] = {}
+
+    def cgroup_path(self, text: bytes) -> bytes:
+        """What `formats.cgroup.path` says; the same text comes again and again."""
+        path = self.labels.get(text)
+        if path is None:
+            path = self.labels[text] = cgroup.path(text)
+        return path
+
+
+class Process:
+    """A process pinned by the descriptor of its directory in /proc; a context manager.
+
+    Attributes other than ``pid`` and ``fd`` are there after `look`.
+    """
+
+    def __init__(self, pid: int, ways: Ways) -> None:
+        """Pin it; raises OSError (FileNotFoundError: there is none)."""
+        self.pid = pid
+        self._ways = ways
+        self.namespaces = NamespaceSet()
+        self.mnt_ns_id = 0
+        self.cgroup = b""
+        self.container = ""
+        self.root_path = b"/"
+        self._root_fd = -1
+        self._all_mappings: list[Mapping] | None = None
+        self.fd = procfs.open_pid(pid)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+
+    def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
+        """Find out namespaces, cgroup and container. Raises OSError."""
+        self.namespaces = namespaces.of(self.fd)
+        self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
+        self.cgroup = self._ways.cgroup_path(procfs.cgroup(self.fd))
+        self.root_path = os.readlink(b"root", dir_fd=self.fd)
+        if container.is_contained(self.namespaces, initial, container_namespaces):
+            self.container = container.label(self.cgroup, self.namespaces)
+
+    @property
+    def mount_namespace(self) -> int:
+        """What tells its mount namespace from all others, at least during this scan."""
+        return self.mnt_ns_id or self.namespaces.mnt
+
+    @property
+    def root_fd(self) -> int:
+        """Its root directory, pinned. Raises OSError."""
+        if self._root_fd < 0:
+            self._root_fd = procfs.open_root(self.fd)
+        return self._root_fd
+
+    def executable_mappings(self) -> list[Mapping]:
+        """Its executable mappings of files; empty for threads of the kernel. Raises OSError."""
+        self._all_mappings = None
+        if self._ways.query:
+            maps_fd = procfs.open_maps(self.fd)
+            try:
+                return list(procmap_query.executable_file_mappings(maps_fd))
+            except OSError as error:
+                if error.errno not in _NO_QUERY:
+                    raise
+                self._ways.query = False
+            finally:
+                os.close(maps_fd)
+        return [mapping for mapping in self._mappings() if mapping.executable and mapping.inode]
+
+    def _mappings(self) -> list[Mapping]:
+        if self._all_mappings is None:
+            self._all_mappings = list(procmaps.parse(procfs.maps(self.fd)))
+        return self._all_mappings
+
+    def path_in_root(self, mapping: Mapping) -> bytes:
+        """The path of a mapped file as the process sees it, whose root may be a chroot."""
+        if self.root_path != b"/" and mapping.path.startswith(self.root_path + b"/"):
+            return mapping.path[len(self.root_path) :]
+        return mapping.path
+
+    def pin(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """An O_PATH descriptor of exactly the mapped file, and what identifies it.
+
+        Raises `Moved` when it is not mapped there any more, OSError when it cannot be reached.
+        """
+        if self._ways.map_files:
+            try:
+                return self._pin_map_file(mapping)
+            except OSError as error:
+                if error.errno in _MOVED:
+                    raise Moved from error
+                if error.errno != errno.EPERM:
+                    raise
+                self._ways.map_files = False
+        return self._pin_exe(mapping) or self._pin_by_path(mapping)
+
+    def _pin_map_file(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        name = procfs.map_file_name(mapping.start, mapping.end)
+        fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            identity = statx.identity(fd)
+            # Filesystems made of others may show one inode number here and another there.
+            if identity.ino != mapping.inode and not _same_name(
+                os.readlink(name, dir_fd=self.fd), mapping
+            ):
+                raise Moved
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
+    def _pin_exe(self, mapping: Mapping) -> tuple[int, FileIdentity] | None:
+        """By the link to the executable, if that is what is mapped."""
+        try:
+            if not _same_name(procfs.exe(self.fd), mapping):
+                return None
+            fd = os.open(b"exe", os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
+        except OSError:
+            return None
+        try:
+            identity = statx.identity(fd)
+            if identity.ino == mapping.inode or self._proven(fd, mapping):
+                return fd, identity
+        except OSError:
+            pass
+        os.close(fd)
+        return None
+
+    def _pin_by_path(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        if mapping.deleted or not mapping.path.startswith(b"/"):
+            raise OSError(errno.EPERM, "has no name any more; needs CAP_CHECKPOINT_RESTORE")
+        fd = openat2.open_in_root(self.root_fd, self.path_in_root(mapping), os.O_PATH)
+        try:
+            identity = statx.identity(fd)
+            same = (os.makedev(*mapping.dev), mapping.inode) == (identity.dev, identity.ino)
+            if not same and not self._proven(fd, mapping):
+                raise OSError(
+                    errno.EPERM, "its name leads to another file; needs CAP_CHECKPOINT_RESTORE"
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
+    def _proven(self, path_fd: int, mapping: Mapping) -> bool:
+        """Whether a file has the build ID that the mapped one has in memory. Raises OSError."""
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            return False
+        in_memory = self._build_id_in_memory(mapping)
+        if in_memory is None:
+            return False
+        fd = openat2.reopen_regular(path_fd)
+        try:
+            return files.identify(fd) == in_memory
+        finally:
+            os.close(fd)
+
+    def _build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file, read through the mappings of its beginning."""
+        parts = [
+            part
+            for part in self._mappings()
+            if part.inode == mapping.inode and part.dev == mapping.dev
+        ]
+
+        def read_at(offset: int, size: int) -> bytes:
+            for part in parts:
+                skip = offset - part.offset
+                if 0 <= skip < part.end - part.start:
+                    size = min(size, part.end - part.start - skip)
+                    return procfs.read_memory(self.fd, part.start + skip, size)
+            return b""
+
+        try:
+            answer = elf.identify(read_at(0, elf.HEAD_SIZE), read_at)
+        except OSError:
+            return None
+        return answer if isinstance(answer, BuildId) else None
+
+
+def _same_name(link: bytes, mapping: Mapping) -> bool:
+    return link == (mapping.path + _DELETED if mapping.deleted else mapping.path)
