@@ -63,7 +63,12 @@ class Result:
         return self.out + self.err
 
     def __str__(self) -> str:
-        return f"$ {shlex.join(self.argv)}\n[exit {self.rc}]\n{self.out}\n[stderr]\n{self.err}"
+        out, err = (_shortened(text) for text in (self.out, self.err))
+        return f"$ {shlex.join(self.argv)}\n[exit {self.rc}]\n{out}\n[stderr]\n{err}"
+
+
+def _shortened(text: str, most: int = 10_000) -> str:
+    return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most} more]"
 
 
 def tool(*names: str) -> str:

@@ -30,9 +30,9 @@ _PREFIX = "buildidfs-test-"
 class BuildIdFs:
     """The program, on one store. The store comes into being with the first scan."""
 
-    def __init__(self, directory: Path) -> None:
-        """Keep the store, and the mount point, in ``directory``."""
-        self.store = directory / "store"
+    def __init__(self, directory: Path, store: Path | None = None) -> None:
+        """Keep the mount point in ``directory``, and the store too unless it is given."""
+        self.store = store or directory / "store"
         self.mountpoint = directory / "mnt"
         self._log = directory / "mount.log"
 

@@ -246,8 +246,16 @@ def running(executable: Path, mode: str) -> Iterator[int]:
             process.kill()
 
 
-def build(directory: Path, *, dwz: str | None = None, flags: tuple[str, ...] = ()) -> Program:
-    """Compile, split and strip the program in ``directory``.
+def gdb_script(code: str) -> str:
+    """C source for `build` that makes gdb run Python ``code`` when it loads the file."""
+    lines_of_code = ["gdb.inlined-script", *code.splitlines()]
+    text = "".join(f'    ".ascii \\"{line}\\\\n\\"\\n"\n' for line in lines_of_code)
+    section = '.pushsection \\".debug_gdb_scripts\\", \\"MS\\",@progbits,1'
+    return f'__asm__("{section}\\n" ".byte 4\\n"\n{text}    ".byte 0\\n" ".popsection\\n");\n'
+
+
+def build(directory: Path, *, dwz: str | None = None, extra: str = "") -> Program:
+    """Compile, split and strip the program in ``directory``; ``extra`` is C source for both files.
 
     ``dwz`` names where `Program.install` will put the debug files ("beside" or "system"): the
     common parts then move to a supplementary file, to which both debug files link.
@@ -256,10 +264,10 @@ def build(directory: Path, *, dwz: str | None = None, flags: tuple[str, ...] = (
     source = directory / "source"
     for part in (source, directory / "compiled", directory / "shipped", directory / "debug"):
         part.mkdir(parents=True, exist_ok=True)
-    for name, text in (("work.h", _HEADER), ("hot.c", _EXE), ("libhot.c", _LIB)):
+    for name, text in (("work.h", _HEADER), ("hot.c", _EXE + extra), ("libhot.c", _LIB + extra)):
         (source / name).write_text(text)
     compiler: list[str | Path] = [tool("gcc"), "-g", "-O1", "-fno-omit-frame-pointer"]
-    compiler += ["-Wall", "-Werror", "-Wl,--build-id", f"-DTOKEN=t{token}", *flags]
+    compiler += ["-Wall", "-Werror", "-Wl,--build-id", f"-DTOKEN=t{token}"]
     compiler += [f"-ffile-prefix-map={source}={SOURCE_DIR}"]
     exe, lib = directory / "compiled/hot", directory / "compiled/libhot.so"
     run(
