@@ -116,9 +116,6 @@ class Kernel(Protocol):
 class FuseKernel:
     """The kernel at the other end of pyfuse3's session."""
 
-    def __init__(self, mountpoint: bytes) -> None:
-        self._mountpoint = mountpoint
-
     def forget_name(self, directory: int, name: bytes) -> None:
         """Look this name up again next time."""
         try:

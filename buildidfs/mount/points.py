@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mount points: whether one can be used, what is mounted there, and taking it away.
+
+Everything that can be known before mounting is checked here, because what libfuse says about it
+is at best a line on standard error.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+import subprocess
+
+from buildidfs.errors import MountError
+from buildidfs.formats import mountinfo
+from buildidfs.linux import mounts
+
+log = logging.getLogger(__name__)
+
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+_FUSE = "/dev/fuse"
+_CONFIGURATION = "/etc/fuse.conf"
+_HELPER = "fusermount3"
+_NO_HELPER = f"{_HELPER} is not installed (package fuse3), and only root can do without it"
+
+
+def mounted_at(point: bytes) -> mountinfo.MountInfo | None:
+    """What one sees at a path, if something is mounted exactly there."""
+    top = None
+    for mount in mountinfo.parse(mounts.mountinfo()):
+        if mount.mount_point == point:
+            top = mount  # later ones lie on top of earlier ones
+    return top
+
+
+def prepare(point: bytes, *, allow_other: bool) -> None:
+    """See to it that something can be mounted at ``point``; raises `MountError` saying why not.
+
+    What a mount of ours that was killed has left there is taken away.
+    """
+    shown = os.fsdecode(point)
+    point = os.path.realpath(point)
+    _clear(point, shown)
+    _check_directory(point, shown)
+    _check_fuse(allow_other=allow_other)
+
+
+def unmount(point: bytes) -> None:
+    """Take away a mount of ours; files that are open stay readable until they are closed.
+
+    Raises `MountError` if there is none, or it may not be unmounted.
+    """
+    shown = os.fsdecode(point)
+    point = os.path.realpath(point)
+    top = mounted_at(point)
+    if top is None or top.fstype != mounts.FILESYSTEM_TYPE:
+        raise MountError(f"{shown} is not a mount of buildidfs")
+    if take_away(point):
+        log.info("%s is in use: it goes when the last open file is closed", shown)
+
+
+def take_away(point: bytes) -> bool:
+    """Unmount what is mounted there; True if it was in use, and therefore only detached.
+
+    Raises `MountError`.
+    """
+    if os.geteuid() != 0:
+        return _take_away_as_user(point)
+    try:
+        try:
+            mounts.umount2(point, mounts.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            mounts.umount2(point, mounts.UMOUNT_NOFOLLOW | mounts.MNT_DETACH)
+            return True
+    except OSError as error:
+        raise MountError(f"cannot unmount {os.fsdecode(point)}: {error.strerror}") from error
+    return False
+
+
+def _take_away_as_user(point: bytes) -> bool:
+    for extra in ((), ("-z",)):
+        try:
+            done = subprocess.run(
+                [_HELPER, "-u", *extra, "--", point],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise MountError(f"cannot unmount {os.fsdecode(point)}: {_NO_HELPER}") from None
+        if done.returncode == 0:
+            return bool(extra)
+    reason = done.stderr.decode(errors="replace").strip().replace("\n", "; ")
+    raise MountError(f"cannot unmount {os.fsdecode(point)}: {reason}")
+
+
+def _clear(point: bytes, shown: str) -> None:
+    """Take away what killed mounts have left, which may lie on top of each other."""
+    while (top := mounted_at(point)) is not None:
+        ours = top.fstype == mounts.FILESYSTEM_TYPE
+        if _answers(point):
+            if ours:
+                raise MountError(f"{shown} is busy: a store is mounted there already")
+            return
+        if not ours:
+            kind = top.fstype.decode(errors="replace")
+            raise MountError(f"{shown} is busy: the {kind} mounted there does not answer")
+        log.info("%s: taking away what a killed mount has left", shown)
+        take_away(point)
+
+
+def _answers(point: bytes) -> bool:
+    try:
+        os.stat(point)
+    except OSError as error:
+        return error.errno not in _DEAD
+    return True
+
+
+def _check_directory(point: bytes, shown: str) -> None:
+    try:
+        if not stat.S_ISDIR(os.stat(point).st_mode):
+            raise MountError(f"{shown} is not a directory")
+        with os.scandir(point) as entries:
+            if next(entries, None) is not None:
+                raise MountError(f"{shown} is not empty: what is in it would be hidden")
+    except (FileNotFoundError, NotADirectoryError):
+        raise MountError(f"{shown} does not exist: make it with mkdir -p {shown}") from None
+    except OSError as error:
+        raise MountError(f"{shown} cannot be used: {error.strerror}") from error
+
+
+def _check_fuse(*, allow_other: bool) -> None:
+    if not os.path.exists(_FUSE):
+        raise MountError(f"{_FUSE} does not exist: load the module with modprobe fuse")
+    if not os.access(_FUSE, os.R_OK | os.W_OK):
+        raise MountError(f"{_FUSE} may not be opened: FUSE is not for this user")
+    if os.geteuid() == 0:
+        return
+    if shutil.which(_HELPER) is None:
+        raise MountError(_NO_HELPER)
+    if allow_other and not _others_allowed():
+        raise MountError(
+            f"allow_other needs the line user_allow_other in {_CONFIGURATION}, which root can add"
+        )
+
+
+def _others_allowed() -> bool:
+    try:
+        with open(_CONFIGURATION, encoding="utf-8", errors="replace") as file:
+            return any(line.strip() == "user_allow_other" for line in file)
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One mount from beginning to end, in the foreground: `run`. (`background` detaches first.)
+
+The order matters. The mount point is prepared before the store is opened, so that what is wrong
+is said first; the store is opened after any fork, because LMDB does not survive one; signals end
+the session by unmounting while requests are still answered, so that nobody gets an error who is
+not holding a file open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+import pyfuse3
+import trio
+
+from buildidfs.errors import MountError, StoreError
+from buildidfs.linux import mounts
+from buildidfs.mount import points
+from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
+from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
+from buildidfs.mount.operations import Operations
+from buildidfs.store import Store
+from buildidfs.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.mount.options import MountOptions
+
+log = logging.getLogger(__name__)
+
+
+def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None:
+    """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
+
+    ``ready`` is called when the mount answers. Raises `MountError`, and `StoreError` when the
+    store cannot be opened.
+    """
+    points.prepare(options.mountpoint, allow_other=options.allow_other)
+    point = os.path.realpath(options.mountpoint)
+    _allow_many_files()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store.open(options.store, read_only=True))
+        view = View(store, zero_scripts=options.gdb_scripts == "zero")
+        absences = Absences()
+        loop: Loop = FastLoop() if options.loop == "fast" else PlainLoop()
+        operations = Operations(view, loop, absences, store.path)
+        stack.callback(operations.close)
+        loop.install()
+        _mount(operations, options)
+        device = _device(point)
+        stack.callback(_close, point, device)
+        _listen(stack, store, view, absences)
+        try:
+            trio.run(_serve, point, device, options.read_ahead_kib, ready)
+        except BaseExceptionGroup as group:
+            raise MountError(f"serving {os.fsdecode(point)} failed: {_first(group)}") from group
+    log.info("%s is unmounted", os.fsdecode(options.mountpoint))
+
+
+def _mount(operations: Operations, options: MountOptions) -> None:
+    shown = os.fsdecode(options.mountpoint)
+    _adopt_log()
+    with _standard_error() as said:
+        try:
+            pyfuse3.init(operations, shown, options.for_fuse())
+        except RuntimeError as error:
+            failure = error
+        else:
+            return
+    reason = said() or str(failure)
+    raise MountError(f"cannot mount {shown}: {reason}") from failure
+
+
+def _listen(stack: contextlib.ExitStack, store: Store, view: View, absences: Absences) -> None:
+    """Hear of commits, as long as the stack lives."""
+    try:
+        listener = stack.enter_context(contextlib.closing(store.listen()))
+    except StoreError as error:
+        # Then nobody can commit either: the store is on a read-only filesystem.
+        log.info("what is captured later will not be seen at once: %s", error)
+    else:
+        stack.enter_context(Invalidator(view, absences, FuseKernel(), listener))
+
+
+async def _serve(
+    point: bytes, device: tuple[int, int] | None, read_ahead_kib: int, ready: Callable[[], None]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, point, device)
+        nursery.start_soon(_announce, point, read_ahead_kib, ready)
+        await pyfuse3.main()
+        nursery.cancel_scope.cancel()
+
+
+async def _announce(point: bytes, read_ahead_kib: int, ready: Callable[[], None]) -> None:
+    def answered() -> None:
+        # The kernel takes our reply to its first request for the last word on read-ahead, so
+        # that has to come first.
+        device = os.stat(point).st_dev
+        with contextlib.suppress(OSError):  # it takes root, and a sysfs
+            mounts.set_read_ahead(device, read_ahead_kib)
+
+    try:
+        await trio.to_thread.run_sync(answered, abandon_on_cancel=True)
+    except OSError as error:
+        log.info("%s went before it was used: %s", os.fsdecode(point), error.strerror)
+        return
+    log.info("mounted at %s", os.fsdecode(point))
+    ready()
+
+
+async def _stop_on_signal(
+    point: bytes,
+    device: tuple[int, int] | None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            log.info("%s: unmounting", signal.Signals(number).name)
+            if _device(point) == device is not None:
+                try:
+                    busy = await trio.to_thread.run_sync(points.take_away, point)
+                except MountError as error:
+                    log.warning("%s", error)
+                    busy = True
+                if not busy:
+                    continue  # the main loop sees that, and ends
+            pyfuse3.terminate()
+
+
+def _device(point: bytes) -> tuple[int, int] | None:
+    top = points.mounted_at(point)
+    return None if top is None or top.fstype != mounts.FILESYSTEM_TYPE else top.dev
+
+
+def _close(point: bytes, device: tuple[int, int] | None) -> None:
+    # libfuse would unmount whatever is mounted there by now.
+    pyfuse3.close(unmount=_device(point) == device is not None)
+
+
+def _allow_many_files() -> None:
+    """Every file that somebody has open is one that we have open."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _adopt_log() -> None:
+    """Let pyfuse3's messages go where ours go."""
+    theirs, ours = logging.getLogger("pyfuse3"), logging.getLogger("buildidfs")
+    theirs.handlers[:] = ours.handlers
+    theirs.setLevel(max(ours.getEffectiveLevel(), logging.INFO))
+    theirs.propagate = ours.propagate
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[Callable[[], str]]:
+    """Catch what libfuse and fusermount3 print; gives a function that returns it as one line."""
+    caught = os.memfd_create("stderr", os.MFD_CLOEXEC)
+    saved = os.dup(2)
+    os.dup2(caught, 2)
+
+    def text() -> str:
+        lines = os.pread(caught, 65536, 0).decode(errors="replace").split("\n")
+        return "; ".join(line.strip() for line in lines if line.strip())
+
+    try:
+        yield text
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
