@@ -19,7 +19,7 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
@@ -180,6 +180,8 @@ class Blobs:
                 limit = _limit(before.st_size)
             if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
                 self._copy(fd, limit, staged)
+            if self.size(staged.digest) is None:
+                copy.start_writeback(staged.fd)  # the fsync of `seal` will wait less
             after = os.fstat(fd)
             staged.changed = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
                 after.st_size,
@@ -236,8 +238,8 @@ class Blobs:
             if not copy.reflink(fd, staged.fd):
                 self._no_reflink.add(device)
                 return False
-        staged.size = os.fstat(staged.fd).st_size
-        staged.digest = digest_of(staged.fd)
+            staged.size = os.fstat(staged.fd).st_size
+            staged.digest = digest_of(staged.fd)
         return True
 
     def _copy(self, fd: int, limit: int, staged: Staged) -> None:
@@ -264,10 +266,11 @@ class Blobs:
 
     # --- sealing ---------------------------------------------------------------------------
 
-    def seal(self, batch: Iterable[Staged]) -> set[Digest]:
+    def seal(self, batch: Iterable[Staged], durable: Callable[[Digest], bool]) -> set[Digest]:
         """Make staged bytes durable and give them their names; returns the digests added.
 
         A blob that exists is left alone, unless its size is wrong: then it is replaced.
+        ``durable`` tells of a blob that exists whether its name is known to be on the disk.
         Raises `StoreFull`, `StoreError`.
         """
         missing: dict[Digest, Staged] = {}
@@ -275,15 +278,14 @@ class Blobs:
         for staged in batch:
             if staged.digest in missing or staged.digest in present:
                 continue
-            if self.size(staged.digest) == staged.size:
-                present.add(staged.digest)
-            else:
+            if self.size(staged.digest) != staged.size:
                 missing[staged.digest] = staged
+            elif not durable(staged.digest):  # another process may have linked it a moment ago
+                present.add(staged.digest)
         with translated(self.root):
             self._sync([staged.fd for staged in missing.values()])
             for digest, staged in missing.items():
                 self._link(digest, staged)
-            # Also of those present: another process may have linked one a moment ago.
             self._sync_directories({digest.hex()[:2] for digest in (*missing, *present)})
         return set(missing)
 

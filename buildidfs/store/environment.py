@@ -68,8 +68,7 @@ class Environment:
             self._lmdb = self._map(map_size, create)
             try:
                 self.tables = self._open_tables(create)
-                if not read_only:
-                    self._lmdb.reader_check()  # slots of readers that were killed
+                self._lmdb.reader_check()  # frees the slots of readers that were killed
             except BaseException:
                 self._lmdb.close()
                 raise

@@ -74,7 +74,9 @@ class Index:
 
     def ordinal(self, build_id: bytes) -> int | None:
         """Number of a build ID."""
-        value = self._env.get(self._ids, build_id) if build_id else None
+        if not 0 < len(build_id) <= BuildId.MAX_BYTES:
+            return None
+        value = self._env.get(self._ids, build_id)
         return None if value is None else int.from_bytes(value, "big")
 
     def build_id(self, ordinal: int) -> BuildId | None:

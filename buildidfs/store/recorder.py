@@ -7,12 +7,13 @@ when the map had to grow, and so that several processes may write to one store.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import Artifact, BuildId, Digest, Kind, Origin, Sighting, Trust
+from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin, Sighting, Trust
 from buildidfs.store import schema
 from buildidfs.store.blobs import Staged
 from buildidfs.store.index import prefixed, rank
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 #: A file changed this shortly before it was looked at may change again within the same tick of
 #: the filesystem's clock, and then looks unchanged; git calls such a file racily clean.
 _RACY_NS = 2_000_000_000
+
+#: A stamp of the memo is brought up to date only when it is off by more: that saves a write.
+_STAMP_SLACK_S = 86_400
+
+#: Rows of the memo of which the oldest goes when it is full.
+_CANDIDATES = 8
 
 _PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
@@ -153,10 +160,17 @@ class Recorder:
     def touch(self, sighting: Sighting) -> bool:
         """Record that a file which the memo knows was seen again; False when it does not."""
         key = schema.seen_key(sighting.origin.identity)
-        value = None if key is None else self._txn.get(key, db=self._seen)
+        if key is None:
+            return False
+        value = self._txn.get(key, db=self._seen)
         if value is None:
             return False
-        _, tag = schema.SEEN.unpack_from(value)
+        stamp, tag = schema.SEEN.unpack_from(value)
+        now = _stamp(sighting.seen_ns)
+        if now - stamp > _STAMP_SLACK_S:
+            self._txn.put(
+                key, schema.SEEN.pack(now, tag) + value[schema.SEEN.size :], db=self._seen
+            )
         if tag:
             return True
         digest = Digest(value[schema.SEEN.size :])
@@ -275,18 +289,28 @@ class Recorder:
     # --- the memo --------------------------------------------------------------------------
 
     def _remember(self, sighting: Sighting, digest: Digest) -> None:
-        identity, seen_ns = sighting.origin.identity, sighting.seen_ns
-        key = schema.seen_key(identity)
-        if key is not None and seen_ns - identity.ctime_ns >= _RACY_NS:
-            value = schema.SEEN.pack(_stamp(seen_ns), 0) + digest
-            self._txn.put(key, value, db=self._seen)
+        self._put_seen(sighting.origin.identity, sighting.seen_ns, 0, digest)
 
     def absent(self, new: NewAbsence) -> None:
         """Remember that a file has no build ID."""
-        key = schema.seen_key(new.identity)
-        if key is not None and new.seen_ns - new.identity.ctime_ns >= _RACY_NS:
-            value = schema.SEEN.pack(_stamp(new.seen_ns), schema.ABSENCE_TAGS[new.absence])
-            self._txn.put(key, value, db=self._seen)
+        self._put_seen(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
+
+    def _put_seen(self, identity: FileIdentity, seen_ns: int, tag: int, digest: bytes) -> None:
+        key = schema.seen_key(identity)
+        if key is None or seen_ns - identity.ctime_ns < _RACY_NS:
+            return
+        self._txn.put(key, schema.SEEN.pack(_stamp(seen_ns), tag) + digest, db=self._seen)
+        if self._txn.stat(self._seen)["entries"] > schema.MAX_SEEN:
+            self._forget_near(key[::-1])
+
+    def _forget_near(self, place: bytes) -> None:
+        """Drop the oldest of a few rows at a place that is as good as random: keys are hashes."""
+        with self._txn.cursor(self._seen) as cursor:
+            rows = []
+            if cursor.set_range(place) or cursor.first():
+                for key, value in itertools.islice(cursor, _CANDIDATES):
+                    rows.append((value[:4], key))
+        self._txn.delete(min(rows)[1], db=self._seen)
 
 
 def load_counters(environment: Environment, txn: Txn) -> schema.Counters:

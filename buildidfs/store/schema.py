@@ -56,8 +56,10 @@ Path 0 is the root and has no row. Names that no directory can hold never get a 
 trust.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
-in seconds. ``MEMO_EPOCH`` is part of what is hashed: raised when the program learns to identify
-what it could not before, it makes every old row unreachable.
+the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
+the place of the oldest of a few. The table may be emptied at any time. ``MEMO_EPOCH`` is part of
+what is hashed: raised when the program learns to identify what it could not before, it makes every
+old row unreachable.
 """
 
 from __future__ import annotations
@@ -86,25 +88,16 @@ FORMAT_VERSION: Final = 1
 FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (
-    "meta",
-    "ids",
-    "ordinals",
-    "artifacts",
-    "variants",
-    "digests",
-    "origins",
-    "names",
-    "paths",
-    "pathids",
-    "dwz",
-    "seen",
-)
+    "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
+    "pathids", "dwz", "seen",
+)  # fmt: skip
 
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
 MAX_ORIGINS: Final = 256
 MAX_PATHS: Final = 1024
 MAX_DWZ_NAME: Final = 500
+MAX_SEEN: Final = 2**20
 MEMO_EPOCH: Final = b"1"
 
 ABSENCE_TAGS: Final = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Sighting
-from buildidfs.store import environment, notify, schema
+from buildidfs.store import check, environment, notify, schema
 from buildidfs.store.blobs import Blobs, Staged, digest_of
 from buildidfs.store.failures import show, translated
 from buildidfs.store.index import Index
@@ -237,7 +237,7 @@ class Store:
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         try:
             env = self._writable()
-            added = self._blobs.seal(staged)
+            added = self._blobs.seal(staged, lambda digest: self.held(digest) is not None)
         finally:
             sizes = {blob.digest: blob.size for blob in staged}
             for blob in staged:
@@ -315,6 +315,10 @@ class Store:
             index_bytes=env.bytes_used(),
             free_bytes=self._blobs.free_bytes(),
         )
+
+    def check(self, *, digests: bool = False) -> Iterator[str]:
+        """What is wrong with the store, one line each; ``digests`` reads every byte as well."""
+        return check.problems(self._opened(), self._blobs, digests=digests)
 
     def _opened(self) -> Environment:
         if self._env is None:
