@@ -188,20 +188,24 @@ def _image(kind: str, content: Path, directory: Path) -> Path:
     return image
 
 
-def _bundle(name: str, program: Program, root: Path, content: Path, directory: Path) -> str:
-    """Fill a root filesystem and write the OCI configuration; returns the short container ID."""
-    program.install(content, debug="system")
-    (content / "bin").mkdir()
-    for part in ("proc", "tmp", "dev"):
-        (content / part).mkdir()
-    shutil.copy2(tool("busybox"), content / "bin/busybox")
-    (content / "bin/sh").symlink_to("busybox")
+def root_filesystem(program: Program, root: Path) -> None:
+    """Make ``root`` a root filesystem with the program, a shell, and what both need to run."""
+    program.install(root, debug="system")
+    for part in ("bin", "proc", "tmp", "dev"):
+        (root / part).mkdir()
+    shutil.copy2(tool("busybox"), root / "bin/busybox")
+    (root / "bin/sh").symlink_to("busybox")
     needed = run([tool("ldd"), *(binary.compiled for binary in program.binaries)], check=True)
     for library in set(re.findall(r"(/\S+) \(0x", needed.out)):
         if not library.startswith(str(program.lib.compiled.parent)):
-            place = content / library[1:]
+            place = root / library[1:]
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(library, place)
+
+
+def _bundle(name: str, program: Program, root: Path, content: Path, directory: Path) -> str:
+    """Fill a root filesystem and write the OCI configuration; returns the short container ID."""
+    root_filesystem(program, content)
     container_id = program.exe.build_id[:32] * 2
     configuration: dict[str, Any] = {
         "ociVersion": "1.0.2",

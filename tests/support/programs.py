@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.clients import run, tool
+from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines
 
 SOURCE_DIR = "/build/hot-1.0"
@@ -235,9 +235,12 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(executable: Path, mode: str) -> Iterator[int]:
-    """Run ``hot`` in a mode that does not end by itself; yields its process ID once it is up."""
-    with subprocess.Popen([executable, mode], stdout=subprocess.PIPE) as process:
+def running(*argv: Argument) -> Iterator[int]:
+    """Run a command that becomes ``hot`` in a mode that does not end by itself, until it is up.
+
+    Yields the process ID, which is that of ``hot`` if nothing in between forks.
+    """
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             lines(process.stdout, lambda got: got == ["up"])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
 from tests.support.clients import run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, line_of
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.support import clients
     from tests.support.clients import Argument
     from tests.support.programs import Program
     from tests.support.vanished import Vanished
