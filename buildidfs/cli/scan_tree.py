@@ -41,7 +41,7 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     if dry_run:
         return _identify(wanted, json_)
     with session.open_store(create=True) as store:
-        summary = daemon.scan_tree(store, session.settings, wanted, progress=progress("Capturing"))
+        summary = daemon.scan_tree(store, wanted, progress=progress("Capturing"))
     (as_json if json_ else report)(summary)
     return 3 if summary.unreadable else 0
 

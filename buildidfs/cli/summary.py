@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scan came to, for people and for programs."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.output import json_line, path_fields, printable, size
+
+if TYPE_CHECKING:
+    from buildidfs.ingest import Summary
+
+_SHOWN = 10  # unreadable files that are named one by one
+
+
+def as_json(summary: Summary) -> None:
+    """One JSON object; everything unreadable is in it."""
+    json_line(
+        {
+            "files": summary.files,
+            "captured": summary.captured,
+            "held": summary.held,
+            "new_build_ids": summary.new_ids,
+            "copied_bytes": summary.copied_bytes,
+            "absent": {str(reason): count for reason, count in summary.absent.items()},
+            "unreadable": [
+                {
+                    **path_fields(item.path),
+                    "reason": item.reason,
+                    "errno": errno.errorcode.get(item.errno, ""),
+                }
+                for item in summary.unreadable
+            ],
+        }
+    )
+
+
+def report(summary: Summary) -> None:
+    """Lines for a person: what is captured on standard output, what is not on standard error."""
+    click.echo(
+        f"{summary.captured} captured ({size(summary.copied_bytes)},"
+        f" {summary.new_ids} new build IDs), {summary.held} already held"
+    )
+    for reason, count in summary.absent.most_common():
+        click.echo(f"{count} without a build ID: {reason}")
+    if not summary.unreadable:
+        return
+    reasons = Counter(item.reason for item in summary.unreadable)
+    for reason, count in reasons.most_common():
+        click.echo(f"buildidfs: {count} not readable: {reason}", err=True)
+        paths = [item.path for item in summary.unreadable if item.reason == reason]
+        for path in paths[:_SHOWN]:
+            click.echo(f"    {printable(path)}", err=True)
+        if len(paths) > _SHOWN:
+            click.echo(f"    and {len(paths) - _SHOWN} more", err=True)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root: the one place where scanners, ingest, store and mount are put together.
+
+Each function is what one command does, for those who call it from Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from buildidfs.capture.base import Found, Unreadable
+    from buildidfs.config import Settings
+    from buildidfs.ingest import Summary
+    from buildidfs.model import Absence, BuildId
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+
+def scan_processes(
+    store: Store,
+    settings: Settings,
+    *,
+    pids: Sequence[int] | None = None,
+    containers: Sequence[str] | None = None,
+    containers_only: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Capture what the running processes have mapped, and the running kernel's symbols.
+
+    ``containers`` are labels, or beginnings of container IDs. The kernel is part of a scan of
+    everything only. Raises `UsageError` for a container that is not there, `StoreFull`.
+    """
+    from buildidfs.capture.kernel import KernelScanner
+    from buildidfs.capture.proc import ProcScanner
+    from buildidfs.ingest import StoreMemo
+
+    memo = StoreMemo(store)
+
+    def everything() -> Iterator[Found]:
+        yield from ProcScanner(
+            memo,
+            pids=pids,
+            containers=containers,
+            containers_only=containers_only,
+            container_namespaces=settings.container.namespaces,
+        )
+        if pids is None and containers is None and not containers_only:
+            yield from KernelScanner(memo)
+
+    return _ingest(store, everything(), progress)
+
+
+def scan_tree(store: Store, paths: Sequence[bytes], *, progress: Progress | None = None) -> Summary:
+    """Capture the ELF files below ``paths``; raises `StoreFull`."""
+    from buildidfs.capture.tree import TreeScanner
+    from buildidfs.ingest import StoreMemo
+
+    return _ingest(store, TreeScanner(StoreMemo(store), paths), progress)
+
+
+def identify_tree(
+    paths: Iterable[bytes],
+) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
+    """The build ID of every regular file below ``paths``, without a store."""
+    from buildidfs.capture import tree
+
+    return tree.identify_tree(paths)
+
+
+def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:
+    from buildidfs.ingest import Ingest
+
+    return Ingest(store).run(found, progress)
+
+
+def mount(
+    store_path: str | os.PathLike[str],
+    mountpoint: str,
+    *,
+    options: Sequence[str] = (),
+    gdb_scripts: str = "zero",
+    foreground: bool = False,
+) -> None:
+    """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
+
+    Raises `MountError`, `StoreMissing`, `StoreVersionError`.
+    """
+    from buildidfs.mount import background
+    from buildidfs.mount import options as mount_options
+
+    chosen = mount_options.parse(store_path, mountpoint, options, gdb_scripts)
+    if foreground:
+        from buildidfs.mount import session
+
+        session.run(chosen)
+    else:
+        background.start(chosen)
+
+
+def unmount(mountpoint: str) -> None:
+    """Take a mount of ours away; raises `MountError`."""
+    import os
+
+    from buildidfs.mount import points
+
+    points.unmount(os.fsencode(os.path.abspath(mountpoint)))
