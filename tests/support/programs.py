@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
+import secrets
 import shutil
 import subprocess
 import uuid
@@ -257,11 +258,14 @@ def gdb_script(code: str) -> str:
     return f'__asm__("{section}\\n" ".byte 4\\n"\n{text}    ".byte 0\\n" ".popsection\\n");\n'
 
 
-def build(directory: Path, *, dwz: str | None = None, extra: str = "") -> Program:
-    """Compile, split and strip the program in ``directory``; ``extra`` is C source for both files.
+def build(
+    directory: Path, *, dwz: str | None = None, extra: str = "", id_bytes: int | None = None
+) -> Program:
+    """Compile, split and strip the program in ``directory``.
 
-    ``dwz`` names where `Program.install` will put the debug files ("beside" or "system"): the
-    common parts then move to a supplementary file, to which both debug files link.
+    ``dwz`` names where `Program.install` will put the debug files ("beside" or "system"): their
+    common parts then move to a supplementary file, to which both link. ``extra`` is C source for
+    either file. Build IDs are those of the linker, or random ones of ``id_bytes`` bytes.
     """
     token = uuid.uuid4().hex
     source = directory / "source"
@@ -269,16 +273,13 @@ def build(directory: Path, *, dwz: str | None = None, extra: str = "") -> Progra
         part.mkdir(parents=True, exist_ok=True)
     for name, text in (("work.h", _HEADER), ("hot.c", _EXE + extra), ("libhot.c", _LIB + extra)):
         (source / name).write_text(text)
-    compiler: list[str | Path] = [tool("gcc"), "-g", "-O1", "-fno-omit-frame-pointer"]
-    compiler += ["-Wall", "-Werror", "-Wl,--build-id", f"-DTOKEN=t{token}"]
-    compiler += [f"-ffile-prefix-map={source}={SOURCE_DIR}"]
+    options: list[str | Path] = ["-g", "-O1", "-fno-omit-frame-pointer", "-Wall", "-Werror"]
+    options += [f"-DTOKEN=t{token}", f"-ffile-prefix-map={source}={SOURCE_DIR}"]
     exe, lib = directory / "compiled/hot", directory / "compiled/libhot.so"
-    run(
-        [*compiler, "-shared", "-fPIC", "-Wl,-soname,libhot.so", "-o", lib, source / "libhot.c"],
-        check=True,
-    )
-    rpath = "-Wl,-rpath,$ORIGIN/../lib"
-    run([*compiler, rpath, "-o", exe, source / "hot.c", lib], check=True)
+    shared = ["-shared", "-fPIC", "-Wl,-soname,libhot.so", _id_option(id_bytes)]
+    run([tool("gcc"), *options, *shared, "-o", lib, source / "libhot.c"], check=True)
+    linked = [lib, "-Wl,-rpath,$ORIGIN/../lib", _id_option(id_bytes)]
+    run([tool("gcc"), *options, "-o", exe, source / "hot.c", *linked], check=True)
     debug_files = [_split(path, directory / "debug") for path in (exe, lib)]
     supplement = None
     if dwz is not None:
@@ -288,6 +289,11 @@ def build(directory: Path, *, dwz: str | None = None, extra: str = "") -> Progra
         _ship(lib, debug_files[1], directory / "shipped"),
         supplement,
     )
+
+
+def _id_option(id_bytes: int | None) -> str:
+    chosen = "" if id_bytes is None else f"=0x{secrets.token_hex(id_bytes)}"
+    return f"-Wl,--build-id{chosen}"
 
 
 def _split(path: Path, directory: Path) -> Path:
