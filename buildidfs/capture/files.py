@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from buildidfs.formats import elf
+from buildidfs.formats import elf, elfsections
+from buildidfs.model import Absence
 
 if TYPE_CHECKING:
-    from buildidfs.model import Absence, BuildId
+    from buildidfs.model import BuildId
 
 
 def reader(fd: int) -> elf.ReadAt:
@@ -29,9 +30,17 @@ def identify(fd: int, size: int | None = None) -> BuildId | Absence:
     return elf.identify(os.pread(fd, elf.HEAD_SIZE, 0), reader(fd), size)
 
 
-def describe(fd: int) -> elf.ElfFile | Absence:
-    """What an open file is to debuggers, or why it has no build ID. Raises OSError."""
-    return elf.describe(reader(fd), os.fstat(fd).st_size)
+def describe(fd: int, build_id: BuildId | None = None) -> elf.ElfFile | Absence:
+    """What an open file is to debuggers, or why it has no build ID. Raises OSError.
+
+    ``build_id`` is the one to give to an ELF file that has none itself.
+    """
+    size = os.fstat(fd).st_size
+    answer = elf.describe(reader(fd), size)
+    if answer is Absence.NO_BUILD_ID and build_id is not None:
+        head = os.pread(fd, elf.HEAD_SIZE, 0)
+        return elfsections.classify(build_id, head, reader(fd), size)
+    return answer
 
 
 def memory_file(name: bytes, data: bytes) -> int:

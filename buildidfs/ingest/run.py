@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scan into the store, with the work spread over threads and bounded at every place.
+
+Three threads of control: the caller's runs the scanner, a few workers hash and copy (both release
+the interpreter lock), and one writer commits while the next batch is being staged. Nothing is
+started before there is a file to read, because the usual scan finds only what is known.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture.base import Known, PinnedFile, Unreadable
+from buildidfs.errors import StoreError
+from buildidfs.ingest import staging
+from buildidfs.model import Absence, FileIdentity, Sighting
+from buildidfs.store import NewAbsence, NewCapture, Staged, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
+    from buildidfs.capture.base import Found
+    from buildidfs.ingest.staging import Outcome
+    from buildidfs.store import CommitResult
+
+Progress = Callable[[int, str], None]
+"""Called now and then with the number of items done and the path at hand."""
+
+_BATCH_FILES: Final = 128
+_BATCH_BYTES: Final = 256 << 20
+_TOUCH_BATCH: Final = 4096
+_WAITING_PER_WORKER: Final = 8
+_PROGRESS_S: Final = 0.1
+
+
+class Summary(msgspec.Struct):
+    """What a scan came to.
+
+    ``files`` counts everything found; each is ``captured`` (bytes new to the store), ``held``
+    (bytes it had), ``absent`` (by reason) or ``unreadable``. ``new_ids`` counts build IDs that the
+    store did not know, ``copied_bytes`` what was written to it.
+    """
+
+    files: int = 0
+    captured: int = 0
+    held: int = 0
+    copied_bytes: int = 0
+    new_ids: int = 0
+    absent: Counter[Absence] = msgspec.field(default_factory=Counter)
+    unreadable: list[Unreadable] = msgspec.field(default_factory=list)
+
+
+class StoreMemo:
+    """The store's memory of files, as scanners ask for it."""
+
+    def __init__(self, store: Store) -> None:
+        self._recall = store.recall
+
+    def recall(self, identity: FileIdentity) -> Known | None:
+        """What is known of an unchanged file, or None when it has to be read."""
+        remembered = self._recall(identity)
+        if remembered is None:
+            return None
+        return Known(remembered.build_id, remembered.absence)
+
+
+class Ingest:
+    """Takes what scanners find into ``store``, with so many ``workers`` hashing and copying."""
+
+    def __init__(self, store: Store, *, workers: int | None = None) -> None:
+        self._store = store
+        self._workers = workers or min(4, os.cpu_count() or 1)
+
+    def run(self, found: Iterable[Found], progress: Progress | None = None) -> Summary:
+        """Take everything in; returns when it is durable and visible.
+
+        What fails for one file is in the summary. Raises `StoreError` (`StoreFull`) when the
+        store fails, and whatever ``found`` raises, after what was staged by then is committed.
+        """
+        run = _Run(self._store, self._workers)
+        shown = 0.0
+        items = iter(found)
+        try:
+            for item in items:
+                if progress is not None and (now := time.monotonic()) - shown >= _PROGRESS_S:
+                    shown = now
+                    progress(run.summary.files, os.fsdecode(_path(item)))
+                run.take(item)
+            run.finish()
+        except BaseException:
+            run.salvage()
+            raise
+        finally:
+            run.close()
+            if isinstance(items, Generator):
+                items.close()
+        return run.summary
+
+
+def _path(item: Found) -> bytes:
+    return item.path if isinstance(item, Unreadable) else item.sighting.origin.path
+
+
+class _Job:
+    """A pinned file being staged, and other sightings of the same file that came meanwhile."""
+
+    __slots__ = ("future", "more", "pinned", "sighting")
+
+    def __init__(self, pinned: PinnedFile, future: Future[Outcome]) -> None:
+        self.pinned = pinned
+        self.sighting = pinned.sighting
+        self.future = future
+        self.more: list[Sighting] = []
+
+
+class _Batch:
+    """What goes into the index together, and the job that each capture came from, if any."""
+
+    __slots__ = ("absent", "captures", "size")
+
+    def __init__(self) -> None:
+        self.captures: list[tuple[NewCapture, _Job | None]] = []
+        self.absent: list[NewAbsence] = []
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.captures or self.absent)
+
+
+class _Run:
+    """One run of `Ingest`; belongs to the thread that called it."""
+
+    def __init__(self, store: Store, workers: int) -> None:
+        self._store = store
+        self._workers = workers
+        self.summary = Summary()
+        self._pool: ThreadPoolExecutor | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._jobs: deque[_Job] = deque()
+        self._pending: dict[FileIdentity, _Job] = {}
+        self._batch = _Batch()
+        self._committing: tuple[_Batch, Future[CommitResult]] | None = None
+        self._touched: list[Sighting] = []
+
+    def take(self, item: Found) -> None:
+        """Begin with one item. Raises `StoreError` because of those before it."""
+        summary = self.summary
+        summary.files += 1
+        if isinstance(item, PinnedFile):
+            self._take_pinned(item)
+        elif isinstance(item, Unreadable):
+            summary.unreadable.append(item)
+        elif item.known.build_id is not None:
+            summary.held += 1
+            self._touched.append(item.sighting)
+            if len(self._touched) >= _TOUCH_BATCH:
+                self._touch()
+        elif item.known.absence is not None:
+            summary.absent[item.known.absence] += 1
+
+    def finish(self) -> None:
+        """Wait until everything is recorded. Raises `StoreError`."""
+        while self._jobs:
+            self._collect()
+        while self._batch or self._committing:
+            self._commit(last=True)
+        self._touch()
+
+    def salvage(self) -> None:
+        """After an error: record what is staged, and let go of everything else."""
+        for job in self._jobs:
+            if job.future.cancel():
+                job.pinned.close()
+        while self._jobs:
+            with suppress(StoreError, CancelledError):
+                self._collect()
+        while self._batch or self._committing:
+            with suppress(StoreError):
+                self._commit(last=True)
+        with suppress(StoreError):
+            self._touch()
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in (self._pool, self._writer):
+            if pool is not None:
+                pool.shutdown()
+
+    def _take_pinned(self, pinned: PinnedFile) -> None:
+        identity = pinned.sighting.origin.identity
+        if identity.scope is not None and (same := self._pending.get(identity)):
+            pinned.close()
+            same.more.append(pinned.sighting)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, "buildidfs-stage")
+        job = _Job(pinned, self._pool.submit(staging.capture, self._store, pinned))
+        self._jobs.append(job)
+        self._pending[identity] = job
+        waiting = self._workers * _WAITING_PER_WORKER
+        while self._jobs and (self._jobs[0].future.done() or len(self._jobs) > waiting):
+            self._collect()
+            if len(self._batch.captures) >= _BATCH_FILES or self._batch.size >= _BATCH_BYTES:
+                self._commit()
+
+    def _collect(self) -> None:
+        """Take what became of the oldest job, when it is done. Raises `StoreError`."""
+        job = self._jobs.popleft()
+        try:
+            outcome = job.future.result()
+        except BaseException:
+            self._forget(job)
+            raise
+        if isinstance(outcome, NewCapture):
+            self._batch.captures.append((outcome, job))
+            if isinstance(outcome.content, Staged):
+                self._batch.size += outcome.content.size
+            return
+        self._forget(job)
+        if isinstance(outcome, NewAbsence):
+            self._batch.absent.append(outcome)
+            self.summary.absent[outcome.absence] += 1 + len(job.more)
+        else:
+            self.summary.unreadable.append(outcome)
+            self.summary.unreadable += [
+                msgspec.structs.replace(outcome, path=sighting.origin.path) for sighting in job.more
+            ]
+
+    def _forget(self, job: _Job) -> None:
+        if self._pending.get(job.sighting.origin.identity) is job:
+            del self._pending[job.sighting.origin.identity]
+
+    def _commit(self, *, last: bool = False) -> None:
+        """Begin to commit the batch, after the one before; wait for it if it is the ``last``.
+
+        Raises `StoreError` because of either.
+        """
+        self._join()
+        batch, self._batch = self._batch, _Batch()
+        if not batch:
+            return
+        captures = [capture for capture, _ in batch.captures]
+        if last:
+            self._record(batch, lambda: self._store.commit(captures, batch.absent))
+            return
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "buildidfs-commit")
+        self._committing = (
+            batch,
+            self._writer.submit(self._store.commit, captures, batch.absent),
+        )
+
+    def _join(self) -> None:
+        """Wait for the commit in progress. Raises `StoreError`."""
+        if self._committing is not None:
+            (batch, future), self._committing = self._committing, None
+            self._record(batch, future.result)
+
+    def _record(self, batch: _Batch, commit: Callable[[], CommitResult]) -> None:
+        """Count what a commit did, and go on with what waited for it. Raises `StoreError`."""
+        try:
+            result = commit()
+        finally:
+            for _, job in batch.captures:
+                if job is not None:
+                    self._forget(job)
+        self.summary.copied_bytes += result.bytes_added
+        for (capture, job), outcome in zip(batch.captures, result.outcomes, strict=True):
+            path = capture.sighting.origin.path
+            if outcome.refused:
+                self.summary.unreadable.append(Unreadable(path, outcome.refused))
+            elif outcome.new_blob:
+                self.summary.captured += 1
+            else:
+                self.summary.held += 1
+            self.summary.new_ids += outcome.new_id
+            if job is not None:
+                self._batch.captures += [
+                    (_at_another_place(capture, sighting), None) for sighting in job.more
+                ]
+
+    def _touch(self) -> None:
+        """Record the sightings of known files. Raises `StoreError`."""
+        self._join()
+        touched, self._touched = self._touched, []
+        self._store.touch(touched)
+
+
+def _at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
+    """The capture of the same file seen elsewhere, whose bytes the store has by now."""
+    content = capture.content
+    origin = msgspec.structs.replace(sighting.origin, identity=capture.sighting.origin.identity)
+    return msgspec.structs.replace(
+        capture,
+        sighting=Sighting(origin, sighting.seen_ns),
+        content=content.digest if isinstance(content, Staged) else content,
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One file: its bytes into the store's hands, and what they are. Runs in several threads at once.
+
+The source is looked at first only to spare work: a file without a build ID is not copied, and one
+whose bytes may be held already is hashed and not copied. What is recorded is what the staged
+bytes say. A file that was written to meanwhile may be staged half old and half new, with the build
+ID of either; such bytes are dropped, and the file is tried again.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import files
+from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.linux import statx
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
+from buildidfs.store import NewAbsence, NewCapture, Staged, Store
+
+if TYPE_CHECKING:
+    from buildidfs.store import Held
+
+Outcome = NewCapture | NewAbsence | Unreadable
+
+_ATTEMPTS: Final = 3
+# Longer than a tick of any filesystem's clock, at 100 a second. A file that was written to within
+# the current tick can be written to again without a trace in its times.
+_SETTLED_NS: Final = 20_000_000
+
+
+def capture(store: Store, pinned: PinnedFile) -> Outcome:
+    """Make a file's bytes ours and say what they are; closes it. Raises `StoreError`."""
+    with pinned:
+        path = pinned.sighting.origin.path
+        try:
+            for _ in range(_ATTEMPTS):
+                before = _identity(pinned)
+                _settle(before)
+                outcome = _attempt(store, pinned, before)
+                if _identity(pinned) == before and not _is_torn(outcome):
+                    return outcome
+                if isinstance(outcome, NewCapture) and isinstance(outcome.content, Staged):
+                    outcome.content.close()
+        except OSError as error:
+            return Unreadable(path, error.strerror or str(error), error.errno or 0)
+        return Unreadable(path, "somebody keeps writing to it", errno.ETXTBSY)
+
+
+def _is_torn(outcome: Outcome) -> bool:
+    return (
+        isinstance(outcome, NewCapture)
+        and isinstance(outcome.content, Staged)
+        and outcome.content.changed
+    )
+
+
+def _identity(pinned: PinnedFile) -> FileIdentity:
+    """What identifies the file now; what the scanner said, if the descriptor is of a stand-in."""
+    said = pinned.sighting.origin.identity
+    now = statx.identity(pinned.fd)
+    return now if (now.dev, now.ino) == (said.dev, said.ino) else said
+
+
+def _settle(identity: FileIdentity) -> None:
+    """Wait until a write to the file would show in its times."""
+    age = time.time_ns() - identity.ctime_ns
+    if 0 <= age < _SETTLED_NS:
+        time.sleep((_SETTLED_NS - age) / 1e9)
+
+
+def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
+    """One try at a file that somebody may be writing to. Raises `StoreError`, OSError."""
+    sighting = _sighting(pinned, identity)
+    if pinned.kind is None:
+        hint = files.identify(pinned.fd)
+        if isinstance(hint, Absence):
+            return NewAbsence(identity, sighting.seen_ns, hint)
+        if (held := _held(store, pinned.fd, hint, identity.size)) is not None:
+            return NewCapture(
+                sighting, held.digest, held.build_id, held.kinds, held.quality, held.scripts
+            )
+    staged = store.stage(pinned.fd)
+    try:
+        outcome = _described(staged, pinned, sighting)
+    except BaseException:
+        staged.close()
+        raise
+    if not isinstance(outcome, NewCapture):
+        staged.close()
+    return outcome
+
+
+def _sighting(pinned: PinnedFile, identity: FileIdentity) -> Sighting:
+    """The sighting of the file as it is now."""
+    origin = pinned.sighting.origin
+    if identity == origin.identity:
+        return pinned.sighting
+    said, trust = origin.identity, origin.trust
+    if (said.uid, said.mode) != (identity.uid, identity.mode):
+        trust = Trust.UNKNOWN  # it was judged by an owner and a mode that it does not have
+    return Sighting(
+        msgspec.structs.replace(origin, identity=identity, trust=trust), pinned.sighting.seen_ns
+    )
+
+
+def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
+    """What the store knows of a file's bytes, if it has them. Raises OSError."""
+    ordinal = store.ordinal(build_id)
+    if ordinal is None or not any(
+        variant.size == size for kind in Kind for variant in store.variants(ordinal, kind)
+    ):
+        return None
+    held = store.held(store.digest_of(fd))
+    return held if held is not None and held.build_id == build_id else None
+
+
+def _described(staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
+    """The capture that staged bytes make. Raises OSError."""
+    if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
+        return NewCapture(sighting, staged, pinned.build_id, (Kind.KALLSYMS,), Quality.SYMTAB)
+    described = files.describe(staged.fd, pinned.build_id)
+    if isinstance(described, Absence):
+        return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)
+    return NewCapture(
+        sighting,
+        staged,
+        described.build_id,
+        described.kinds if pinned.kind is None else (pinned.kind,),
+        described.quality,
+        described.scripts,
+    )
