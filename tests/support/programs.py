@@ -276,9 +276,9 @@ def build(
     options: list[str | Path] = ["-g", "-O1", "-fno-omit-frame-pointer", "-Wall", "-Werror"]
     options += [f"-DTOKEN=t{token}", f"-ffile-prefix-map={source}={SOURCE_DIR}"]
     exe, lib = directory / "compiled/hot", directory / "compiled/libhot.so"
-    shared = ["-shared", "-fPIC", "-Wl,-soname,libhot.so", _id_option(id_bytes)]
+    shared: list[Argument] = ["-shared", "-fPIC", "-Wl,-soname,libhot.so", _id_option(id_bytes)]
     run([tool("gcc"), *options, *shared, "-o", lib, source / "libhot.c"], check=True)
-    linked = [lib, "-Wl,-rpath,$ORIGIN/../lib", _id_option(id_bytes)]
+    linked: list[Argument] = [lib, "-Wl,-rpath,$ORIGIN/../lib", _id_option(id_bytes)]
     run([tool("gcc"), *options, "-o", exe, source / "hot.c", *linked], check=True)
     debug_files = [_split(path, directory / "debug") for path in (exe, lib)]
     supplement = None
