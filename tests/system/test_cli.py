@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.elfwriter import create_elf
+from tests.support.elfwriter import elf_file
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
 NEIGHBOUR = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947cc")
@@ -45,12 +45,12 @@ def tree(tmp_path: Path) -> Path:
     """A directory with two ELF files, a name that is not UTF-8, and what is not ELF."""
     root = tmp_path / "tree"
     (root / "lib").mkdir(parents=True)
-    (root / "lib" / "first.so").write_bytes(create_elf(build_id=BUILD_ID))
+    (root / "lib" / "first.so").write_bytes(elf_file(build_id=BUILD_ID))
     second = os.path.join(os.fsencode(root), b"lib", b"caf\xe9.so")
     with open(second, "wb") as file:
-        file.write(create_elf(build_id=NEIGHBOUR))
+        file.write(elf_file(build_id=NEIGHBOUR))
     (root / "readme").write_text("not ELF\n")
-    (root / "cut").write_bytes(create_elf(build_id=BUILD_ID)[:30])
+    (root / "cut").write_bytes(elf_file(build_id=BUILD_ID)[:30])
     (root / "empty").touch()
     return root
 
@@ -131,7 +131,7 @@ def test_get_by_unique_prefix(store: Path, tree: Path, tmp_path: Path) -> None:
 
 def test_get_refuses_what_it_cannot_give(store: Path, tmp_path: Path) -> None:
     shared = BUILD_ID.hex()[:8]
-    assert b"several" in run("--store", store, "get", shared, code=2).stderr
+    assert b"ambiguous" in run("--store", store, "get", shared, code=2).stderr
     assert b"0123" in run("--store", store, "get", "0123", code=30).stderr
     assert b"hex" in run("--store", store, "get", "xyz", code=2).stderr
     run("--store", store, "get", BUILD_ID.hex(), "--kind", "debuginfo", code=30)
