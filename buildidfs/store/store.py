@@ -374,7 +374,9 @@ def _check_format(root: bytes) -> None:
         with open(os.path.join(root, b"format"), "rb") as file:
             text = file.read(64)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreMissing(f"no store at {show(root)}") from error
+        raise StoreMissing(
+            f"no store at {show(root)}: a scan makes one, --store names another"
+        ) from error
     except OSError as error:
         raise StoreError(f"store {show(root)}: {error.strerror}") from error
     version = text.removeprefix(schema.FORMAT_PREFIX).strip()
