@@ -120,7 +120,7 @@ class Session:
         )
 
 
-class BuildIdArgument(click.ParamType):
+class BuildIdArgument(click.types.StringParamType):
     """A build ID, or a prefix of one that no other in the store has."""
 
     name = "id"

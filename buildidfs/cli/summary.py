@@ -50,9 +50,9 @@ def report(summary: Summary) -> None:
     if not summary.unreadable:
         return
     reasons = Counter(item.reason for item in summary.unreadable)
-    for reason, count in reasons.most_common():
-        click.echo(f"buildidfs: {count} not readable: {reason}", err=True)
-        paths = [item.path for item in summary.unreadable if item.reason == reason]
+    for why, count in reasons.most_common():
+        click.echo(f"buildidfs: {count} not readable: {why}", err=True)
+        paths = [item.path for item in summary.unreadable if item.reason == why]
         for path in paths[:_SHOWN]:
             click.echo(f"    {printable(path)}", err=True)
         if len(paths) > _SHOWN:

@@ -133,7 +133,7 @@ def test_get_refuses_what_it_cannot_give(store: Path, tmp_path: Path) -> None:
     shared = BUILD_ID.hex()[:8]
     assert b"ambiguous" in run("--store", store, "get", shared, code=2).stderr
     assert b"0123" in run("--store", store, "get", "0123", code=30).stderr
-    assert b"hex" in run("--store", store, "get", "xyz", code=2).stderr
+    assert b"'xyz'" in run("--store", store, "get", "xyz", code=2).stderr
     run("--store", store, "get", BUILD_ID.hex(), "--kind", "debuginfo", code=30)
     there = tmp_path / "missing" / "out"
     assert b"missing" in run("--store", store, "get", BUILD_ID.hex(), "-o", there, code=2).stderr
