@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values as people and programs get them: a terminal must not obey what a container wrote."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildidfs.cli import output
+
+
+@given(st.binary(max_size=200))
+def test_printable_text_holds_nothing_that_a_terminal_obeys(raw: bytes) -> None:
+    assert output.printable(raw).isprintable()
+
+
+def test_printable_keeps_what_can_be_read() -> None:
+    assert output.printable("/usr/lib/größe.so".encode()) == "/usr/lib/größe.so"
+    assert output.printable(b"/a\x1b[2J\n\xff") == "/a\\x1b[2J\\n\\xff"
+
+
+@given(st.binary(max_size=200))
+def test_a_path_survives_json(raw: bytes) -> None:
+    fields = output.path_fields(raw)
+    if "path_b64" in fields:
+        assert base64.b64decode(fields["path_b64"]) == raw
+    else:
+        assert fields["path"].encode() == raw
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 50, "5120.0 TiB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert output.size(count) == text
+
+
+def test_no_progress_without_a_terminal() -> None:
+    assert output.progress("Capturing") is None
