@@ -26,7 +26,7 @@ from types import TracebackType
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import copy
 from buildidfs.model import Digest
-from buildidfs.store.failures import show, translated
+from buildidfs.store.failures import FULL, full, show, translated
 
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
@@ -234,10 +234,15 @@ class Blobs:
     def _reflink(self, fd: int, device: int, staged: Staged) -> bool:
         if device in self._no_reflink:
             return False
-        with translated(self.root):
+        try:
             if not copy.reflink(fd, staged.fd):
                 self._no_reflink.add(device)
                 return False
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+            return False  # it is the source's fault: reading it will tell
+        with translated(self.root):
             staged.size = os.fstat(staged.fd).st_size
             staged.digest = digest_of(staged.fd)
         return True

@@ -18,7 +18,6 @@ import msgspec
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
 from buildidfs.store import schema
-from buildidfs.store.failures import show
 from buildidfs.store.records import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
@@ -192,7 +191,8 @@ class Index:
                 return None
             _, tag = schema.SEEN.unpack_from(value)
             if tag:
-                return Remembered(absence=schema.ABSENCES[tag])
+                absence = schema.ABSENCES.get(tag)
+                return None if absence is None else Remembered(absence=absence)
             row = txn.get(value[schema.SEEN.size :], db=self._digests)
             if row is None or len(row) == schema.U64.size:
                 return None  # pruned since
@@ -223,7 +223,7 @@ class Index:
         """The only build ID whose hex digits start with ``text``, or are exactly that."""
         digits = text.lower()
         if not digits or any(digit not in "0123456789abcdef" for digit in digits):
-            raise InvalidBuildId(f"not a build ID nor the start of one: {show(text.encode())!r}")
+            raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")
         prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
         start = bytes.fromhex(digits + "0" * (len(digits) % 2))
         found: list[str] = []

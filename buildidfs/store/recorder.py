@@ -67,6 +67,8 @@ class Recorder:
 
     def capture(self, new: NewCapture) -> Outcome:
         """Record one file whose blob is in place."""
+        if not new.kinds:
+            raise ValueError("a capture has at least one kind")
         content = new.content
         digest = content.digest if isinstance(content, Staged) else content
         row = self._digest_row(digest)
@@ -75,8 +77,6 @@ class Recorder:
             if not isinstance(content, Staged):
                 raise IntegrityError(f"the store holds no blob {digest}")
             row = schema.DigestRow(content.size)
-            self.counters.blobs += 1
-            self.counters.blob_bytes += content.size
         ordinal, named, new_id = self._named(new.build_id)
         new_variant, refused = False, ""
         for kind in new.kinds:
@@ -87,7 +87,12 @@ class Recorder:
                 continue
             self._add_variant(row, named, ordinal, kind, digest, new)
             new_variant = True
-        if new_blob or new_variant:
+        if not any(ref[0] == ordinal for ref in row.refs):
+            return Outcome(ordinal, refused=refused)
+        if new_blob:
+            self.counters.blobs += 1
+            self.counters.blob_bytes += row.size
+        if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not (isinstance(content, Staged) and content.changed):
@@ -197,8 +202,8 @@ class Recorder:
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
         if kinds & _PATH_KINDS and self._paths.add(named, ordinal, origin.path):
             self.changed.add(ordinal)
-        self._add_dwz(ordinal, origin)
         new_origin = self._put_origin(digest, kinds, ordinal, named, sighting)
+        self._add_dwz(ordinal, origin, new_origin)
         after = named.pack()
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
@@ -274,14 +279,15 @@ class Recorder:
         times.remove(min(times))
         self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
 
-    def _add_dwz(self, ordinal: int, origin: Origin) -> None:
+    def _add_dwz(self, ordinal: int, origin: Origin, new_origin: bool) -> None:
         _, found, name = origin.path.rpartition(b"/.dwz/")
         if not found or not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return
         old = self._txn.get(name, db=self._dwz)
         if old is not None:
             of, trust = schema.DWZ.unpack(old)
-            if trust > origin.trust or (of, trust) == (ordinal, origin.trust):
+            later = trust == origin.trust and of != ordinal and new_origin
+            if not (origin.trust > trust or later):
                 return
         self._txn.put(name, schema.DWZ.pack(ordinal, origin.trust), db=self._dwz)
         self.changed.add(ordinal)

@@ -52,8 +52,8 @@ build ID: the one seen last longest ago is dropped for a new one, the very first
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
 "..", over 255 bytes, with "/" or NUL. At most 1024 paths to a build ID.
 
-**dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest sighting of no less
-trust.
+**dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
+less trust.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.store.recorder: what a commit makes of captures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.model import Absence, BuildId, ByteRange, Digest, Kind, Quality, Sighting, Trust
+from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store, schema
+from tests.support.captures import (
+    NOW,
+    SECOND,
+    capture,
+    commit,
+    identity,
+    read_blob,
+    sighting,
+    stage,
+)
+
+EXECUTABLE, DEBUGINFO = Kind.EXECUTABLE, Kind.DEBUGINFO
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        yield made
+        assert list(made.check(digests=True)) == []
+
+
+def test_one_capture(store: Store) -> None:
+    seen = sighting(mode=0o104755, uid=5, gid=6, mtime_ns=77, trust=Trust.HOST)
+    scripts = (ByteRange(3, 4),)
+    new = NewCapture(
+        seen, stage(store, b"bytes"), BuildId(b"\xab\xcd"), (EXECUTABLE,), Quality.SYMTAB, scripts
+    )
+    result = commit(store, new)
+    (outcome,) = result.outcomes
+    assert outcome == Outcome(
+        1, new_id=True, new_variant=True, new_blob=True, new_origin=True, refused=""
+    )
+    assert (result.changed, result.blobs_added, result.bytes_added) == ((outcome.ordinal,), 1, 5)
+    assert store.ordinal(BuildId(b"\xab\xcd")) == outcome.ordinal
+    assert store.build_id(outcome.ordinal) == BuildId(b"\xab\xcd")
+    assert store.kinds(outcome.ordinal) == 1 << EXECUTABLE
+    artifact = store.artifact(outcome.ordinal, EXECUTABLE)
+    assert artifact is not None
+    assert (artifact.ordinal, artifact.kind, artifact.variant) == (outcome.ordinal, EXECUTABLE, 0)
+    assert artifact.digest == hashlib.sha256(b"bytes").digest()
+    assert (artifact.size, artifact.mtime_ns, artifact.mode) == (5, 77, 0o555)
+    assert (artifact.uid, artifact.gid) == (5, 6)
+    assert (artifact.quality, artifact.trust) == (Quality.SYMTAB, Trust.HOST)
+    assert (artifact.first_seen_ns, artifact.scripts) == (NOW, scripts)
+    assert read_blob(store, artifact.digest) == b"bytes"
+    (record,) = store.origins(outcome.ordinal)
+    assert record.origin == seen.origin
+    assert record.kinds == (EXECUTABLE,)
+    assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW)
+    assert store.artifact(outcome.ordinal, DEBUGINFO) is None
+
+
+def test_the_same_again_changes_nothing(store: Store) -> None:
+    first = commit(store, capture(store, b"bytes"))
+    again = commit(store, capture(store, b"bytes", at=sighting(seen_ns=NOW + 5)))
+    (outcome,) = again.outcomes
+    assert outcome.ordinal == first.outcomes[0].ordinal
+    assert outcome == Outcome(outcome.ordinal), "nothing new in it"
+    assert (again.changed, again.blobs_added, again.bytes_added) == ((), 0, 0)
+    (record,) = store.origins(outcome.ordinal)
+    assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW + 5)
+
+
+def test_executable_and_debuginfo_in_one_file_is_one_blob(store: Store) -> None:
+    commit(store, capture(store, b"both", kinds=(EXECUTABLE, DEBUGINFO)))
+    executable, debuginfo = store.artifact(1, EXECUTABLE), store.artifact(1, DEBUGINFO)
+    assert executable is not None
+    assert debuginfo is not None
+    assert executable.digest == debuginfo.digest
+    assert store.kinds(1) == 1 << EXECUTABLE | 1 << DEBUGINFO
+    assert store.stats().blobs == 1
+    (record,) = store.origins(1)
+    assert record.kinds == (EXECUTABLE, DEBUGINFO)
+
+
+def test_twenty_containers_are_one_blob_with_twenty_origins(store: Store) -> None:
+    places = [
+        sighting(container=f"docker:{number}", mnt_ns_id=number, dev=number, seen_ns=NOW + number)
+        for number in range(20)
+    ]
+    result = commit(store, *(capture(store, b"libc", at=place) for place in places))
+    assert [outcome.new_blob for outcome in result.outcomes] == [True] + [False] * 19
+    assert store.stats().blobs == 1
+    records = store.origins(1)
+    assert [record.origin for record in records] == [place.origin for place in reversed(places)]
+
+
+def test_the_same_path_in_two_images_is_two_ids(store: Store) -> None:
+    commit(
+        store,
+        capture(store, b"one", b"\x11\x11", at=sighting(container="a")),
+        capture(store, b"two", b"\x22\x22", at=sighting(container="b")),
+    )
+    assert list(store.build_ids_from()) == [(1, BuildId(b"\x11\x11")), (2, BuildId(b"\x22\x22"))]
+    path = store.primary_path(1)
+    assert path is not None
+    assert store.primary_path(2) == path
+    assert list(store.path_ids(path)) == [1, 2]
+
+
+def _served(store: Store) -> bytes:
+    best = store.artifact(1, EXECUTABLE)
+    assert best is not None
+    variants = store.variants(1, EXECUTABLE)
+    assert variants[0] == best
+    for variant in variants:
+        assert store.artifact_variant(1, EXECUTABLE, variant.variant) == variant
+    return read_blob(store, best.digest)
+
+
+def test_trust_then_quality_then_age_decide_what_is_served(store: Store) -> None:
+    def add(content: bytes, trust: Trust, quality: Quality, seen_ns: int) -> bytes:
+        at = sighting(seen_ns=seen_ns)
+        result = commit(store, capture(store, content, at=at, quality=quality, trust=trust))
+        before = result.changed
+        served = _served(store)
+        assert bool(before) == (served == content), "told exactly when what is served changed"
+        return served
+
+    assert add(b"first", Trust.CONTAINER, Quality.DYNSYM, NOW) == b"first"
+    assert add(b"later", Trust.CONTAINER, Quality.DYNSYM, NOW + 1) == b"first"
+    assert add(b"earlier", Trust.CONTAINER, Quality.DYNSYM, NOW - 1) == b"earlier"
+    assert add(b"better", Trust.CONTAINER, Quality.DEBUGINFO, NOW + 2) == b"better"
+    assert add(b"unknown", Trust.UNKNOWN, Quality.DEBUGINFO, NOW - 9) == b"better"
+    assert add(b"trusted", Trust.HOST, Quality.NONE, NOW + 3) == b"trusted"
+    assert [variant.variant for variant in store.variants(1, EXECUTABLE)] == [5, 3, 2, 0, 1, 4]
+    assert [variant.variant for variant in store.variants(1, DEBUGINFO)] == []
+    assert store.artifact_variant(1, EXECUTABLE, 6) is None
+    assert store.artifact_variant(1, DEBUGINFO, 0) is None
+
+
+def test_bytes_seen_at_a_more_trusted_place_are_trusted(store: Store) -> None:
+    container, host = sighting(trust=Trust.CONTAINER), sighting(trust=Trust.HOST, ino=9)
+    commit(store, capture(store, b"hostile", at=container, quality=Quality.DEBUGINFO))
+    commit(store, capture(store, b"genuine", at=container, kinds=(EXECUTABLE, DEBUGINFO)))
+    assert _served(store) == b"hostile"
+    result = commit(store, capture(store, b"genuine", at=host))
+    assert result.changed == (1,)
+    assert not result.outcomes[0].new_variant
+    assert _served(store) == b"genuine"
+    debuginfo = store.artifact(1, DEBUGINFO)
+    assert debuginfo is not None
+    assert debuginfo.trust is Trust.HOST, "it is the same blob"
+    commit(store, capture(store, b"genuine", at=container))
+    assert _served(store) == b"genuine", "and stays so"
+
+
+def test_trust_of_a_variant_that_is_not_served_may_rise_without_a_change(store: Store) -> None:
+    commit(store, capture(store, b"best", trust=Trust.HOST))
+    commit(store, capture(store, b"other", trust=Trust.UNKNOWN))
+    assert commit(store, capture(store, b"other", trust=Trust.PACKAGE)).changed == ()
+    assert [variant.trust for variant in store.variants(1, EXECUTABLE)] == [
+        Trust.HOST,
+        Trust.PACKAGE,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("modes", "shown"),
+    [
+        ([0o644], 0o444),
+        ([0o755], 0o555),
+        ([0o4755], 0o555),
+        ([0o600], 0o400),
+        ([0o711], 0o511),
+        ([0o700, 0o640], 0o500),
+        ([0o700, 0o755], 0o555),
+        ([0o700, 0o604], 0o444),
+        ([0o644, 0o700], 0o444),
+    ],
+)
+def test_mode_and_owner_bound_who_may_read(store: Store, modes: list[int], shown: int) -> None:
+    for number, mode in enumerate(modes):
+        at = sighting(mode=0o100000 | mode, uid=100 + number, ino=number)
+        commit(store, capture(store, b"private", at=at))
+    artifact = store.artifact(1, EXECUTABLE)
+    assert artifact is not None
+    assert artifact.mode == shown
+    assert artifact.uid == 100, "the first owner"
+
+
+def test_a_change_of_mode_is_told(store: Store) -> None:
+    commit(store, capture(store, b"x", at=sighting(mode=0o100700)))
+    assert commit(store, capture(store, b"x", at=sighting(mode=0o100755, ino=2))).changed == (1,)
+
+
+def test_new_paths_are_told_and_new_origins_alone_are_not(store: Store) -> None:
+    commit(store, capture(store, b"x", at=sighting(b"/a")))
+    assert commit(store, capture(store, b"x", at=sighting(b"/a", ino=5))).changed == ()
+    assert commit(store, capture(store, b"x", at=sighting(b"/b"))).changed == (1,)
+
+
+def test_origins_are_bounded_and_the_first_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_ORIGINS", 4)
+    for number in range(10):
+        commit(store, capture(store, b"x", at=sighting(ino=number, seen_ns=NOW + number)))
+    assert [record.origin.identity.ino for record in store.origins(1)] == [9, 8, 7, 0]
+    assert store.stats().origins == 4
+
+
+def test_only_executables_make_paths(store: Store) -> None:
+    commit(
+        store,
+        capture(store, b"debug", b"\x01\x01", kinds=[DEBUGINFO], at=sighting(b"/d")),
+        capture(store, b"vdso", b"\x02\x02", kinds=[Kind.VDSO], at=sighting(b"[vdso]")),
+        capture(
+            store, b"syms", b"\x03\x03", kinds=[Kind.KALLSYMS], at=sighting(b"[kernel.kallsyms]")
+        ),
+    )
+    assert store.primary_path(1) is None
+    paths = [store.primary_path(ordinal) for ordinal in (2, 3)]
+    assert [store.path_bytes(path) for path in paths if path] == [b"/[vdso]", b"/[kernel.kallsyms]"]
+    commit(store, capture(store, b"exe", b"\x01\x01", at=sighting(b"/e")))
+    assert store.primary_path(1) is not None, "known as debuginfo first"
+
+
+def test_paths_of_a_build_id_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MAX_PATHS", 3)
+    for number in range(5):
+        commit(store, capture(store, b"x", at=sighting(b"/bin/%d" % number)))
+    parent = store.path_child(0, b"bin")
+    assert parent is not None
+    ids = {name: list(store.path_ids(path)) for name, path in store.path_children(parent)}
+    assert ids == {b"0": [1], b"1": [1], b"2": [1], b"3": [], b"4": []}
+
+
+def test_dwz_files_are_found_by_name(store: Store) -> None:
+    name = b"x86_64-linux-gnu/app.debug"
+    at = sighting(b"/usr/lib/debug/.dwz/" + name, trust=Trust.CONTAINER)
+
+    def add(content: bytes, build_id: bytes, trust: Trust) -> int | None:
+        commit(store, capture(store, content, build_id, kinds=[DEBUGINFO], at=at, trust=trust))
+        return store.supplementary(name)
+
+    assert store.supplementary(name) is None
+    assert add(b"one", b"\x01\x01", Trust.CONTAINER) == 1
+    assert add(b"two", b"\x02\x02", Trust.HOST) == 2
+    assert add(b"bad", b"\x03\x03", Trust.CONTAINER) == 2, "a container does not take the name"
+    assert add(b"new", b"\x04\x04", Trust.HOST) == 4, "the host's package was upgraded"
+    assert list(store.supplementaries()) == [(name, 4)]
+    assert list(store.supplementaries(b"x86", name)) == []
+    assert list(store.supplementaries(b"y")) == []
+    again = sighting(b"/usr/lib/debug/.dwz/" + name, trust=Trust.HOST)
+    assert (
+        commit(store, capture(store, b"two", b"\x02\x02", kinds=[DEBUGINFO], at=again)).changed
+        == ()
+    )
+    assert store.supplementary(name) == 4, "two places seen in turn do not take it in turn"
+    assert store.supplementary(b"") is None
+    assert store.supplementary(b"x" * 600) is None
+
+
+def test_ordinals_end_with_a_clear_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MAX_NUMBER", 5)
+    with pytest.raises(StoreError, match=r"as many build IDs as it can number \(5\)"):
+        store.commit([capture(store, b"%d" % i, b"id%d" % i, at=sighting(b"/x")) for i in range(6)])
+    assert list(store.build_ids_from()) == [], "all or nothing"
+    with pytest.raises(StoreError, match=r"as many paths as it can number \(5\)"):
+        store.commit([capture(store, b"x", at=sighting(b"/1/2/3/4/5/6"))])
+    commit(store, capture(store, b"x", at=sighting(b"/1/2/3/4/5")))
+
+
+def test_variants_beyond_their_numbers_are_refused_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile image may hold any number of files with the build ID of libc."""
+    monkeypatch.setattr(schema, "MAX_VARIANT", 1)
+    new = [capture(store, b"%d" % number) for number in range(4)]
+    result = commit(store, *new, capture(store, b"other", b"\x05\x05"))
+    assert [bool(outcome.refused) for outcome in result.outcomes] == [False] * 2 + [True] * 2 + [
+        False
+    ]
+    assert "as many variants" in result.outcomes[2].refused
+    assert len(store.variants(1, EXECUTABLE)) == 2
+    assert store.stats().blobs == 3, "the refused are not kept"
+    assert len(store.origins(1)) == 2
+
+
+def test_a_capture_without_kind_is_a_mistake(store: Store) -> None:
+    with pytest.raises(ValueError, match="at least one kind"):
+        store.commit([capture(store, b"x", kinds=())])
+    assert store.ordinal(b"\xab\xcd\xef\x01") is None
+
+
+def test_a_digest_instead_of_bytes(store: Store) -> None:
+    commit(store, capture(store, b"held", kinds=(EXECUTABLE, DEBUGINFO), quality=Quality.SYMTAB))
+    digest = Digest(hashlib.sha256(b"held").digest())
+    held = store.held(digest)
+    assert held is not None
+    assert (held.size, held.ordinal, held.build_id) == (4, 1, BuildId(b"\xab\xcd\xef\x01"))
+    assert (held.kinds, held.quality) == ((EXECUTABLE, DEBUGINFO), Quality.SYMTAB)
+    fd = os.memfd_create("again")
+    os.write(fd, b"held")
+    assert store.digest_of(fd) == digest
+    os.close(fd)
+    result = commit(store, capture(store, digest, at=sighting(ino=2)))
+    assert result.outcomes[0].new_origin
+    assert not result.outcomes[0].new_blob
+    unknown = Digest(bytes(32))
+    assert store.held(unknown) is None
+    with pytest.raises(IntegrityError, match="holds no blob 0000"):
+        store.commit([capture(store, unknown), capture(store, b"other", b"\x01\x02")])
+    assert store.ordinal(b"\x01\x02") is None, "all or nothing"
+
+
+def test_the_same_bytes_under_two_build_ids(store: Store) -> None:
+    """Only for what carries no build ID of its own: kallsyms of two kernels."""
+    kinds = [Kind.KALLSYMS]
+    commit(
+        store,
+        capture(store, b"same", b"\x01\x01", kinds=kinds),
+        capture(store, b"same", b"\x02\x02", kinds=kinds, at=sighting(seen_ns=NOW + 1)),
+    )
+    assert store.stats().blobs == 1
+    for ordinal in (1, 2):
+        assert store.artifact(ordinal, Kind.KALLSYMS) is not None
+        assert len(store.origins(ordinal)) == 1
+
+
+# --- the memo --------------------------------------------------------------------------------
+
+
+def test_a_captured_file_is_recalled(store: Store) -> None:
+    seen = sighting()
+    assert store.recall(seen.origin.identity) is None
+    commit(store, capture(store, b"x", at=seen))
+    known = Remembered(build_id=BuildId(b"\xab\xcd\xef\x01"))
+    assert store.recall(seen.origin.identity) == known
+    assert store.recall(identity(ino=99)) is None
+    assert store.recall(identity(scope=None)) is None
+
+
+def test_absence_is_recalled(store: Store) -> None:
+    for number, absence in enumerate(Absence):
+        store.remember([NewAbsence(identity(ino=number), NOW, absence)])
+        assert store.recall(identity(ino=number)) == Remembered(absence=absence)
+    assert store.stats().remembered == len(Absence)
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "remembered"),
+    [(2 * SECOND, True), (2 * SECOND - 1, False), (0, False), (-SECOND, False)],
+)
+def test_a_file_changed_just_now_is_not_remembered(
+    store: Store, age_ns: int, remembered: bool
+) -> None:
+    young, other = identity(ctime_ns=NOW - age_ns), identity(ctime_ns=NOW - age_ns, ino=2)
+    commit(store, capture(store, b"x", at=sighting(identity=young)))
+    store.remember([NewAbsence(other, NOW, Absence.NOT_ELF)])
+    assert [store.recall(each) is not None for each in (young, other)] == [remembered] * 2
+
+
+def test_a_file_without_scope_is_not_remembered(store: Store) -> None:
+    unsure = identity(scope=None)
+    commit(store, capture(store, b"x", at=sighting(identity=unsure)))
+    store.remember([NewAbsence(unsure, NOW, Absence.NOT_ELF)])
+    assert store.stats().remembered == 0
+
+
+def test_a_file_that_changed_while_it_was_read_is_not_remembered(store: Store) -> None:
+    new = capture(store, b"x")
+    assert not isinstance(new.content, Digest)
+    new.content.changed = True
+    commit(store, new)
+    assert store.recall(new.sighting.origin.identity) is None
+    assert store.artifact(1, EXECUTABLE) is not None
+
+
+def test_the_memo_is_bounded_and_the_old_go_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_SEEN", 50)
+    absent = [
+        NewAbsence(identity(ino=number), NOW + number * 2 * 86_400 * SECOND, Absence.NOT_ELF)
+        for number in range(200)
+    ]
+    store.remember(absent)
+    assert store.stats().remembered == 50
+    kept = [number for number in range(200) if store.recall(identity(ino=number)) is not None]
+    assert len(kept) == 50
+    assert sum(kept) / 50 > 130, "mostly the younger half"
+
+
+def test_touch_is_a_new_sighting_of_known_bytes(store: Store) -> None:
+    first = sighting()
+    commit(store, capture(store, b"x", at=first, kinds=(EXECUTABLE, DEBUGINFO)))
+    again = Sighting(first.origin, NOW + 5)
+    elsewhere = sighting(b"/other", container="c", seen_ns=NOW + 3, trust=Trust.HOST)
+    unknown = sighting(ino=1000)
+    store.remember([NewAbsence(identity(ino=7), NOW, Absence.NOT_ELF)])
+    assert store.touch([again, elsewhere, unknown, sighting(ino=7)]) == [unknown]
+    assert list(store.check()) == []
+    assert [
+        (record.origin, record.first_seen_ns, record.last_seen_ns) for record in store.origins(1)
+    ] == [(first.origin, NOW, NOW + 5), (elsewhere.origin, NOW + 3, NOW + 3)]
+    artifact = store.artifact(1, DEBUGINFO)
+    assert artifact is not None
+    assert artifact.trust is Trust.HOST
+    path = store.path_child(0, b"other")
+    assert path is not None
+    assert store.path_has(path, 1)
+    assert store.touch([]) == []
+
+
+def test_a_touched_row_of_the_memo_grows_young(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_SEEN", 8)  # as many as are compared
+    days = 86_400 * SECOND
+    store.remember([NewAbsence(identity(ino=n), NOW + n, Absence.NOT_ELF) for n in range(8)])
+    assert store.touch([sighting(ino=0, seen_ns=NOW + 10 * days)]) == []
+    store.remember([NewAbsence(identity(ino=9), NOW + 5 * days, Absence.NOT_ELF)])
+    assert store.recall(identity(ino=0)) is not None
+
+
+def test_an_earlier_sighting_that_comes_late_moves_the_first(store: Store) -> None:
+    commit(store, capture(store, b"x"))
+    commit(store, capture(store, b"x", at=sighting(seen_ns=NOW - 7)))
+    (record,) = store.origins(1)
+    assert (record.first_seen_ns, record.last_seen_ns) == (NOW - 7, NOW)
