@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that documents and examples call by name, in a directory to put on PATH."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.clients import Argument, tool
+from tests.support.mounts import COMMAND
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(path: Path, *lines: str) -> Path:
+    """An executable shell script of these lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
+def calling(path: Path, argv: Sequence[Argument]) -> Path:
+    """An executable script that is the command ``argv`` under another name."""
+    return script(path, f'exec {shlex.join(map(str, argv))} "$@"')
+
+
+def program_directory(directory: Path) -> Path:
+    """Fill ``directory`` with ``buildidfs``, and other programs under their undecorated names."""
+    script(
+        directory / "buildidfs",
+        f"export PYTHONPATH={shlex.quote(str(ROOT))}",
+        f'exec {shlex.join(COMMAND)} "$@"',
+    )
+    # some versions of lldb hang now and then
+    calling(directory / "lldb", [tool("timeout"), "-k", "5", "60", tool("lldb-19", "lldb")])
+    drgn = shutil.which("drgn", path=str(Path(sys.executable).parent)) or tool("drgn")
+    calling(directory / "drgn", [drgn])
+    return directory
+
+
+def path_with(directory: Path) -> str:
+    """A value for PATH in which the programs of ``directory`` come first."""
+    return f"{directory}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

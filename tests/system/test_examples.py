@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every file in examples/ does what it is an example of."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients
+from tests.support.clients import Result, run, tool
+from tests.support.commands import ROOT, calling, path_with, program_directory, script
+from tests.support.elfwriter import elf_file
+from tests.support.mounts import BuildIdFs, is_mountpoint
+from tests.support.programs import line_of
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.vanished import Vanished
+
+EXAMPLES = ROOT / "examples"
+UNITS = ("buildidfs.service", "buildidfs-scan.service", "buildidfs-scan.timer")
+
+
+def test_every_example_is_tested() -> None:
+    tested = Path(__file__).read_text()
+    assert [path.name for path in EXAMPLES.iterdir() if path.name not in tested] == []
+
+
+@pytest.fixture
+def programs(scratch: Path) -> Path:
+    """A directory with ``buildidfs`` in it."""
+    return program_directory(scratch / "example-programs")
+
+
+# --- gdbinit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.client
+def test_gdbinit_is_understood() -> None:
+    shown = clients.gdb(
+        "show debug-file-directory", "show debuginfod urls",
+        arguments=["-ix", EXAMPLES / "gdbinit"],
+    )  # fmt: skip
+    assert shown.rc == 0, shown
+    assert "/buildid/debug" in shown.out, shown
+    assert "file:///buildid" in shown.out, shown
+    assert "rror" not in shown.err, shown
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+def test_gdbinit_resolves_a_core_file(gone: Vanished, tmp_path: Path) -> None:
+    text = (EXAMPLES / "gdbinit").read_text()
+    here = tmp_path / "gdbinit"
+    here.write_text(text.replace("/buildid", str(gone.mount)))
+    unaided = clients.gdb("bt", arguments=["-c", gone.core])
+    assert "hot.c" not in unaided.out
+    # of the executable and of the library, which gdb 13 finds through debuginfod only
+    resolved = clients.gdb("bt", arguments=["-ix", here, "-c", gone.core])
+    assert re.search(rf"exe_static_stuck .* at .*hot\.c:{line_of('exe_stuck')}\b", resolved.out)
+    assert re.search(rf"lib_static_stuck .* at .*libhot\.c:{line_of('lib_stuck')}\b", resolved.out)
+
+
+# --- scripts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+@pytest.mark.parametrize("own_places", [True, False], ids=["temporary", "given"])
+def test_container_exit(programs: Path, tmp_path: Path, own_places: bool) -> None:
+    temporary, place = tmp_path / "tmp", tmp_path / "place"
+    temporary.mkdir()
+    env = {"PATH": path_with(programs), "TMPDIR": str(temporary)}
+    if not own_places:
+        env |= {"STORE": str(place / "store"), "MOUNTPOINT": str(place / "mnt")}
+    done = run([EXAMPLES / "container-exit.sh"], env=env, check=True)
+    assert re.search(r"wait_for_godot \(days=2\) at .*godot\.c:9", done.out), done
+    assert list(temporary.iterdir()) == []
+    assert (place / "store/format").exists() is not own_places
+    assert not is_mountpoint(place / "mnt")
+
+
+@pytest.mark.root
+@pytest.mark.client
+def test_container_exit_cleans_up_after_a_failure(programs: Path, tmp_path: Path) -> None:
+    broken = script(tmp_path / "broken/buildidfs", "exit 14")
+    env = {"PATH": path_with(programs), "TMPDIR": str(tmp_path), "BUILDIDFS": str(broken)}
+    done = run([EXAMPLES / "container-exit.sh"], env=env)
+    assert done.rc == 14, done
+    assert [path for path in tmp_path.iterdir() if path.name != "broken"] == []
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+def test_perf_report_elsewhere(gone: Vanished, tmp_path: Path) -> None:
+    example = EXAMPLES / "perf-report-elsewhere.sh"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    archive = tmp_path / "profile.tar"
+    env = {"MOUNTPOINT": str(gone.mount), "TMPDIR": str(temporary)}
+    packed = run([example, "pack", gone.profile, archive], env=env, check=True)
+    assert re.search(r"the profile and [2-9]\d* binaries", packed.out), packed
+    # There, nothing is mounted, and the profile is not where it was.
+    report = [example, "report", archive, "--stdio", "--no-children"]
+    env["MOUNTPOINT"] = str(tmp_path / "nothing")
+    there = run(report, env=env, check=True)
+    assert "exe_static_hot" in there.out, there
+    assert "lib_static_hot" in there.out, there
+    assert list(temporary.iterdir()) == []
+    wrong = run([example, "pak"], env=env)
+    assert wrong.rc == 2
+    assert "pack PERF.DATA OUT.TAR" in wrong.err
+
+
+# --- custom_scanner.py -------------------------------------------------------------------------
+
+
+def test_custom_scanner(tmp_path: Path, buildidfs: BuildIdFs) -> None:
+    build_id = bytes.fromhex("5ca1ab1e" * 5)
+    wheel, broken = tmp_path / "thing-1.0.whl", tmp_path / "broken.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing/__init__.py", "print('not ELF')\n")
+        archive.writestr("thing/_fast.so", elf_file(build_id=build_id))
+        archive.writestr("thing/without.so", elf_file(build_id=None))
+    broken.write_bytes(b"not a zip")
+
+    def scan(*wheels: Path) -> Result:
+        argv = [sys.executable, EXAMPLES / "custom_scanner.py", buildidfs.store, *wheels]
+        return run(argv, env={"PYTHONPATH": str(ROOT)})
+
+    first = scan(wheel, broken)
+    assert first.rc == 3, first
+    assert first.out == "1 captured, 0 already held\n"
+    assert str(broken) in first.err
+    listed = buildidfs("list").out
+    assert build_id.hex() in listed
+    assert f"{wheel}/thing/_fast.so" in listed
+    copied = tmp_path / "copy.so"
+    buildidfs("get", build_id.hex(), "-o", copied)
+    assert copied.read_bytes() == elf_file(build_id=build_id)
+    again = scan(wheel)
+    assert (again.rc, again.out) == (0, "0 captured, 1 already held\n"), again
+    assert scan().rc == 2
+
+
+# --- units of systemd --------------------------------------------------------------------------
+
+
+class _Unit(configparser.RawConfigParser):
+    """A unit file; keys keep their case."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+    @classmethod
+    def load(cls, name: str) -> _Unit:
+        unit = cls(strict=True, interpolation=None)
+        unit.read_string((EXAMPLES / name).read_text())
+        return unit
+
+    def command(self, key: str, changes: dict[str, str]) -> list[str]:
+        """The command line of ``key``, confined as the unit says, with ``changes`` to words."""
+        words = shlex.split(self["Service"][key])
+        wanted = self["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").split()
+        confined = [tool("setpriv"), f"--bounding-set=-all,{','.join(wanted)}", "--no-new-privs"]
+        return [*confined, *(changes.get(word, word) for word in words)]
+
+
+@pytest.fixture
+def places(programs: Path, buildidfs: BuildIdFs) -> dict[str, str]:
+    """What the units name, and what to use in its place."""
+    command = calling(
+        buildidfs.store.parent / "here", [programs / "buildidfs", "--store", buildidfs.store]
+    )
+    return {"/usr/local/bin/buildidfs": str(command), "/buildid": str(buildidfs.mountpoint)}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_unit_is_valid(name: str, tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    for each in UNITS:
+        text = (EXAMPLES / each).read_text()
+        # verify wants to see the program
+        assert each.endswith("timer") or "/usr/local/bin/buildidfs" in text
+        (tmp_path / each).write_text(text.replace("/usr/local/bin/buildidfs", "/bin/true"))
+
+    def verify() -> str:
+        argv = [analyze, "verify", "--man=no", tmp_path / name]
+        done = run(argv, env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:"})
+        return "".join(line for line in done.err.splitlines(True) if "buildidfs" in line)
+
+    assert verify() == ""
+    with (tmp_path / name).open("a") as file:
+        file.write("NoSuchKey=1\n")
+    assert "NoSuchKey" in verify()
+
+
+@pytest.mark.root
+def test_scan_service_captures_with_the_privileges_it_has(
+    places: dict[str, str], buildidfs: BuildIdFs, cat: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    unit = _Unit.load("buildidfs-scan.service")
+    child = cat()
+    command = [*unit.command("ExecStart", places), "--pid", str(child.pid)]
+    done = run(command)
+    ok = {0, *map(int, unit["Service"]["SuccessExitStatus"].split())}
+    assert done.rc in ok, done
+    assert f"{Path(tool('cat')).resolve()}" in buildidfs("list").out, done
+    assert "refused" not in done.text
+    assert done.rc == 0, done
+
+
+@pytest.fixture
+def cat() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process of another user, which the service can look into only by its privileges."""
+    children = []
+
+    def start() -> subprocess.Popen[bytes]:
+        argv = [tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups", tool("cat")]
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        children.append(child)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"x")
+        child.stdin.flush()
+        assert child.stdout.read(1) == b"x"  # by now it is cat, and of that user
+        return child
+
+    yield start
+    for child in children:
+        with child:
+            child.kill()
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_service_mounts_until_it_is_stopped(places: dict[str, str], buildidfs: BuildIdFs) -> None:
+    buildidfs.scan(os.getpid())
+    unit = _Unit.load("buildidfs.service")
+    before = unit.command("ExecStartPre", places)
+    run(before, check=True)
+    run(before, check=True)  # at every start
+    server = subprocess.Popen(unit.command("ExecStart", places))
+    try:
+        until(lambda: server.poll() is not None or is_mountpoint(buildidfs.mountpoint), "the mount")
+        assert server.poll() is None
+        names = os.listdir(buildidfs.mountpoint)
+        build_id = next(name for name in names if len(name) >= 16)
+        with (buildidfs.mountpoint / build_id / "elf").open("rb") as file:
+            assert file.read(4) == b"\x7fELF"
+        # what is captured while it runs shows up: it can hear of commits
+        late = bytes.fromhex("1a7e" * 10)
+        path = buildidfs.store.parent / "late.so"
+        assert not (buildidfs.mountpoint / late.hex()).exists()
+        path.write_bytes(elf_file(build_id=late))
+        buildidfs("scan", "tree", path)
+        assert (buildidfs.mountpoint / late.hex() / "elf").exists()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        assert not is_mountpoint(buildidfs.mountpoint)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_units_agree_with_each_other() -> None:
+    mount, timer = _Unit.load("buildidfs.service"), _Unit.load("buildidfs-scan.timer")
+    scan = "buildidfs-scan.service"
+    assert scan in mount["Unit"]["Wants"]
+    assert scan in mount["Unit"]["After"]
+    assert timer["Timer"].get("Unit", "buildidfs-scan.service") == scan
+    # A mount in a mount namespace of the service would be seen by nobody.
+    private = {
+        "PrivateTmp", "PrivateDevices", "PrivateMounts", "ProtectSystem", "ProtectHome",
+        "ProtectProc", "ProtectKernelTunables", "ProtectControlGroups", "ReadOnlyPaths",
+        "InaccessiblePaths", "TemporaryFileSystem", "BindPaths", "RootDirectory", "DynamicUser",
+    }  # fmt: skip
+    assert private & set(mount["Service"]) == set()
+
+
+# buildidfs.toml is compared with the settings in tests/unit/test_docs.py

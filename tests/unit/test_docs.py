@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents and the program say the same: commands, options, exit codes, settings, format.
+
+Manual pages are compared as a reader sees them, formatted; whatever is missing in them is missing
+for him.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from buildidfs import config, errors, names
+from buildidfs.cli.main import cli
+from buildidfs.mount import options
+from buildidfs.store import schema
+from tests.support.clients import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "man").iterdir())
+TEXTS = sorted(
+    path
+    for pattern in ("*.md", "man/*", "examples/*", "Makefile", "scripts/*", "pyproject.toml")
+    for path in ROOT.glob(pattern)
+    if path.is_file()
+)
+
+
+def format_page(path: Path) -> subprocess.CompletedProcess[str]:
+    """A manual page as plain text on wide lines; warnings are on standard error."""
+    command = [tool("groff"), "-ww", "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", path]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@functools.cache
+def page(name: str) -> str:
+    """The text of a manual page, every run of blanks as one space."""
+    return " ".join(format_page(ROOT / "man" / name).stdout.split())
+
+
+def commands(
+    command: click.Command = cli, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with the words that lead to it; the program itself has none."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*path, name))
+
+
+COMMANDS = {" ".join(path): command for path, command in commands()}
+LEAVES = {path: each for path, each in COMMANDS.items() if not isinstance(each, click.Group)}
+
+
+def exit_codes(kind: type[errors.BuildIdFsError] = errors.BuildIdFsError) -> dict[str, int]:
+    """The code of every class of the tree."""
+    codes = {kind.__name__: kind.exit_code}
+    for each in kind.__subclasses__():
+        codes |= exit_codes(each)
+    return codes
+
+
+def settings(kind: type[msgspec.Struct] = config.Settings, path: str = "") -> dict[str, str]:
+    """Every key of the configuration, ``section.key``, and its section."""
+    keys = {}
+    for field in msgspec.structs.fields(kind):
+        name = f"{path}{field.encode_name}"
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            keys |= settings(field.type, f"{name}.")
+        else:
+            keys[name] = path.rstrip(".")
+    return keys
+
+
+def test_there_are_pages_and_commands() -> None:
+    assert [path.name for path in PAGES] == [
+        "buildidfs-mount.7", "buildidfs-store.5", "buildidfs.1", "buildidfs.toml.5",
+    ]  # fmt: skip
+    assert {"scan proc", "scan tree", "mount", "unmount", "list", "show", "get", "stats"} <= set(
+        LEAVES
+    )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_page_formats_without_a_warning(path: Path) -> None:
+    done = format_page(path)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "SEE ALSO" in done.stdout
+
+
+def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.1"
+    broken.write_text((ROOT / "man/buildidfs.1").read_text() + ".Nosuchmacro\n")
+    assert "Nosuchmacro" in format_page(broken).stderr
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_references_between_our_pages_lead_somewhere(path: Path) -> None:
+    ours = re.findall(r"\b(buildidfs[\w.-]*)\((\d)\)", page(path.name))
+    assert ours
+    for name, section in ours:
+        assert (ROOT / "man" / f"{name}.{section}").exists(), f"{name}({section})"
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_command_is_in_the_page(path: str) -> None:
+    synopsis = page("buildidfs.1").partition("SYNOPSIS")[2].partition("DESCRIPTION")[0]
+    used = [line for line in synopsis.split("buildidfs ") if line.startswith(f"{path} ")]
+    assert len(used) == 1, synopsis
+    for parameter in LEAVES[path].params:
+        assert any(text in used[0] for text in _spellings(parameter)), parameter.name
+
+
+@functools.cache
+def command_texts() -> dict[str, str]:
+    """What the page says of each command, and under the empty name of the program itself."""
+    text = format_page(ROOT / "man/buildidfs.1").stdout.partition("\nDESCRIPTION\n")[2]
+    general, _, rest = text.partition("\nCAPTURING\n")
+    # the items of the list of commands are indented by five, what belongs to them by more
+    items = re.split(r"^ {5}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
+    found = {"": general}
+    for item in items:
+        for path in LEAVES:
+            if re.match(rf"{re.escape(path)}(?: [A-Z]|\s*$| {{2,}})", item, re.MULTILINE):
+                found[path] = item
+    return found
+
+
+@pytest.mark.parametrize("path", ["", *LEAVES])
+def test_options_are_in_the_page(path: str) -> None:
+    text = command_texts()[path]
+    for option in COMMANDS[path].params:
+        if isinstance(option, click.Option):
+            for spelling in option.opts:
+                assert re.search(rf"(?<![\w-]){re.escape(spelling)}(?![\w-])", text), spelling
+
+
+@pytest.mark.parametrize("path", ["", *LEAVES])
+def test_page_has_no_option_that_is_none(path: str) -> None:
+    options = {each for param in COMMANDS[path].params for each in param.opts}
+    options |= {"--help", "-h", *(each for param in cli.params for each in param.opts)}
+    items = r"^ +(--?[a-z][\w-]*)(?:, (--?[a-z][\w-]*))?"
+    shown = {
+        each for pair in re.findall(items, command_texts()[path], re.MULTILINE) for each in pair
+    }
+    assert shown - {""} <= options
+
+
+def _spellings(parameter: click.Parameter) -> list[str]:
+    """How a synopsis may show a parameter."""
+    if isinstance(parameter, click.Argument):
+        return [(parameter.metavar or "").removesuffix("...").removesuffix("_")]
+    return list(parameter.opts)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_has_examples_and_exit_status(path: str) -> None:
+    done = CliRunner().invoke(cli, [*path.split(), "--help"])
+    assert done.exit_code == 0, done.output
+    examples, _, statuses = done.output.partition("EXIT STATUS:")
+    assert re.search(r"EXAMPLES:\n +\S", examples), done.output
+    assert re.search(r"^ +0 +\S", statuses, re.MULTILINE), done.output
+
+
+@pytest.mark.parametrize(("name", "code"), exit_codes().items())
+def test_exit_code_is_in_the_page(name: str, code: int) -> None:
+    statuses = page("buildidfs.1").partition(" EXIT STATUS ")[2].partition(" EXAMPLES ")[0]
+    assert re.search(rf"(?:^| ){code} [A-Z]", statuses), f"{name}: {code}"
+
+
+def test_exit_codes_that_commands_name_exist() -> None:
+    known = {0, *exit_codes().values()}
+    for path, command in COMMANDS.items():
+        statuses = (command.epilog or "").partition("EXIT STATUS:")[2]
+        named = {int(code) for code in re.findall(r"(?:^ +|; )(\d+) ", statuses, re.MULTILINE)}
+        assert named, path
+        assert named <= known, path
+
+
+def test_environment_variables_are_in_the_page() -> None:
+    sources = [path.read_text() for path in (ROOT / "buildidfs/cli").glob("*.py")]
+    lines = [line for text in sources for line in text.splitlines() if "env" in line]
+    variables = set(re.findall(r'"([A-Z]+_[A-Z_]+)"', "\n".join(lines)))
+    assert {"BUILDIDFS_STORE", "XDG_DATA_HOME"} <= variables
+    section = page("buildidfs.1").partition(" ENVIRONMENT ")[2].partition(" FILES ")[0]
+    assert [name for name in variables if name not in section] == []
+
+
+@pytest.mark.parametrize(("key", "section"), settings().items())
+def test_setting_is_in_the_page(key: str, section: str) -> None:
+    text = page("buildidfs.toml.5").partition(f" [{section}] ")[2]
+    assert re.search(rf" {re.escape(key.removeprefix(f'{section}.'))} = ", text), key
+
+
+def test_settings_of_the_page_and_the_example_are_accepted() -> None:
+    shown = page_literal("buildidfs.toml.5", "EXAMPLES")
+    assert config.parse(shown, "the page") != config.Settings()
+    example = (ROOT / "examples/buildidfs.toml").read_text()
+    assert config.parse(example, "the example") == config.Settings()
+    # The lines that are commented out are settings as well, and all that there are.
+    active = re.sub(r"^#(?=[\[a-z])", "", example, flags=re.MULTILINE)
+    config.parse(active, "the example, all of it")
+    for key in settings():
+        assert re.search(rf"^#?{re.escape(key.partition('.')[2])} = ", example, re.MULTILINE), key
+
+
+def page_literal(name: str, section: str) -> str:
+    """The literal displays of a section of a page's source."""
+    source = (ROOT / "man" / name).read_text().partition(f".Sh {section}\n")[2]
+    source = source.partition("\n.Sh ")[0]
+    found = re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed", source, re.MULTILINE | re.DOTALL)
+    assert found
+    return "\n".join(found).replace("\\e", "\\")
+
+
+def test_format_is_in_the_page() -> None:
+    text = page("buildidfs-store.5")
+    assert f"buildidfs store {schema.FORMAT_VERSION}" in text
+    assert re.search(rf" VERSIONS .* {schema.FORMAT_VERSION} ", text)
+    index = text.partition(" THE INDEX ")[2].partition(" VERSIONS ")[0]
+    listed, _, explained = index.partition(" meta ")[2].partition(" meta ")
+    for table in schema.TABLES[1:]:
+        assert re.search(rf"\b{table}\b", listed), table
+        assert re.search(rf"\b{table}\b", explained), table
+    for number in (schema.MAX_ORIGINS, schema.MAX_PATHS, schema.MAX_DWZ_NAME):
+        assert str(number) in explained
+
+
+def test_names_in_the_mount_are_in_the_page() -> None:
+    text = page("buildidfs-mount.7")
+    for name in (*names.KIND_OF, names.PATH, b".build-id", b".dwz", b"usr/lib/debug"):
+        assert re.search(rf"(?<![\w-]){re.escape(name.decode())}(?![\w-])", text), name
+
+
+def test_mount_options_are_in_the_page(tmp_path: Path) -> None:
+    text = page("buildidfs-mount.7").partition(" OPTIONS ")[2].partition(" NOTES ")[0]
+    shown = set(re.findall(r"\b([a-z]+_[a-z_]+|loop|ro|no[a-z]+)\b(?==|,| [A-Z])", text))
+    fields = {field.name for field in msgspec.structs.fields(options.MountOptions)}
+    fields = {name.replace("_kib", "_kb") for name in fields - {"store", "mountpoint"}}
+    assert fields <= shown
+    values = {"loop": "plain", "gdb_scripts": "keep", "read_ahead_kb": "128"}
+    for name in shown:
+        option = f"{name}={values[name]}" if name in values else name
+        options.parse(tmp_path, tmp_path, [option])
+
+
+def test_errors_docstring_has_the_codes() -> None:
+    tree = inspect.getdoc(errors) or ""
+    for name, code in exit_codes().items():
+        assert re.search(rf"\b{name} +{code} ", tree), name
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    links = 0
+    for path in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+            links += 1
+    assert links > 10
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_document_names_a_place_of_its_author(path: Path) -> None:
+    # What is written for others names places that every system has, or that we make.
+    common = {"app", "bin", "buildid", "dev", "etc", "lib", "mnt", "opt", "proc", "run", "srv"}
+    common |= {"sys", "usr", "var"}
+    ours = {"/root/buildidfs"}  # in the new system that test-fresh makes
+    named = re.findall(r"(?<![\w.~*$(){}\]\">/-])/([a-zA-Z]\w*)(/[\w.-]*)", path.read_text())
+    places = {f"/{first}{rest}" for first, rest in named if first not in common}
+    assert places <= ours
+    assert str(ROOT) not in path.read_text()
