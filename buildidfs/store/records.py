@@ -19,7 +19,7 @@ from buildidfs.model import (
     Quality,
     Sighting,
 )
-from buildidfs.store.blobs import Staged  # noqa: TC001 - msgspec reads the annotations
+from buildidfs.store.blobs import Staged
 
 
 class NewCapture(msgspec.Struct, frozen=True):
