@@ -101,7 +101,10 @@ class IdDirectories:
         return bool(artifact.scripts) and artifact.trust < Trust.HOST and self._zero_scripts
 
     def _text(self, ordinal: int) -> bytes:
-        # A newline within a path is written as in /proc/PID/maps, so that a line is a path.
+        # What a reader wants to know is where the binary was; its debug file has a place of its
+        # own, which only tells something where no binary was seen.
         origins = self._store.origins(ordinal)
-        paths = dict.fromkeys(record.origin.path for record in origins)
+        binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
+        paths = dict.fromkeys(record.origin.path for record in binaries or origins)
+        # A newline within a path is written as in /proc/PID/maps, so that a line is a path.
         return b"".join(path.replace(b"\n", b"\\012") + b"\n" for path in paths)
