@@ -99,14 +99,15 @@ def test_links_alone_protect_who_uses_the_right_directory(
 
 
 def test_only_the_section_reads_as_zeros(hostile: Vanished) -> None:
-    for name, original in (
-        ("elf", hostile.program.exe.shipped),
-        ("debug", hostile.program.exe.debug),
+    exe, lib = hostile.program.binaries
+    for served, original in (
+        (hostile.exe / "elf", exe.shipped),
+        (hostile.lib / "debug", lib.debug),
     ):
         expected = bytearray(original.read_bytes())
         section = _section(original)
         expected[section] = bytes(section.stop - section.start)
-        assert (hostile.exe / name).read_bytes() == bytes(expected)
+        assert served.read_bytes() == bytes(expected)
 
 
 def test_debuginfod_clients_get_zeros_too(hostile: Vanished) -> None:
