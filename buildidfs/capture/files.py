@@ -47,10 +47,15 @@ def memory_file(name: bytes, data: bytes) -> int:
     """A file that exists only as long as somebody has it open, with ``data``. Raises OSError."""
     fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data`` where the file offset is. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

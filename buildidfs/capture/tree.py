@@ -8,33 +8,20 @@ ID is looked at again each time, which costs less than to remember it.
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
-from buildidfs.capture import container, walk
+from buildidfs.capture import walk
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.files import reader
+from buildidfs.capture.here import Here
 from buildidfs.formats import elf, mountinfo
-from buildidfs.linux import mounts, namespaces, procfs, statx
-from buildidfs.model import Absence, BuildId, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.linux import mounts
+from buildidfs.model import Absence, BuildId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
-# Where container managers keep the files of images, in the host's mount namespace and owned by
-# root: whoever made the image wrote them.
-_CONTAINER_STORAGE = (
-    b"/var/lib/docker/",
-    b"/var/lib/containerd/",
-    b"/var/lib/containers/",
-    b"/var/lib/machines/",
-    b"/var/lib/lxc/",
-    b"/var/lib/lxd/",
-    b"/var/lib/incus/",
-    b"/var/lib/kubelet/",
-    b"/run/containerd/",
-    b"/run/containers/",
-)
+    from buildidfs.model import NamespaceSet
 
 
 def identify_tree(
@@ -81,6 +68,7 @@ class TreeScanner:
     entered, except those of kernel interfaces and our own. What cannot be read comes as
     `Unreadable`; a file without a build ID as `SeenAgain`, since all about it is known. ``host``
     names the machine and ``initial`` its namespaces, by default those we run on.
+    ``container_namespaces`` say what a container is, in case we are in one.
     """
 
     def __init__(
@@ -90,14 +78,13 @@ class TreeScanner:
         *,
         host: str | None = None,
         initial: NamespaceSet | None = None,
+        container_namespaces: Collection[str] = ("mnt",),
     ) -> None:
         self._memo = memo
         self._paths = list(paths)
-        self._host = os.uname().nodename if host is None else host
-        self._initial = initial
+        self._here = Here("tree", host, initial, container_namespaces)
 
     def __iter__(self) -> Iterator[Found]:
-        initial = self._initial or namespaces.initial()
         devices = walk.Devices()
         for path in self._paths:
             try:
@@ -106,18 +93,20 @@ class TreeScanner:
                 yield walk.unreadable(path, error)
                 continue
             try:
-                place = _Place(start_fd, self._host, initial)
-                for file in walk.files(start_fd, place.path, devices):
-                    yield file if isinstance(file, Unreadable) else self._found(file, place)
+                # A path such as /proc/PID/root/usr leads into a mount namespace not ours.
+                foreign = not _in_own_mount_namespace(start_fd)
+                shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
+                for file in walk.files(start_fd, shown, devices):
+                    yield file if isinstance(file, Unreadable) else self._found(file, foreign)
             finally:
                 os.close(start_fd)
 
-    def _found(self, file: walk.OpenFile, place: _Place) -> Found:
+    def _found(self, file: walk.OpenFile, foreign: bool) -> Found:
         """Judge a file; takes over its descriptor."""
         keep = False
         try:
             answer = _identify(file.fd)
-            sighting = place.sighting(file)
+            sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
             if isinstance(answer, Absence):
                 return SeenAgain(sighting, Known(absence=answer))
             known = self._memo.recall(sighting.origin.identity)
@@ -130,58 +119,6 @@ class TreeScanner:
         finally:
             if not keep:
                 os.close(file.fd)
-
-
-class _Place:
-    """Where a walk starts: the path of that, the mount namespace it is in, whom to believe."""
-
-    def __init__(self, start_fd: int, host: str, initial: NamespaceSet) -> None:
-        self.path = os.readlink(b"/proc/self/fd/%d" % start_fd)
-        self._host = host
-        self._initial = initial
-        self._namespaces = NamespaceSet()
-        self._mnt_ns_id = 0
-        self._foreign = not _in_own_mount_namespace(start_fd)
-        if not self._foreign:
-            pid_fd = procfs.open_pid(os.getpid())
-            try:
-                self._namespaces = namespaces.of(pid_fd)
-                self._mnt_ns_id = namespaces.mnt_ns_id(pid_fd)
-            finally:
-                os.close(pid_fd)
-        self._owners_believed: dict[int, bool] = {}
-
-    def sighting(self, file: walk.OpenFile) -> Sighting:
-        """The claim that this file is there now. Raises OSError."""
-        identity = statx.identity(file.fd)
-        if self._foreign:
-            trust = Trust.CONTAINER
-        else:
-            trust = container.trust(
-                identity,
-                self._namespaces.mnt,
-                self._initial.mnt,
-                owners_believed=self._believes_owners(file),
-            )
-        origin = Origin(
-            file.path,
-            identity,
-            self._namespaces,
-            self._mnt_ns_id,
-            host=self._host,
-            trust=trust,
-            scanner="tree",
-        )
-        return Sighting(origin, time.time_ns())
-
-    def _believes_owners(self, file: walk.OpenFile) -> bool:
-        if file.path.startswith(_CONTAINER_STORAGE):
-            return False
-        believed = self._owners_believed.get(file.device)
-        if believed is None:
-            believed = container.owners_believed(os.fstatvfs(file.fd).f_flag)
-            self._owners_believed[file.device] = believed
-        return believed
 
 
 def _in_own_mount_namespace(fd: int) -> bool:

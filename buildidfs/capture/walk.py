@@ -42,11 +42,10 @@ _VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EN
 
 
 class OpenFile(NamedTuple):
-    """A regular file, open for reading; the receiver closes ``fd``. ``device`` is its st_dev."""
+    """A regular file, open for reading; the receiver closes ``fd``."""
 
     path: bytes
     fd: int
-    device: int
 
 
 class _Level:
@@ -112,7 +111,7 @@ def _start(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | 
     link = b"/proc/self/fd/%d" % start_fd
     if stat.S_ISREG(status.st_mode):
         fd = os.open(link, _OPEN_FILE & ~os.O_NOFOLLOW)
-        yield OpenFile(path, fd, status.st_dev)
+        yield OpenFile(path, fd)
     elif stat.S_ISDIR(status.st_mode):
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
         yield from _descend(fd, path.rstrip(b"/") + b"/", devices)
@@ -166,7 +165,6 @@ def _enter(level: _Level) -> Iterator[OpenFile | Unreadable]:
         yield unreadable(level.prefix, error)
     regular.sort()
     level.subdirectories.sort(reverse=True)
-    device = os.fstat(level.fd).st_dev
     for name in regular:
         path = level.prefix + os.fsencode(name)
         try:
@@ -175,4 +173,4 @@ def _enter(level: _Level) -> Iterator[OpenFile | Unreadable]:
             if error.errno not in _VANISHED:
                 yield unreadable(path, error)
             continue
-        yield OpenFile(path, fd, device)
+        yield OpenFile(path, fd)
