@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import clients, publish, reads, requests, scale, scanning
-from benchmarks.bench import Bench, Benchmark, Unusable, raise_descriptor_limit, run
+from benchmarks.bench import (
+    Bench,
+    Benchmark,
+    Unusable,
+    ahead_of_others,
+    raise_descriptor_limit,
+    run,
+)
 from benchmarks.report import Failure, Row, json_lines, table
 
 if TYPE_CHECKING:
@@ -47,12 +54,16 @@ def main() -> int:
         print("benchmarks: needs root: it mounts filesystems and sets read-ahead", file=sys.stderr)
         return 2
     raise_descriptor_limit()
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        # Unbuffered output and no cached bytecode are not how the program is installed.
+        del os.environ[name]
     # So that everything is unmounted and removed however the run ends.
     signal.signal(signal.SIGTERM, _interrupted)
     signal.signal(signal.SIGHUP, _interrupted)
     rows: list[Row] = []
     failures: list[Failure] = []
     with ExitStack() as stack:
+        stack.enter_context(ahead_of_others())
         bench = Bench(
             workdir=_workdir(options.workdir, stack),
             cache=options.cache,
