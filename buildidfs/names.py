@@ -12,7 +12,7 @@ Names are bytes, as in the directories they end up in.
 
 from __future__ import annotations
 
-from binascii import Error, hexlify, unhexlify
+from binascii import hexlify, unhexlify
 
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind
@@ -50,9 +50,6 @@ DWZ_MARK = b"/.dwz/"
 MAX_NAME = 255
 """NAME_MAX of Linux: no directory entry is longer."""
 
-_MIN_DIGITS = 2 * BuildId.MIN_BYTES
-_MAX_DIGITS = 2 * BuildId.MAX_BYTES
-
 
 def spell(build_id: bytes) -> bytes:
     """A build ID as a directory entry."""
@@ -61,14 +58,14 @@ def spell(build_id: bytes) -> bytes:
 
 def parse(name: bytes) -> BuildId | None:
     """The build ID that a directory entry spells; None if it is anything but lower-case hex."""
-    if not _MIN_DIGITS <= len(name) <= _MAX_DIGITS:
-        return None
     try:
         raw = unhexlify(name)
-    except (Error, ValueError):
+    except ValueError:
         return None
     # unhexlify takes either case: only what spells back to itself is the name
-    return bytes.__new__(BuildId, raw) if hexlify(raw) == name else None
+    if hexlify(raw) != name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
+        return None
+    return bytes.__new__(BuildId, raw)
 
 
 def bucket(name: bytes) -> int | None:
@@ -77,7 +74,7 @@ def bucket(name: bytes) -> int | None:
         return None
     try:
         raw = unhexlify(name)
-    except (Error, ValueError):
+    except ValueError:
         return None
     return raw[0] if hexlify(raw) == name else None
 

@@ -71,7 +71,6 @@ class Absences:
             if len(until) >= self._most:
                 return False
         # The kernel gets the answer later than this, so a second more.
-        until.pop((directory, name), None)
         until[directory, name] = now + self.timeout_s + 1
         return True
 
@@ -91,7 +90,7 @@ class Absences:
         return len(self._until)
 
     def _drop_expired(self, now: float) -> None:
-        # In order of time, so the oldest are in front.
+        # In order of time, except for names that were asked for twice: those wait for their turn.
         until = self._until
         try:
             while until:

@@ -11,9 +11,9 @@ replaces it in the same way), so `FastLoop` puts a small object of the same shap
 
 - ``wait_readable`` first asks poll(2), for up to a millisecond. A client that is working sends
   its next request within that time, and trio need not be told. When nothing comes, it waits in
-  trio like everybody else. Every 64th time it goes through trio in any case, and while a handler
-  works in a thread poll(2) does not wait at all, so no other task is held up for longer than
-  one millisecond.
+  trio like everybody else. Now and then it goes through trio in any case, so that signals are
+  seen within milliseconds however much there is to do; while a handler works in a thread, that is
+  often, and poll(2) does not wait at all.
 - ``Lock`` is a baton that is not handed on when it is let go: the worker that has just answered
   takes it again without a scheduler pass. Only a handler that is about to block passes it to
   somebody else (`in_thread`), and a worker that ends wakes all others, so that they notice that
@@ -41,7 +41,8 @@ THREADS = 16
 """Reads that may wait for a disk at once; more than this wait for each other."""
 
 _PATIENCE_MS = 1
-_TURNS = 64
+_TURNS = 512
+_TURNS_BUSY = 16
 
 
 class Loop(Protocol):
@@ -83,12 +84,12 @@ class FastLoop:
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Call ``function`` in a thread while other requests are being answered."""
-        self._waiter.busy += 1
+        self._waiter.begin()
         self._baton.wake_one()
         try:
             return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
         finally:
-            self._waiter.busy -= 1
+            self._waiter.end()
 
 
 def _replace_trio(substitute: object) -> None:
@@ -120,21 +121,36 @@ class _Baton:
 
 
 class _Waiter:
-    """Waits for one descriptor to become readable; ``busy`` counts handlers in threads."""
+    """Waits for one descriptor to become readable."""
 
     def __init__(self) -> None:
-        self.busy = 0
         self._fd = -1
         self._poll = select.poll()
-        self._turn = 0
+        self._busy = 0
+        self._turns = 0
+        self._patience_ms = _PATIENCE_MS
+
+    def begin(self) -> None:
+        """A handler goes to a thread: trio must soon hear that it is done."""
+        self._busy += 1
+        self._patience_ms = 0
+        self._turns = min(self._turns, _TURNS_BUSY)
+
+    def end(self) -> None:
+        """A handler is back."""
+        self._busy -= 1
+        if not self._busy:
+            self._patience_ms = _PATIENCE_MS
 
     async def wait(self, fd: int) -> None:
+        """Return when ``fd`` is readable."""
+        self._turns -= 1
+        if self._turns > 0 and self._poll.poll(self._patience_ms):
+            return
+        self._turns = _TURNS_BUSY if self._busy else _TURNS
         if fd != self._fd:
             self._fd, self._poll = fd, select.poll()
             self._poll.register(fd, select.POLLIN)
-        self._turn = (self._turn + 1) % _TURNS
-        if self._turn and self._poll.poll(0 if self.busy else _PATIENCE_MS):
-            return
         while True:
             await trio.lowlevel.wait_readable(fd)
             # The request may have been withdrawn in between (its process was killed), and

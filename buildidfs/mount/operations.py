@@ -7,7 +7,8 @@ file that is more than a descriptor, and the names that the kernel remembers as 
 (`invalidate.Absences`).
 
 An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
-everybody. So every handler goes through `_answering`.
+everybody. So every handler goes through `_answering`, or, where a microsecond counts, catches
+everything itself.
 
 Answers are filled into objects that are used again and again. That is safe because pyfuse3 sends
 the reply before anything else can run; a handler must not await between filling and returning.
@@ -85,6 +86,11 @@ def errno_of(error: Exception) -> int:
     return errno.EIO
 
 
+def refusal(error: Exception) -> FUSEError:
+    """What a handler raises for an error; see `errno_of`."""
+    return error if isinstance(error, FUSEError) else FUSEError(errno_of(error))
+
+
 def _answering(
     handler: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
@@ -93,10 +99,8 @@ def _answering(
     async def answer(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return handler(self, *args, **kwargs)
-        except FUSEError:
-            raise
         except Exception as error:
-            raise FUSEError(errno_of(error)) from None
+            raise refusal(error) from None
 
     return functools.update_wrapper(answer, handler)
 
@@ -128,26 +132,29 @@ class Operations(pyfuse3.Operations):
         self._buffer = memoryview(bytearray(_READ_SIZE))
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
+        self._file = pyfuse3.FileInfo(keep_cache=True)
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
         self._absent.entry_timeout = absences.timeout_s
 
     # --- names and attributes --------------------------------------------------------------
 
-    @_answering
-    def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+    async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         absences = self._absences
-        while True:
-            moment = absences.moment
-            node = self._view.lookup(parent, name)
-            if node:
-                return self._filled(node)
-            if not absences.add(parent, name):
-                raise FUSEError(errno.ENOENT)
-            if absences.moment == moment:
-                return self._absent
-            # A commit came in between: it may be what brought the name.
-            absences.discard(parent, name)
+        try:
+            while True:
+                moment = absences.moment
+                node = self._view.lookup(parent, name)
+                if node:
+                    return self._filled(node)
+                if not absences.add(parent, name):
+                    raise FUSEError(errno.ENOENT)
+                if absences.moment == moment:
+                    return self._absent
+                # A commit came in between: it may be what brought the name.
+                absences.discard(parent, name)
+        except Exception as error:
+            raise refusal(error) from None
 
     @_answering
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -206,18 +213,21 @@ class Operations(pyfuse3.Operations):
 
     # --- bytes -----------------------------------------------------------------------------
 
-    @_answering
-    def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
-        content = self._view.open(inode)
+        try:
+            content = self._view.open(inode)
+        except Exception as error:
+            raise refusal(error) from None
         if content.fd < 0:
             fh = next(self._texts)
             self._special[fh] = content
             return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
         if content.zeros:
             self._special[content.fd] = content
-        return pyfuse3.FileInfo(fh=content.fd, keep_cache=True)
+        self._file.fh = content.fd
+        return self._file
 
     async def read(self, fh: int, off: int, size: int) -> Any:
         # Any, because pyfuse3 takes every buffer though its stub says bytes.
@@ -235,10 +245,8 @@ class Operations(pyfuse3.Operations):
             if special is not None:
                 blank(data, off, special.zeros)
             return data
-        except FUSEError:
-            raise
         except Exception as error:
-            raise FUSEError(errno_of(error)) from None
+            raise refusal(error) from None
 
     def _read_cached(self, fd: int, offset: int, size: int) -> memoryview:
         # A short answer would mean the end of the file to the kernel, so a read that was short
@@ -254,13 +262,15 @@ class Operations(pyfuse3.Operations):
             done += more
         return buffer[:done]
 
-    @_answering
-    def release(self, fh: int) -> None:
-        content = self._special.pop(fh, None) if self._special else None
-        if content is not None:
-            content.close()
-        else:
-            os.close(fh)
+    async def release(self, fh: int) -> None:
+        try:
+            content = self._special.pop(fh, None) if self._special else None
+            if content is not None:
+                content.close()
+            else:
+                os.close(fh)
+        except Exception as error:
+            raise refusal(error) from None
 
     # --- the rest --------------------------------------------------------------------------
 
