@@ -40,7 +40,7 @@ int main(void)
     return wait_for_godot(2);
 }
 C
-gcc -g -O1 -fno-inline -Wl,--build-id -o "$work/godot" "$work/godot.c"
+gcc -g -O0 -Wl,--build-id -o "$work/godot" "$work/godot.c"
 
 say "A program on a tmpfs that nobody else can see"
 mkdir "$work/app"
@@ -51,8 +51,9 @@ unshare --mount --propagation private sh -c '
 ' sh "$work" >"$work/said" &
 container=$!
 read -r waiting <"$work/said"
-echo "process $container, /proc/$container/exe -> $(readlink "/proc/$container/exe"), $waiting"
-ls -l "$work/app"
+echo "process $container is $waiting, its /proc/$container/exe is $(readlink "/proc/$container/exe")"
+[ -z "$(ls -A "$work/app")" ]
+echo "and out here $work/app is empty"
 
 say "Capture it, and dump its core, as its last words"
 run scan proc --pid "$container"
@@ -62,10 +63,10 @@ digest=$(sha256sum <"/proc/$container/exe")
 
 say "It exits, and its filesystem with it"
 kill "$container"
-wait "$container" || true
+wait "$container" 2>/dev/null || true
 container=
-[ ! -e "$work/app/godot" ] && [ ! -e "$work/godot" ]
-echo "there is no $work/app/godot"
+[ ! -e "$work/godot" ]
+echo "there is no godot left, not in $work either, where it came from"
 
 say "Mount the store: here it is, under build ID $id"
 mkdir -p "$mountpoint"
