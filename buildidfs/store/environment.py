@@ -44,8 +44,8 @@ _PROBE_BYTES = 16 << 20
 #: Reads every record, in a process that may die of it (a mapped file that ends too early).
 _READ_ALL = """
 import sys, lmdb
-env = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=64, map_size=int(sys.argv[2]))
-for name in sys.argv[3:]:
+env = lmdb.open(".", readonly=True, lock=False, max_dbs=64, map_size=int(sys.argv[1]))
+for name in sys.argv[2:]:
     with env.begin(db=env.open_db(name.encode(), create=False)) as txn:
         for key, value in txn.cursor():
             pass
@@ -94,7 +94,7 @@ class Environment:
     def _open_lmdb(self, size: int) -> lmdb.Environment:
         def attempt(lock: bool) -> lmdb.Environment:
             return lmdb.open(
-                os.fsdecode(self.path),
+                path,
                 map_size=size,
                 max_dbs=64,
                 max_readers=_MAX_READERS,
@@ -105,13 +105,14 @@ class Environment:
                 readahead=False,
             )
 
-        try:
-            return attempt(lock=True)
-        except lmdb.Error:
-            # Without a lock file nobody can be writing either: a read-only filesystem.
-            if self.read_only and _on_read_only_filesystem(self.path):
-                return attempt(lock=False)
-            raise
+        with _text(self.path) as path:
+            try:
+                return attempt(lock=True)
+            except lmdb.Error:
+                # Without a lock file nobody can be writing either: a read-only filesystem.
+                if self.read_only and _on_read_only_filesystem(self.path):
+                    return attempt(lock=False)
+                raise
 
     def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
         """Refuse a file that was cut short: to read beyond its end would be SIGBUS.
@@ -122,9 +123,8 @@ class Environment:
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
             return
-        command = [sys.executable, "-I", "-c", _READ_ALL]
-        arguments = [os.fsdecode(self.path), str(info["map_size"]), *TABLES]
-        done = subprocess.run([*command, *arguments], capture_output=True, check=False)
+        command = [sys.executable, "-I", "-c", _READ_ALL, str(info["map_size"]), *TABLES]
+        done = subprocess.run(command, cwd=self.path, capture_output=True, check=False)
         if done.returncode != 0:
             env.close()
             raise StoreError(
@@ -195,6 +195,7 @@ class Environment:
         try:
             self._lmdb.set_mapsize(size * 2)
         except (lmdb.Error, MemoryError, OverflowError) as error:
+            self._lmdb.close()  # it has lost its map: any use would be the end of the process
             raise StoreError(
                 f"store {show(self.root)}: no address space for an index of more than {size} bytes"
             ) from error
@@ -211,7 +212,7 @@ class Environment:
     def failure(self, error: Exception) -> StoreError:
         """An error of LMDB as an error of the store."""
         code = getattr(error, "code", 0)
-        reason = getattr(error, "reason", None) or str(error)
+        reason = str(error) if code == 0 else getattr(error, "reason", str(error))
         if isinstance(error, lmdb.DiskError) or code in FULL:
             return full(self.root, code)
         if code == errno.EIO and (found := self._probe()):
@@ -293,6 +294,20 @@ def release(environment: Environment) -> None:
                 if value is environment:
                     del _open[key]
             environment.close()
+
+
+@contextlib.contextmanager
+def _text(path: bytes) -> Iterator[str]:
+    """A name that the binding can take, which wants UTF-8."""
+    try:
+        yield path.decode()
+        return
+    except UnicodeDecodeError:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def _on_read_only_filesystem(path: bytes) -> bool:
