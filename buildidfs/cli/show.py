@@ -149,10 +149,10 @@ def _as_text(
             )
     click.echo("seen")
     for record in origins:
-        where = printable(record.origin.container.encode()) or "host"
+        where = printable(record.origin.container.encode()) or "the host"
         click.echo(
             f"  {printable(record.origin.path)}\n"
-            f"      {where} {record.origin.host}, {moment(record.first_seen_ns)}"
+            f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"
             f" to {moment(record.last_seen_ns)}"
         )
     for text in missing:
