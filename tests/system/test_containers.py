@@ -7,20 +7,24 @@ how the kernel names a mapped file and who else can open it; what a client sees 
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import clients
-from tests.support.containers import KINDS
+from tests.support.clients import tool
+from tests.support.containers import KINDS, container
 from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
 from tests.support.vanished import Vanished, vanished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.mounts import BuildIdFs
     from tests.support.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
@@ -55,6 +59,16 @@ def test_bytes_are_those_of_the_container(ended: Vanished) -> None:
 def test_path_says_where_it_was_seen(ended: Vanished) -> None:
     assert (ended.exe / "path").read_text().splitlines() == [f"{ended.app}/bin/hot"]
     assert (ended.lib / "path").read_text().splitlines() == [f"{ended.app}/lib/libhot.so"]
+
+
+def test_container_is_remembered_by_its_label(ended: Vanished) -> None:
+    exe = ended.program.exe.build_id
+    origins = json.loads(ended.buildidfs("show", "--json", exe).out)["origins"]
+    (label,) = {origin["container"] for origin in origins}
+    assert label == ended.label or (not ended.label and label.startswith("mnt:"))
+    listed = ended.buildidfs("list", "--json", "--container", label).out.splitlines()
+    assert exe in {json.loads(line)["build_id"] for line in listed}
+    assert ended.buildidfs("list", "--json", "--container", "nobody:0").out == ""
 
 
 def test_gdb_resolves_lines_of_a_live_process(ended: Vanished) -> None:
@@ -128,3 +142,21 @@ def test_debuginfod_find_gets_it(ended: Vanished) -> None:
             result = clients.debuginfod_find(ended.url, kind, binary.build_id)
             assert result.rc == 0, str(result)
             assert sha256(Path(result.out.strip())) == sha256(original)
+
+
+def test_a_running_container_is_chosen_by_its_label(
+    buildidfs: BuildIdFs, program: Program, scratch: Path
+) -> None:
+    with container("crun", program, scratch / "chosen") as running:
+        none = buildidfs("scan", "proc", "--container", "nobody:0", check=False)
+        assert none.rc == 2, str(none)
+        # 3: a process that is closed even to root might be another one of it
+        some = buildidfs("scan", "proc", "--container", running.label[:-4], check=False)
+        assert some.rc in (0, 3), str(some)
+    listed = buildidfs("list", "--json").out.splitlines()
+    found = {json.loads(line)["build_id"] for line in listed}
+    assert {binary.build_id for binary in program.binaries} <= found
+    # the shell that started both, which sits in the container's own root
+    busybox = build_id_of(Path(tool("busybox")))
+    assert found >= {busybox}
+    assert build_id_of(Path(sys.executable).resolve()) not in found

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture made while the store is mounted is there for the next client that asks."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients, programs
+from tests.support.clients import run, tool
+from tests.support.containers import container
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.mounts import BuildIdFs
+    from tests.support.programs import Program
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+
+
+def test_names_that_were_missing_a_moment_before(
+    buildidfs: BuildIdFs, program: Program, scratch: Path
+) -> None:
+    buildidfs.scan(os.getpid())
+    exe = program.exe.build_id
+    link = f".build-id/{exe[:2]}/{exe[2:]}"
+    with (
+        buildidfs.mounted() as mount,
+        container("tmpfs", program, scratch / "live") as running,
+    ):
+        places = [
+            mount / exe / "elf",
+            mount / exe / "debug",
+            mount / exe / "path",
+            mount / f"buildid/{exe}/executable",
+            mount / f"debug/{link}",
+            mount / f"debug/{link}.debug",
+            mount / f"perf/{link}/elf",
+            mount / f"perf{running.app}/bin/hot/{exe}/debug",
+        ]
+        for place in places:
+            # asked for, so that the kernel has reason to remember the answer
+            with pytest.raises(FileNotFoundError):
+                place.stat()
+        assert exe not in os.listdir(mount)
+        buildidfs.scan(running.stuck)
+        for place in places:
+            assert place.stat().st_size > 0
+        assert exe in os.listdir(mount)
+        result = clients.debuginfod_find(f"file://{mount}", "debuginfo", exe)
+        assert result.rc == 0, str(result)
+
+
+def test_unmounting_while_a_container_still_has_a_copy_of_the_mount(
+    buildidfs: BuildIdFs, stripped: Path, program: Program
+) -> None:
+    """Who started after the mount keeps it in his namespace: it goes on there, and ends there."""
+    with programs.running(stripped, "stuck") as pid:
+        buildidfs.scan(pid)
+    buildidfs.mountpoint.mkdir()
+    buildidfs("mount", buildidfs.mountpoint)
+    elf = f"{buildidfs.mountpoint}/{program.exe.build_id}/elf"
+    with programs.running(tool("unshare"), "-m", stripped, "stuck") as holder:
+        buildidfs("unmount", buildidfs.mountpoint)
+        assert not os.path.exists(elf)
+        inside = f"/proc/{holder}/root{elf}"
+        run([tool("cmp"), inside, program.exe.shipped], check=True)
+    server = re.escape(str(buildidfs.mountpoint)).encode()
+    until(lambda: not _processes(server), "end of the mount process")
+
+
+def _processes(pattern: bytes) -> list[str]:
+    """The processes whose command line holds ``pattern``."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                if re.search(pattern, file.read()):
+                    found.append(name)
+        except OSError:
+            continue  # gone, or closed even to root
+    return found
