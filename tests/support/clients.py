@@ -10,6 +10,8 @@ install; it is never a reason to skip.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
 import os
 import shlex
 import shutil
@@ -18,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -78,8 +81,12 @@ def tool(*names: str) -> str:
         found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
         if found is not None:
             return found
-    package = PACKAGES.get(names[0], names[0])
-    pytest.fail(f"{names[0]} is not installed: apt-get install {package} (make test does)")
+    _missing(names[0])
+
+
+def _missing(name: str) -> NoReturn:
+    package = PACKAGES.get(name, name)
+    pytest.fail(f"{name} is not installed: apt-get install {package} (make test does)")
 
 
 def run(
@@ -141,11 +148,23 @@ def gdb(
     return run([*argv, *arguments], env=env)
 
 
+@functools.cache
+def perf_tool() -> str:
+    """The path of perf; on Ubuntu not that of the wrapper that wants one for the very kernel."""
+    found = tool("perf")
+    if run([found, "--version"]).rc == 0:
+        return found
+    for other in sorted(Path("/usr/lib").glob("linux*-tools-*/perf"), reverse=True):
+        if run([other, "--version"]).rc == 0:
+            return str(other)
+    _missing("perf")
+
+
 def perf_record(
     output: Path, command: Sequence[Argument], *options: str, buildid_dir: Path | None = None
 ) -> Result:
     """Sample ``command`` on the CPU clock, with build IDs in the mmap records."""
-    argv: list[Argument] = [tool("perf")]
+    argv: list[Argument] = [perf_tool()]
     if buildid_dir is not None:
         argv += ["--buildid-dir", buildid_dir]
     argv += ["record", "-o", output, "-e", "cpu-clock", "-F", "997", "--buildid-mmap"]
@@ -154,7 +173,7 @@ def perf_record(
 
 def perf(mount: Path, *arguments: Argument, timeout: float = 60) -> Result:
     """``perf --buildid-dir MOUNT/perf ...``"""
-    return run([tool("perf"), "--buildid-dir", mount / "perf", *arguments], timeout=timeout)
+    return run([perf_tool(), "--buildid-dir", mount / "perf", *arguments], timeout=timeout)
 
 
 def perf_report(mount: Path, data: Path, *options: str) -> Result:
@@ -188,6 +207,8 @@ def lldb(*commands: str) -> Result:
 
 def drgn(script: str, *arguments: Argument) -> Result:
     """Run a script that uses drgn, in a process of its own."""
+    if importlib.util.find_spec("drgn") is None:
+        pytest.fail("drgn is not installed: pip install drgn (make test does)")
     return run([sys.executable, "-c", script, *arguments])
 
 

@@ -65,7 +65,7 @@ _CRUN = """
 set -eu
 mount -t tmpfs none "$1"; cp -a "$2/." "$1"
 if [ "$(stat -f -c %%T /sys/fs/cgroup)" != cgroup2fs ]; then
-    umount -R /sys/fs/cgroup
+    umount -R /sys/fs/cgroup 2>/dev/null || : # not mounted at all, in a bare root
     mount -t cgroup2 none /sys/fs/cgroup
 fi
 "%(crun)s" --root "$3/state" run --bundle "$3" --pid-file "$3/pid" %(name)s & crun=$!

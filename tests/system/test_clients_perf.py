@@ -38,7 +38,7 @@ def test_without_the_mount_there_are_no_names(gone: Vanished) -> None:
 
 def test_symfs_at_the_mount(gone: Vanished) -> None:
     options = ["--symfs", gone.mount, "--stdio", "--no-children", "-i", gone.profile]
-    _assert_hot_functions(run([tool("perf"), "report", *options]))
+    _assert_hot_functions(run([clients.perf_tool(), "report", *options]))
 
 
 def test_annotate_disassembles(gone: Vanished) -> None:
@@ -71,7 +71,7 @@ def test_vdso(buildidfs: BuildIdFs, stripped: Path) -> None:
     with programs.running(stripped, "clock") as pid:
         buildidfs.scan(pid)
         event = ["-e", "cpu-clock", "-F", "997", "-p", str(pid), "--", tool("sleep"), "0.3"]
-        run([tool("perf"), *cache, "record", "-o", data, *event], check=True)
+        run([clients.perf_tool(), *cache, "record", "-o", data, *event], check=True)
     named = r"\[vdso\] +\[\.\] __vdso_clock_gettime"
     without = clients.perf_report(buildidfs.store.parent / "no-mount-here", data)
     assert not re.search(named, without.out), str(without)
@@ -117,10 +117,10 @@ def _other_kernel() -> bytes:
 def _report_elsewhere(directory: Path, mount: Path, data: Path) -> clients.Result:
     script = (
         'mount --bind "$1/notes" /sys/kernel/notes && mount --bind "$1/kallsyms" /proc/kallsyms'
-        ' && exec perf --buildid-dir "$2/perf" report --stdio --no-children -i "$3"'
+        ' && exec "$4" --buildid-dir "$2/perf" report --stdio --no-children -i "$3"'
     )
-    tool("perf")
-    return run([tool("unshare"), "-m", "sh", "-c", script, "sh", directory, mount, data])
+    inside = ["sh", "-c", script, "sh", directory, mount, data, clients.perf_tool()]
+    return run([tool("unshare"), "-m", *inside])
 
 
 def test_archive_holds_real_files(gone: Vanished) -> None:
@@ -160,7 +160,7 @@ def test_recording_into_the_mount_is_harmless(gone: Vanished) -> None:
     options = ["-o", data, "-e", "cpu-clock", "--", tool("true")]
     result = clients.perf(gone.mount, "record", *options)
     assert result.rc == 0, str(result)
-    assert run([tool("perf"), "buildid-list", "-i", data]).rc == 0
+    assert run([clients.perf_tool(), "buildid-list", "-i", data]).rc == 0
 
 
 def test_debug_file_without_executable_does_not_crash_it(

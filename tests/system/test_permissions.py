@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import clients
 from tests.support.clients import run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, line_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.support import clients
     from tests.support.clients import Argument
     from tests.support.programs import Program
     from tests.support.vanished import Vanished
@@ -53,7 +53,9 @@ def test_nobody_may_debug_what_everybody_could_read(gone: Vanished, borrowed: Pa
     result = _as_nobody([tool("eu-stack"), *options], borrowed)
     assert f"{PLACE}:" in result.out, str(result)
     report = ["report", "--stdio", "--no-children", "-i", borrowed / "perf.data"]
-    result = _as_nobody([tool("perf"), "--buildid-dir", gone.mount / "perf", *report], borrowed)
+    result = _as_nobody(
+        [clients.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], borrowed
+    )
     assert "exe_static_hot" in result.out, str(result)
 
 
