@@ -35,6 +35,7 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
     size = 0
     try:
         with open(os.dup(fd), "rb") as source:
+            source.seek(0)
             for chunk in chunks(source):
                 size += len(chunk)
                 if size > limit:
