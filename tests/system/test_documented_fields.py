@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every field that a program may find in JSON output is explained in buildidfs(1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.elfwriter import elf_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.mounts import BuildIdFs
+
+# Keys that are data: reasons, kinds, namespaces.
+_COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}
+
+
+@pytest.fixture(scope="module")
+def output_section() -> dict[str, str]:
+    """What the section OUTPUT says of each command."""
+    argv = [tool("groff"), "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", ROOT / "man/buildidfs.1"]
+    page = run(argv, check=True).out
+    text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
+    general, *items = re.split(r"^ {5}(?=(?:scan|list|show|stats)\b)", text, flags=re.MULTILINE)
+    names = ("scan tree --dry-run", "scan", "list", "show", "stats")
+    said = [" ".join(each.split()) for each in items]
+    return {
+        next(name for name in names if each.startswith(f"{name} ")): f"{general} {each}"
+        for each in said
+    }
+
+
+def keys(value: object) -> Iterator[str]:
+    """The names of all fields of an object, however deep."""
+    if isinstance(value, list):
+        for each in value:
+            yield from keys(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            if key not in _COUNTS:
+                yield from keys(each)
+
+
+def test_fields_are_in_the_page(
+    output_section: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path
+) -> None:
+    build_id = bytes.fromhex("f1e1d5" * 6)
+    (tmp_path / "some.so").write_bytes(elf_file(build_id=build_id))
+    (tmp_path / "other.so").write_bytes(elf_file(build_id=None))
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.so", "wb") as file:
+        file.write(elf_file(build_id=build_id[::-1]))
+    commands = {
+        "scan tree --dry-run": ["scan", "tree", "--dry-run", tmp_path],
+        "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
+        "list": ["list"],
+        "show": ["show", build_id[::-1].hex()],
+        "stats": ["stats"],
+    }
+    assert set(output_section) == set(commands)
+    for name, words in commands.items():
+        done = buildidfs(*words, "--json", check=False)
+        assert done.rc in (0, 3), done
+        found = {key for line in done.out.splitlines() for key in keys(json.loads(line))}
+        assert len(found) >= 2
+        unknown = [key for key in found if not re.search(rf"\b{key}\b", output_section[name])]
+        assert unknown == [], name
