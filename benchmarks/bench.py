@@ -200,20 +200,15 @@ def ahead_of_others() -> Iterator[None]:
     Where sessions are scheduled as groups, nice(2) only counts within a session, and the whole
     session is raised instead, for as long as the block lasts.
     """
-    nice = os.nice(0)
     group = Path("/proc/self/autogroup")
-    with suppress(PermissionError):
+    before = ""
+    with suppress(OSError, IndexError):
         os.nice(-20)
-    try:
         before = group.read_text().split()[-1]
-    except (OSError, IndexError):
-        yield
-        return
-    with suppress(OSError):
         group.write_text("-20")
     try:
         yield
     finally:
         with suppress(OSError):
-            group.write_text(before)
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            if before:
+                group.write_text(before)

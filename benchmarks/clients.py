@@ -59,12 +59,13 @@ def perf(bench: Bench) -> Iterator[Row]:
     copy = bench.directory("recorded") / "program"
     copy.write_bytes(program.stripped.read_bytes())
     copy.chmod(0o755)
-    run(["perf", "record", "-q", "-e", "cpu-clock", "--buildid-mmap", "-o", recording, copy])
+    events = ["-e", "cpu-clock", "-g", "--buildid-mmap"]
+    run(["perf", "record", "-q", *events, "-o", recording, copy])
     copy.unlink()
 
     def client(tree: Path) -> tuple[float, bytes]:
         command = ["perf", "--buildid-dir", f"{tree}/perf", "report", "-i", str(recording)]
-        command += ["--stdio", "--sort", "symbol"]
+        command += ["--stdio", "--sort", "dso,symbol"]
         seconds, output = _timed_run(bench, command)
         # The last line is a tip chosen at random.
         output = re.sub(rb"(?m)^# \(Tip:.*$|^\(Tip:.*$", b"", output)

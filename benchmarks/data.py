@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def _main(units: int) -> str:
         f"{declarations}"
         "int main(int argc, char **argv)\n{\n"
         "\tvoid *ring[16] = { ring };\n\tunsigned long total = 0;\n"
-        f"\tfor (int round = 0; round < 2000; round++) {{\n{calls}\t}}\n"
+        f"\tfor (int round = 0; round < 6000; round++) {{\n{calls}\t}}\n"
         "\treturn total == 1;\n}\n"
     )
 
@@ -145,14 +146,16 @@ def debug_program(bench: Bench) -> Program:
     """
     units = bench.size(10, 1)
     recipe = hashlib.sha256((_unit(1) + _main(units)).encode()).hexdigest()[:16]
-    directory = bench.cache / f"program-{recipe}"
+    directory = bench.cache / f"program-{units}-{recipe}"
     program = Program(directory, units * _PER_UNIT)
     if program.debug.exists():
         return program
     require("gcc", "gcc")
     require("objcopy", "binutils")
     bench.say(f"compiling {units * _PER_UNIT} functions, once")
-    directory.mkdir(parents=True, exist_ok=True)
+    for outdated in bench.cache.glob(f"program-{units}-*"):
+        shutil.rmtree(outdated)
+    directory.mkdir(parents=True)
     sources = {f"unit{unit}.c": _unit(unit) for unit in range(units)} | {"main.c": _main(units)}
     with bench.scratch("compile") as place:
         for name, text in sources.items():
