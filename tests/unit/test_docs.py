@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,41 @@ def test_help_has_examples_and_exit_status(path: str) -> None:
     examples, _, statuses = done.output.partition("EXIT STATUS:")
     assert re.search(r"EXAMPLES:\n +\S", examples), done.output
     assert re.search(r"^ +0 +\S", statuses, re.MULTILINE), done.output
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Every command line of ours that a help text or document shows, and where it is from."""
+    for path, command in COMMANDS.items():
+        yield from ((line, path or "help") for line in (command.epilog or "").splitlines())
+    for page_path in PAGES:
+        for display in re.findall(r"^\.Bd -literal.*?^\.Ed", page_path.read_text(), re.M | re.S):
+            yield from ((line, page_path.name) for line in display.splitlines())
+    for document in ROOT.glob("*.md"):
+        blocks = re.findall(
+            r"^```sh\n(.*?)^```$|`(buildidfs [^`]+)`", document.read_text(), re.M | re.S
+        )
+        yield from ((line, document.name) for pair in blocks for line in "".join(pair).splitlines())
+
+
+EXAMPLES = [
+    (line.strip(), where) for line, where in examples() if line.strip().startswith("buildidfs ")
+]
+
+
+@pytest.mark.parametrize(("line", "where"), EXAMPLES)
+def test_example_is_a_command_there_is(line: str, where: str) -> None:
+    words = shlex.split(re.split(r" (?:[|>#]|&&)", line)[0], comments=True)[1:]
+    if words and words[0].startswith("-"):
+        assert CliRunner().invoke(cli, words).exit_code == 0
+        return
+    for path, command in LEAVES.items():
+        if words[: len(path.split())] == path.split():
+            rest = words[len(path.split()) :]
+            # A mention in running text (`buildidfs unmount`) is no example of arguments.
+            if rest or "md" not in where:
+                assert command.make_context(path, rest)
+            return
+    pytest.fail(f"{where}: no such command: {line}")
 
 
 @pytest.mark.parametrize(("name", "code"), exit_codes().items())
