@@ -306,11 +306,8 @@ class Blobs:
 
     def _link(self, digest: Digest, staged: Staged) -> None:
         name = _name(digest)
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name[:2], 0o700, dir_fd=self._directory)
-            os.fsync(self._directory)
-        except FileExistsError:
-            pass
         try:
             self._give_name(name, staged)
         except FileExistsError:
@@ -326,13 +323,14 @@ class Blobs:
             return
         copy.link_fd(staged.fd, self._directory, name.encode())
 
-    def _sync_directories(self, prefixes: Iterable[str]) -> None:
-        for prefix in prefixes:
-            fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._directory)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+    def _sync_directories(self, prefixes: set[str]) -> None:
+        with contextlib.ExitStack() as stack:
+            fds = [self._directory] if prefixes else []
+            for prefix in prefixes:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                fds.append(os.open(prefix, flags, dir_fd=self._directory))
+                stack.callback(os.close, fds[-1])
+            self._sync(fds)
 
 
 def _name(digest: Digest) -> str:

@@ -95,7 +95,7 @@ class _Checker:
             count, size = count + 1, size + row.size
             for ref in row.refs:
                 if self._artifacts.pop(ref, None) != digest:
-                    yield f"blob {digest} has no artifact {ref}"
+                    yield f"blob {digest} has no artifact {_spelled(ref)}"
             found = self._blobs.size(digest)
             if found is None:
                 yield f"blob {digest} is missing"
@@ -104,7 +104,7 @@ class _Checker:
             elif digests and self._read(digest) != digest:
                 yield f"blob {digest} has other bytes"
         for ref in self._artifacts:
-            yield f"artifact {ref} has no blob"
+            yield f"artifact {_spelled(ref)} has no blob"
         counters = self._counters()
         if (counters.blobs, counters.blob_bytes) != (count, size):
             yield f"{count} blobs are counted as {counters.blobs}"
@@ -143,3 +143,7 @@ class _Checker:
     def _counters(self) -> schema.Counters:
         value = self._txn.get(schema.COUNTERS_KEY, db=self._tables["meta"])
         return schema.Counters.unpack(value or b"")
+
+
+def _spelled(ref: tuple[int, int, int]) -> str:
+    return "/".join(str(int(number)) for number in ref)

@@ -36,7 +36,8 @@ T = TypeVar("T")
 #: Bytes of address space, most wanted first.
 MAP_SIZES = (1 << 40, 1 << 36, 1 << 33, 1 << 30)
 
-_MAX_READERS = 1024
+#: About a thousand readers at a time, at 64 bytes each.
+_LOCK_BYTES = 64 << 10
 
 #: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
 _PROBE_BYTES = 16 << 20
@@ -78,6 +79,7 @@ class Environment:
         data = os.path.join(self.path, b"data.mdb")
         if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
             raise StoreError(f"store {show(self.root)}: its index is missing: the store is damaged")
+        self._allocate_lock_file()
         sizes = MAP_SIZES if map_size is None else (map_size,)
         for size in sizes:
             try:
@@ -91,13 +93,31 @@ class Environment:
             return env
         raise AssertionError("no map size given")
 
+    def _allocate_lock_file(self) -> None:
+        """Take the room for lock.mdb: LMDB writes to it through a map, where a full disk kills."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(os.path.join(self.path, b"lock.mdb"), flags, 0o600)
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+            return  # a read-only filesystem, or one that LMDB will have an error for
+        try:
+            status = os.fstat(fd)
+            if status.st_size < _LOCK_BYTES or status.st_blocks * 512 < status.st_size:
+                os.posix_fallocate(fd, 0, max(_LOCK_BYTES, status.st_size))
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+        finally:
+            os.close(fd)
+
     def _open_lmdb(self, size: int) -> lmdb.Environment:
         def attempt(lock: bool) -> lmdb.Environment:
             return lmdb.open(
                 path,
                 map_size=size,
                 max_dbs=64,
-                max_readers=_MAX_READERS,
                 mode=0o600,
                 readonly=self.read_only,
                 lock=lock,

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture killed at any moment leaves a store that opens, lists, verifies and goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from buildidfs.model import Kind
+from buildidfs.store import Store, blobs
+from tests.support.captures import capture, read_blob, sighting
+
+_BATCH = 5
+
+
+def _contents(round_: int) -> list[bytes]:
+    return [b"%d/%d " % (round_, number) * 1000 for number in range(_BATCH)]
+
+
+def _capture(path: Path, round_: int) -> None:
+    """What is killed: a batch of new files, new paths, new fan-out directories."""
+    with Store.create(path) as store:
+        store.commit(
+            [
+                capture(
+                    store,
+                    content,
+                    content[:20],
+                    at=sighting(b"/round/%d/%d" % (round_, number)),
+                    kinds=(Kind.EXECUTABLE, Kind.DEBUGINFO),
+                )
+                for number, content in enumerate(_contents(round_))
+            ]
+        )
+
+
+def _killed(work: Callable[[], None]) -> bool:
+    """Run ``work`` in a child process; whether it died of a signal. It must not fail otherwise."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:  # pytest's own handling must not run in the child
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.waitstatus_to_exitcode(status) == 0
+    return False
+
+
+def _sound(path: Path) -> int:
+    """Number of build IDs in a store that has nothing wrong."""
+    with Store.create(path) as store:
+        assert list(store.check(digests=True)) == []
+        count = 0
+        for ordinal, _ in store.build_ids_from():
+            artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+            assert artifact is not None
+            assert len(read_blob(store, artifact.digest)) == artifact.size
+            count += 1
+        return count
+
+
+def _kill_at_call(number: int) -> None:
+    """Kill this process with -9 just before the Nth call of anything written in C."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        if event == "c_call":
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+
+
+def _calls(work: Callable[[], None]) -> int:
+    """How many calls of C some work makes."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "c_call"
+
+    sys.setprofile(count)
+    work()
+    sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("anonymous", [True, False], ids=["unnamed", "named"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["new", "existing"])
+def test_killed_before_any_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool, fresh: bool
+) -> None:
+    """Every system call is one, and so is every step of LMDB."""
+    real = blobs.Blobs.__init__
+
+    def made(self: blobs.Blobs, root: bytes, *, writable: bool) -> None:
+        real(self, root, writable=writable, anonymous=anonymous)
+
+    monkeypatch.setattr(blobs.Blobs, "__init__", made)
+    path = tmp_path / "store"
+    if not fresh:
+        _capture(path, 1000)
+    calls = _calls(lambda: _capture(path, 1001)) - 100  # no two runs are quite the same
+    assert calls > 200
+    before = _sound(path)
+    for round_, moment in enumerate(random.Random(1).sample(range(1, calls), 30)):
+        if fresh:
+            path, before = tmp_path / f"{round_}", 0
+
+        def work(path: Path = path, round_: int = round_, moment: int = moment) -> None:
+            _kill_at_call(moment)
+            _capture(path, round_)
+
+        assert _killed(work)
+        count = _sound(path)
+        assert count in (before, before + _BATCH), "all of a batch, or nothing of it"
+        _capture(path, round_)
+        before = _sound(path)
+        assert count in (before, before - _BATCH)
+        assert not (path / "staging").exists() or list((path / "staging").iterdir()) == []
+
+
+def test_killed_at_any_time(tmp_path: Path) -> None:
+    """Also within system calls, which the test above cannot: an alarm clock that is not caught."""
+    path = tmp_path / "store"
+    choice = random.Random(2)
+    _capture(path, 0)
+    before, killed = _BATCH, 0
+    for round_ in range(1, 41):
+
+        def work(round_: int = round_, delay: float = choice.uniform(0.0005, 0.03)) -> None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            while True:
+                _capture(path, round_)
+                round_ += 1000
+
+        assert _killed(work)
+        killed += 1
+        count = _sound(path)
+        assert count >= before
+        assert (count - before) % _BATCH == 0
+        before = count
+    assert killed == 40
+    assert before > _BATCH, "some got through"
+
+
+def test_what_was_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the blobs and the index: the next capture of the same files is complete."""
+    path = tmp_path / "store"
+    Store.create(path).close()
+
+    def work() -> None:
+        real = blobs.Blobs.seal
+
+        def killed(self: blobs.Blobs, *arguments: object) -> None:
+            real(self, *arguments)  # type: ignore[arg-type]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(blobs.Blobs, "seal", killed)
+        _capture(path, 7)
+
+    assert _killed(work)
+    with Store.open(path) as store:
+        assert len(list(store.blob_names())) == _BATCH
+        assert store.stats().ids == 0
+        assert list(store.check(digests=True)) == []
+    _capture(path, 7)
+    assert _sound(path) == _BATCH
