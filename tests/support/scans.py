@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
-from buildidfs.model import BuildId, FileIdentity
+from buildidfs.formats import elf
+from buildidfs.model import Absence, BuildId, FileIdentity
+from tests.support.filereader import FileReader
 
 
 class Memory(dict[FileIdentity, Known]):
@@ -78,10 +80,14 @@ def _content(fd: int) -> bytes:
     return b"".join(chunks)
 
 
-def remember(memory: Memory, result: Scan, build_id: bytes = b"\xab\xcd") -> None:
-    """Let a memo know everything that a scan pinned, under one build ID."""
+def remember(memory: Memory, result: Scan, build_id: bytes | None = None) -> None:
+    """Let a memo know what a scan pinned: what the bytes say, or one build ID for all of it."""
     for seen in result.pinned:
-        memory[seen.pinned.sighting.origin.identity] = Known(BuildId(build_id))
+        known = seen.pinned.build_id if build_id is None else BuildId(build_id)
+        answer = known or elf.identify(seen.data[: elf.HEAD_SIZE], FileReader(seen.data))
+        memory[seen.pinned.sighting.origin.identity] = (
+            Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
+        )
 
 
 def open_descriptors() -> int:
