@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.clients import Argument, tool
+from tests.support.clients import Argument, perf_tool, tool
 from tests.support.mounts import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +29,22 @@ def calling(path: Path, argv: Sequence[Argument]) -> Path:
 
 
 def program_directory(directory: Path) -> Path:
-    """Fill ``directory`` with ``buildidfs``, and other programs under their undecorated names."""
+    """Put ``buildidfs`` into ``directory``; returns that."""
     script(
         directory / "buildidfs",
         f"export PYTHONPATH={shlex.quote(str(ROOT))}",
         f'exec {shlex.join(COMMAND)} "$@"',
     )
+    return directory
+
+
+def client_directory(directory: Path) -> Path:
+    """Put clients whose name depends on the system into ``directory``, under their usual one."""
     # some versions of lldb hang now and then
     calling(directory / "lldb", [tool("timeout"), "-k", "5", "60", tool("lldb-19", "lldb")])
     drgn = shutil.which("drgn", path=str(Path(sys.executable).parent)) or tool("drgn")
     calling(directory / "drgn", [drgn])
+    calling(directory / "perf", [perf_tool()])
     return directory
 
 

@@ -20,7 +20,14 @@ import pytest
 
 from tests.support import clients
 from tests.support.clients import Result, run, tool
-from tests.support.commands import ROOT, calling, path_with, program_directory, script
+from tests.support.commands import (
+    ROOT,
+    calling,
+    client_directory,
+    path_with,
+    program_directory,
+    script,
+)
 from tests.support.elfwriter import elf_file
 from tests.support.mounts import BuildIdFs, is_mountpoint
 from tests.support.programs import line_of
@@ -108,11 +115,12 @@ def test_container_exit_cleans_up_after_a_failure(programs: Path, tmp_path: Path
 @pytest.mark.fuse
 @pytest.mark.client
 def test_perf_report_elsewhere(gone: Vanished, tmp_path: Path) -> None:
+    programs = client_directory(tmp_path / "programs")
     example = EXAMPLES / "perf-report-elsewhere.sh"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     archive = tmp_path / "profile.tar"
-    env = {"MOUNTPOINT": str(gone.mount), "TMPDIR": str(temporary)}
+    env = {"MOUNTPOINT": str(gone.mount), "TMPDIR": str(temporary), "PATH": path_with(programs)}
     packed = run([example, "pack", gone.profile, archive], env=env, check=True)
     assert re.search(r"the profile and [2-9]\d* binaries", packed.out), packed
     # There, nothing is mounted, and the profile is not where it was.

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.clients import Result, run, tool
-from tests.support.commands import ROOT, calling, path_with, program_directory, script
+from tests.support.commands import (
+    ROOT,
+    calling,
+    client_directory,
+    path_with,
+    program_directory,
+    script,
+)
 from tests.support.programs import Program, line_of
 
 if TYPE_CHECKING:
@@ -73,15 +80,16 @@ def transcript(scratch: Path, program: Program) -> Result:
         _ADDRESS: hex(program.exe.address("exe_static_hot")),
     }
     (work / "mnt").mkdir()
-    programs = program_directory(work / "programs")
+    programs = client_directory(program_directory(work / "programs"))
     environment = {
         "PATH": path_with(programs),
         "STORE": str(work / "store"),
         "BUILDIDFS_STORE": str(work / "store"),
         "MOUNTPOINT": str(work / "mnt"),
         "ID": program.exe.build_id,
+        # One that leaves the machine alone: from in there, this run looks as if it were over.
         "PYTEST_ARGS": "-p no:cacheprovider tests/unit/test_model.py",
-        "VENV_HERE": str(_venv(work / "venv", programs)),
+        "VENV_HERE": str(_venv(work / "venv")),
         # The clone is made from a directory that may be another user's.
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "safe.directory",
@@ -108,7 +116,7 @@ def transcript(scratch: Path, program: Program) -> Result:
     return result
 
 
-def _venv(directory: Path, programs: Path) -> Path:
+def _venv(directory: Path) -> Path:
     """What `make` takes for a virtual environment that is up to date."""
     script(
         directory / "bin/buildidfs",
