@@ -3,13 +3,16 @@
 # captured, exits, its filesystem is gone with it, and its core file still has names and lines.
 #
 # Needs root, gcc and gdb. Uses a store and a mount of its own in a temporary directory and removes
-# them; STORE and MOUNTPOINT name others, BUILDIDFS the program.
+# them; STORE and MOUNTPOINT name others. BUILDIDFS names the program if it is not on PATH.
 set -eu
+
+buildidfs=${BUILDIDFS:-buildidfs}
+command -v "$buildidfs" >/dev/null || buildidfs=$(dirname "$0")/../.venv/bin/buildidfs
 
 work=$(mktemp -d)
 store=${STORE:-$work/store}
 mountpoint=${MOUNTPOINT:-$work/mnt}
-run() { ${BUILDIDFS:-buildidfs} --store "$store" "$@"; }
+run() { "$buildidfs" --store "$store" "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 
 container=
