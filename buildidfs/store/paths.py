@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.model import BuildId
 from buildidfs.store import schema
 
 if TYPE_CHECKING:
@@ -24,11 +25,21 @@ _NAME_MAX = 255
 #: Linux never gives a longer path; a loop in a damaged table would.
 _DEPTH_MAX = 4096
 
+#: What perf leads to a path with, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
+_LENGTH_MAX = 4096 - len("../../" + "/") - 2 * BuildId.MAX_BYTES - 1
+
+#: The tree has a directory of its own there, so what was seen in it could not be reached.
+_TAKEN = b".build-id"
+
 
 def components(path: bytes) -> list[bytes] | None:
-    """The names along a path, None when no tree of directories can hold them."""
+    """The names along a path, None when the tree cannot hold them.
+
+    Whoever runs a binary chooses its path: one that leads nowhere must not become the primary
+    path of a build ID that others run too.
+    """
     names = [name for name in path.split(b"/") if name]
-    if not names or len(names) > _DEPTH_MAX:
+    if not names or len(names) > _DEPTH_MAX or len(path) > _LENGTH_MAX or names[0] == _TAKEN:
         return None
     for name in names:
         if name in (b".", b"..") or len(name) > _NAME_MAX or b"\0" in name:

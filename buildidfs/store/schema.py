@@ -50,7 +50,8 @@ build ID: the one seen last longest ago is dropped for a new one, the very first
 
 **names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
-"..", over 255 bytes, with "/" or NUL. At most 1024 paths to a build ID.
+"..", over 255 bytes, with "/" or NUL. Nor do paths that a reader could not follow: over 3848 bytes,
+or below /.build-id. At most 1024 paths to a build ID.
 
 **dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
 less trust.

@@ -123,3 +123,13 @@ def test_a_loop_in_a_damaged_table_ends(store: Store) -> None:
         with pytest.raises(IntegrityError, match=f"path {number} .* does not lead to the root"):
             store.path_bytes(number)
     environment.release(env)
+
+
+@pytest.mark.parametrize("unusable", [b"/.build-id/ab/cdef", b"/" + b"long/" * 800 + b"x"])
+def test_a_path_nobody_can_follow_does_not_become_the_primary_one(
+    store: Store, unusable: bytes
+) -> None:
+    commit(store, capture(store, b"libc", at=sighting(unusable)))
+    assert store.primary_path(1) is None
+    commit(store, capture(store, b"libc", at=sighting(b"/usr/lib/libc.so.6")))
+    assert store.primary_path(1) == _walk(store, b"/usr/lib/libc.so.6")
