@@ -154,10 +154,11 @@ class Invalidator:
         self._absences = absences
         self._kernel = kernel
         self._listener = listener
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stop = -1
         self._thread = threading.Thread(target=self._run, name="invalidate", daemon=True)
 
     def __enter__(self) -> Invalidator:
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread.start()
         return self
 

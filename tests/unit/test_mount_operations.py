@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.mount.operations without a kernel: what handlers return, and what they never raise."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyfuse3
+import pytest
+from pyfuse3 import FUSEError
+
+from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError
+from buildidfs.model import ByteRange, Trust
+from buildidfs.mount.invalidate import Absences
+from buildidfs.mount.loop import PlainLoop
+from buildidfs.mount.operations import FOREVER_S, VOLATILE_S, Operations, errno_of
+from buildidfs.store import Store
+from buildidfs.view import View
+from tests.support.captures import NOW, capture, sighting
+
+ID = bytes.fromhex("abcdef0123")
+CTX: Any = None
+
+
+class NotCached(PlainLoop):
+    """Counts what goes to a thread; runs it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    async def in_thread(self, function: Callable[..., Any], *args: object) -> Any:
+        self.calls += 1
+        return function(*args)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        at = sighting(mode=0o100640, uid=7, gid=8, mtime_ns=NOW + 1)
+        new = capture(made, bytes(range(200)), ID, at=at, trust=Trust.CONTAINER)
+        made.commit([msgspec.structs.replace(new, scripts=(ByteRange(10, 5),))])
+        yield made
+
+
+@pytest.fixture
+def absences() -> Absences:
+    return Absences()
+
+
+@pytest.fixture
+def loop() -> NotCached:
+    return NotCached()
+
+
+@pytest.fixture
+def operations(store: Store, absences: Absences, loop: NotCached) -> Iterator[Operations]:
+    made = Operations(View(store), loop, absences, store.path)
+    yield made
+    made.close()
+
+
+async def _elf(operations: Operations) -> int:
+    directory = (await operations.lookup(1, ID.hex().encode(), CTX)).st_ino
+    return (await operations.lookup(directory, b"elf", CTX)).st_ino
+
+
+async def _refused(call: Coroutine[Any, Any, Any]) -> int:
+    with pytest.raises(FUSEError) as caught:
+        await call
+    return caught.value.errno
+
+
+# --- names and attributes ------------------------------------------------------------------------
+
+
+async def test_attributes(operations: Operations) -> None:
+    directory = (await operations.lookup(1, ID.hex().encode(), CTX)).st_ino
+    entry = await operations.lookup(directory, b"elf", CTX)
+
+    assert entry.st_mode == stat.S_IFREG | 0o440
+    assert (entry.st_uid, entry.st_gid, entry.st_size, entry.st_blocks) == (7, 8, 200, 1)
+    assert entry.st_mtime_ns == entry.st_ctime_ns == entry.st_atime_ns == NOW + 1
+    assert entry.entry_timeout == entry.attr_timeout == FOREVER_S
+    ino = entry.st_ino
+    entry = await operations.lookup(directory, b"path", CTX)
+    assert entry.attr_timeout == VOLATILE_S
+    entry = await operations.getattr(ino, CTX)
+    assert (entry.st_ino, entry.st_size, entry.attr_timeout) == (ino, 200, FOREVER_S)
+    entry = await operations.getattr(1, CTX)
+    assert (entry.st_ino, entry.st_mode, entry.st_size) == (1, stat.S_IFDIR | 0o555, 0)
+
+
+async def test_absent_names_are_remembered_by_the_kernel(
+    operations: Operations, absences: Absences
+) -> None:
+    entry = await operations.lookup(1, b"abcd", CTX)
+    assert entry.st_ino == 0
+    assert entry.entry_timeout == absences.timeout_s
+    assert absences.discard(1, b"abcd")
+
+
+async def test_absent_names_beyond_the_bound_are_not(store: Store, loop: NotCached) -> None:
+    operations = Operations(View(store), loop, Absences(most=1), store.path)
+    assert (await operations.lookup(1, b"abcd", CTX)).st_ino == 0
+    assert await _refused(operations.lookup(1, b"abce", CTX)) == errno.ENOENT
+
+
+async def test_a_commit_between_question_and_answer(store: Store, loop: NotCached) -> None:
+    absences = Absences()
+
+    class CommitsMeanwhile(View):
+        asked = 0
+
+        def lookup(self, node: int, name: bytes) -> int:
+            self.asked += 1
+            found = super().lookup(node, name)
+            if self.asked == 1:
+                store.commit([capture(store, b"new", b"\x12\x34")])
+                absences.moment += 1
+            return found
+
+    view = CommitsMeanwhile(store)
+    entry = await Operations(view, loop, absences, store.path).lookup(1, b"1234", CTX)
+    assert entry.st_ino != 0
+    assert view.asked == 2
+    assert len(absences) == 0
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+async def test_reading_at_any_offset(operations: Operations) -> None:
+    file = await operations.open(await _elf(operations), os.O_RDONLY, CTX)
+    whole = bytes(range(10)) + bytes(5) + bytes(range(15, 200))
+    assert file.keep_cache
+    assert not file.direct_io
+    for offset, size in ((0, 200), (0, 4096), (12, 1), (9, 7), (14, 2), (199, 10), (200, 1)):
+        assert bytes(await operations.read(file.fh, offset, size)) == whole[offset : offset + size]
+    await operations.release(file.fh)
+
+
+async def test_what_is_not_in_memory_is_read_in_a_thread(
+    operations: Operations, loop: NotCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when only its end is missing: a short answer would be the end of the file."""
+    real = os.preadv
+
+    def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            if offset >= 100:
+                raise BlockingIOError(errno.EAGAIN, "would block")
+            return real(fd, [buffers[0][: 100 - offset]], offset)
+        return real(fd, [buffers[0][:33]], offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    file = await operations.open(await _elf(operations), os.O_RDONLY, CTX)
+    whole = bytes(range(10)) + bytes(5) + bytes(range(15, 200))
+    assert bytes(await operations.read(file.fh, 0, 100)) == whole[:100]
+    assert loop.calls == 0
+    assert bytes(await operations.read(file.fh, 0, 4096)) == whole
+    assert bytes(await operations.read(file.fh, 120, 10)) == whole[120:130]
+    assert bytes(await operations.read(file.fh, 120, 500)) == whole[120:]
+    assert loop.calls == 3
+    await operations.release(file.fh)
+
+
+async def test_a_filesystem_that_cannot_tell(
+    operations: Operations, loop: NotCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.preadv
+
+    def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    file = await operations.open(await _elf(operations), os.O_RDONLY, CTX)
+    assert bytes(await operations.read(file.fh, 0, 5)) == bytes(range(5))
+    assert loop.calls == 1
+    await operations.release(file.fh)
+
+
+async def test_a_request_larger_than_any_so_far(operations: Operations) -> None:
+    file = await operations.open(await _elf(operations), os.O_RDONLY, CTX)
+    assert len(await operations.read(file.fh, 0, 8 << 20)) == 200
+    await operations.release(file.fh)
+
+
+async def test_texts(operations: Operations) -> None:
+    directory = (await operations.lookup(1, ID.hex().encode(), CTX)).st_ino
+    node = (await operations.lookup(directory, b"path", CTX)).st_ino
+    file = await operations.open(node, os.O_RDONLY, CTX)
+    assert file.direct_io
+    assert await operations.read(file.fh, 0, 100) == b"/usr/bin/app\n"
+    assert await operations.read(file.fh, 5, 3) == b"bin"
+    assert await operations.read(file.fh, 13, 3) == b""
+    other = await operations.open(node, os.O_RDONLY, CTX)
+    assert other.fh != file.fh
+    await operations.release(file.fh)
+    await operations.release(other.fh)
+
+
+async def test_no_descriptor_is_kept(operations: Operations) -> None:
+    node = await _elf(operations)
+    before = len(os.listdir("/proc/self/fd"))
+    handles = [(await operations.open(node, os.O_RDONLY, CTX)).fh for _ in range(20)]
+    assert len(set(handles)) == 20
+    assert len(os.listdir("/proc/self/fd")) == before + 20
+    for handle in handles:
+        await operations.release(handle)
+    assert len(os.listdir("/proc/self/fd")) == before
+    await operations.open(node, os.O_RDONLY, CTX)
+    operations.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_writing_is_refused(operations: Operations) -> None:
+    node = await _elf(operations)
+    assert await _refused(operations.open(node, os.O_WRONLY, CTX)) == errno.EROFS
+    assert await _refused(operations.open(node, os.O_RDWR, CTX)) == errno.EROFS
+    assert await _refused(operations.mkdir(1, b"x", 0o755, CTX)) == errno.EROFS
+    assert await _refused(operations.unlink(1, b"debug", CTX)) == errno.EROFS
+    assert await _refused(operations.write(0, 0, b"x")) == errno.EROFS
+
+
+@pytest.mark.parametrize("name", ["flush", "access", "getxattr", "listxattr", "fsync", "poll"])
+def test_what_the_kernel_need_not_ask_again(name: str) -> None:
+    assert getattr(Operations, name) is getattr(pyfuse3.Operations, name), "ENOSYS"
+
+
+async def test_statfs(operations: Operations, store: Store) -> None:
+    shown = await operations.statfs(CTX)
+    assert shown.f_blocks == os.statvfs(store.path).f_blocks
+    assert shown.f_namemax == 255
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+class Broken(View):
+    """A view with a fault of its own in everything."""
+
+    def _fault(self, *args: object) -> Any:
+        raise KeyError("a fault of ours")
+
+    lookup = children = attributes = readlink = open = _fault
+
+
+async def test_a_fault_is_logged_and_becomes_eio(
+    store: Store, loop: NotCached, caplog: pytest.LogCaptureFixture
+) -> None:
+    operations = Operations(Broken(store), loop, Absences(), b"\0")
+    token: Any = None
+    for call in (
+        operations.lookup(1, b"x", CTX),
+        operations.getattr(1, CTX),
+        operations.readlink(2, CTX),
+        operations.open(1, os.O_RDONLY, CTX),
+        operations.readdir(1, 0, token),
+        operations.statfs(CTX),
+    ):
+        caplog.clear()
+        assert await _refused(call) == errno.EIO
+        assert "fault of this program" in caplog.text
+        assert caplog.records[0].levelno == logging.ERROR
+    assert await _refused(operations.read(9999, 0, 1)) == errno.EBADF
+    assert await _refused(operations.release(9999)) == errno.EBADF
+
+
+async def test_a_row_that_cannot_be_shown_does_not_hide_the_others(
+    store: Store, loop: NotCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneIsDamaged(View):
+        def attributes(self, node: int) -> Any:
+            if node == gone:
+                raise IntegrityError("row")
+            return super().attributes(node)
+
+    view = OneIsDamaged(store)
+    gone = view.lookup(view.lookup(1, ID.hex().encode()), b"elf")
+    listed: list[bytes] = []
+
+    def reply(token: object, name: bytes, entry: object, offset: int) -> bool:
+        listed.append(name)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    operations = Operations(view, loop, Absences(), store.path)
+    token: Any = None
+    await operations.readdir(view.lookup(1, ID.hex().encode()), 0, token)
+    assert listed == [b"path"]
+
+
+async def test_a_listing_ends_where_the_page_is_full(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[list[bytes]] = []
+    offsets: list[int] = []
+
+    def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
+        assert entry.st_ino != 0
+        if len(pages[-1]) == 3:
+            return False
+        pages[-1].append(name)
+        offsets.append(offset)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    handle = await operations.opendir(1, CTX)
+    start = 0
+    while True:
+        pages.append([])
+        token: Any = None
+        await operations.readdir(handle, start, token)
+        if not pages[-1]:
+            break
+        start = offsets[-1]
+    names = [name for page in pages for name in page]
+    assert [len(page) for page in pages] == [3, 3, 2, 0]
+    assert len(set(names)) == 8
+    await operations.releasedir(handle)
+
+
+def _caused(cause: OSError) -> StoreError:
+    error = StoreError("blob cannot be opened")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (FUSEError(errno.EROFS), errno.EROFS),
+        (FileNotFoundError(errno.ENOENT, "gone"), errno.ENOENT),
+        (OSError("without a number"), errno.EIO),
+        (ArtifactMissing("pruned"), errno.ESTALE),
+        (IntegrityError("blob is missing"), errno.ESTALE),
+        (_caused(OSError(errno.EMFILE, "too many")), errno.EMFILE),
+        (_caused(OSError(errno.EACCES, "not allowed")), errno.EIO),
+        (StoreError("index"), errno.EIO),
+        (ValueError("a fault"), errno.EIO),
+    ],
+)
+def test_errnos(error: Exception, expected: int) -> None:
+    assert errno_of(error) == expected
