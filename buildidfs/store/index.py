@@ -185,19 +185,16 @@ class Index:
         key = schema.seen_key(identity)
         if key is None:
             return None
-        with self._env.read() as txn:
-            value = txn.get(key, db=self._seen)
-            if value is None:
-                return None
-            _, tag = schema.SEEN.unpack_from(value)
-            if tag:
-                absence = schema.ABSENCES.get(tag)
-                return None if absence is None else Remembered(absence=absence)
-            row = txn.get(value[schema.SEEN.size :], db=self._digests)
-            if row is None or len(row) == schema.U64.size:
-                return None  # pruned since
-            refs = schema.DigestRow.unpack(row).refs
-            named = txn.get(schema.U64.pack(refs[0][0]), db=self._ordinals)
+        # Three moments are as good as one here, and cheaper: what is missing is read again.
+        value = self._env.get(self._seen, key)
+        if value is None:
+            return None
+        _, tag = schema.SEEN.unpack_from(value)
+        if tag:
+            absence = schema.ABSENCES.get(tag)
+            return None if absence is None else Remembered(absence=absence)
+        row = self._env.get(self._digests, value[schema.SEEN.size :])
+        named = self._env.get(self._ordinals, row[8:16]) if row and len(row) > 8 else None
         return None if named is None else Remembered(build_id=schema.build_id_of(named))
 
     # --- listings --------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class Recorder:
                 raise IntegrityError(f"the store holds no blob {digest}")
             row = schema.DigestRow(content.size)
         ordinal, named, new_id = self._named(new.build_id)
+        old_refs = tuple(row.refs)
         new_variant, refused = False, ""
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
@@ -94,6 +95,8 @@ class Recorder:
             self.counters.blob_bytes += row.size
         if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
+        for ref in old_refs:  # the new ones have trust and mode of this origin
+            self._raise(*ref, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not (isinstance(content, Staged) and content.changed):
             self._remember(new.sighting, digest)
@@ -182,6 +185,8 @@ class Recorder:
         row = self._digest_row(digest)
         if row is None or not row.refs:
             return False
+        for ref in row.refs:
+            self._raise(*ref, sighting.origin)
         for ordinal in {ref[0] for ref in row.refs}:
             self._see(digest, row, ordinal, self._ordinal_row(ordinal), sighting)
         return True
@@ -197,8 +202,6 @@ class Recorder:
         """Write the origin, and what follows from it; True when it is a new one."""
         origin = sighting.origin
         before = named.pack()
-        for of, kind, variant in row.refs:
-            self._raise(of, kind, variant, origin)
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
         if kinds & _PATH_KINDS and self._paths.add(named, ordinal, origin.path):
             self.changed.add(ordinal)

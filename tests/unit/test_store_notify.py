@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.errors import StoreError
-from buildidfs.store import Listener, Store, notify
+from buildidfs.store import Store, notify
+from buildidfs.store.notify import Listener
 from tests.support.captures import capture, sighting
 
 
