@@ -48,7 +48,7 @@ def sequential(bench: Bench) -> Iterator[Row]:
             cold.append(speed(mounted.root))
             warm.append(speed(mounted.root))
     ours, theirs, plain, again = max(cold), max(c), max(native), max(warm)
-    name = f"{size / 1e9:.1f} GB"
+    name = f"{size >> 20} MiB"
     yield Row(
         f"cold {name} read, speed against C", ">=", 2.0, ours / theirs,
         detail=f"{ours:.0f} MB/s, C {theirs:.0f} MB/s",
