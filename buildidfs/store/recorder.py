@@ -78,7 +78,7 @@ class Recorder:
                 raise IntegrityError(f"the store holds no blob {digest}")
             row = schema.DigestRow(content.size)
         ordinal, named, new_id = self._named(new.build_id)
-        old_refs = tuple(row.refs)
+        like = self._kept(*row.refs[0]) if row.refs else None
         new_variant, refused = False, ""
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
@@ -86,7 +86,7 @@ class Recorder:
             if named.next_variant[kind - 1] > schema.MAX_VARIANT:
                 refused = f"build ID {new.build_id} has as many variants as can be numbered"
                 continue
-            self._add_variant(row, named, ordinal, kind, digest, new)
+            self._add_variant(row, named, ordinal, kind, digest, new, like)
             new_variant = True
         if not any(ref[0] == ordinal for ref in row.refs):
             return Outcome(ordinal, refused=refused)
@@ -95,8 +95,9 @@ class Recorder:
             self.counters.blob_bytes += row.size
         if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
-        for ref in old_refs:  # the new ones have trust and mode of this origin
-            self._raise(*ref, new.sighting.origin)
+        if like is not None:
+            for ref in row.refs:
+                self._raise(*ref, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not (isinstance(content, Staged) and content.changed):
             self._remember(new.sighting, digest)
@@ -132,7 +133,9 @@ class Recorder:
         kind: Kind,
         digest: Digest,
         new: NewCapture,
+        like: Artifact | None,
     ) -> None:
+        """Add an artifact; ``like`` is another one with the same bytes."""
         identity = new.sighting.origin.identity
         variant = named.next_variant[kind - 1]
         named.next_variant[kind - 1] += 1
@@ -152,6 +155,10 @@ class Recorder:
             new.sighting.seen_ns,
             new.scripts,
         )
+        if like is not None:
+            artifact = msgspec.structs.replace(
+                artifact, mode=like.mode, uid=like.uid, gid=like.gid, trust=like.trust
+            )
         best = self._best(ordinal, kind)
         if best is None:
             named.kinds |= 1 << kind
@@ -214,10 +221,7 @@ class Recorder:
 
     def _raise(self, ordinal: int, kind: int, variant: int, origin: Origin) -> None:
         """Let trust and mode of a variant follow the best place it was seen at."""
-        best = self._best(ordinal, kind)
-        if best is None:
-            raise IntegrityError(f"the index has no artifact {ordinal}/{kind}")
-        old = best if best.variant == variant else self._variant(ordinal, kind, variant)
+        old = self._kept(ordinal, kind, variant)
         trust = max(old.trust, origin.trust)
         mode = old.mode
         if origin.identity.mode & _WORLD_READABLE and not mode & _WORLD_READABLE:
@@ -225,7 +229,8 @@ class Recorder:
         if trust == old.trust and mode == old.mode:
             return
         new = msgspec.structs.replace(old, trust=Trust(trust), mode=mode)
-        if old is best:
+        best = self._best(ordinal, kind)
+        if best is None or best.variant == variant:
             self._put_best(new)
         elif rank(new) < rank(best):
             self._txn.delete(_variant_key(new), db=self._variants)
@@ -238,7 +243,11 @@ class Recorder:
         value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
-    def _variant(self, ordinal: int, kind: int, variant: int) -> Artifact:
+    def _kept(self, ordinal: int, kind: int, variant: int) -> Artifact:
+        """A variant, served or not, that a row of *digests* speaks of."""
+        best = self._best(ordinal, kind)
+        if best is not None and best.variant == variant:
+            return best
         key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
         value = self._txn.get(key, db=self._variants)
         if value is None:

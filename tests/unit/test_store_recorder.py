@@ -160,6 +160,22 @@ def test_bytes_seen_at_a_more_trusted_place_are_trusted(store: Store) -> None:
     assert _served(store) == b"genuine", "and stays so"
 
 
+def test_another_kind_of_the_same_bytes_has_their_trust_and_mode(store: Store) -> None:
+    private = sighting(mode=0o100700, uid=7, trust=Trust.HOST)
+    commit(store, capture(store, b"bytes", at=private))
+    later = sighting(mode=0o100700, uid=9, trust=Trust.CONTAINER)
+    commit(store, capture(store, b"bytes", at=later, kinds=[DEBUGINFO]))
+    first, second = store.artifact(1, EXECUTABLE), store.artifact(1, DEBUGINFO)
+    assert first is not None
+    assert second is not None
+    assert (second.trust, second.mode, second.uid) == (Trust.HOST, 0o500, 7)
+    commit(store, capture(store, b"bytes", at=sighting(ino=3), kinds=[DEBUGINFO]))
+    for kind in (EXECUTABLE, DEBUGINFO):
+        artifact = store.artifact(1, kind)
+        assert artifact is not None
+        assert (artifact.mode, artifact.trust) == (0o555, Trust.HOST)
+
+
 def test_trust_of_a_variant_that_is_not_served_may_rise_without_a_change(store: Store) -> None:
     commit(store, capture(store, b"best", trust=Trust.HOST))
     commit(store, capture(store, b"other", trust=Trust.UNKNOWN))
