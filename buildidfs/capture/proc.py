@@ -86,8 +86,7 @@ class ProcScanner:
         wanted: frozenset[str] | None = None
         if self._containers:
             wanted = container.choose(self._containers, scan.labels(pids))
-        elif not self._containers_only:
-            yield from scan.vdso()
+        yield from scan.vdso()
         for pid in pids:
             yield from scan.process(
                 pid,
@@ -136,7 +135,7 @@ class _Scan:
         return frozenset(labels - {""})
 
     def vdso(self) -> Iterator[Found]:
-        """The vDSO of our own word size."""
+        """The vDSO of our own word size, which is that of every container, too."""
         try:
             found = self._vdso.own()
         except OSError as error:
