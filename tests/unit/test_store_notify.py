@@ -11,13 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from buildidfs.errors import StoreError
 from buildidfs.store import Store, notify
-from buildidfs.store.notify import Listener
 from tests.support.captures import capture, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.store.notify import Listener
 
 
 @pytest.fixture
