@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cheapest second copy of a file: share its extents, let the kernel copy, or copy.
+"""Copies of a file that cost little, and how they get a name and reach the disk.
 
 Never a hard link of the original: that would be the same file, and a write to it would change what
 was captured. `link_fd` gives a name to a copy that has none yet.
@@ -7,27 +7,30 @@ was captured. `link_fd` gives a name to a copy that has none yet.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
+import functools
 import os
+from collections.abc import Callable
 
-from buildidfs.linux import syscalls
-
-_FICLONE = syscalls.ioc_write(0x94, 9, 4)
+_FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _SYNC_FILE_RANGE_WRITE = 2
-
-# A copy stops to look for signals between pieces.
-_PIECE = 64 << 20
-_BUFFER = 1 << 20
 
 _CANNOT = frozenset(
     (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.ETXTBSY)
 )
 
-_sync_file_range = syscalls.libc.sync_file_range
-_sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_sync_file_range.restype = ctypes.c_int
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    import ctypes  # not before it is needed: those who only read a store are quick to start
+
+    from buildidfs.linux import syscalls
+
+    function = syscalls.libc.sync_file_range
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    function.restype = ctypes.c_int
+    return function
 
 
 def reflink(src_fd: int, dst_fd: int) -> bool:
@@ -43,45 +46,6 @@ def reflink(src_fd: int, dst_fd: int) -> bool:
             return False
         raise
     return True
-
-
-def copy_range(src_fd: int, dst_fd: int, size: int) -> int:
-    """Copy the first ``size`` bytes of a file to the same place of another; returns how many.
-
-    Fewer than ``size`` only if the file ends before. Neither file offset is used or moved.
-    The kernel copies where it can (copy_file_range(2)), else the bytes pass through here.
-    Raises OSError.
-    """
-    done = 0
-    while done < size:
-        try:
-            count = os.copy_file_range(src_fd, dst_fd, min(size - done, _PIECE), done, done)
-        except OSError as error:
-            # EPERM: a seccomp filter older than the system call. If it is the file that forbids
-            # it, so will the write below.
-            if error.errno not in _CANNOT and error.errno != errno.EPERM:
-                raise
-            break
-        if not count:
-            # The end, or a filesystem that claims to be empty (those in /proc and /sys): the
-            # read below finds out.
-            break
-        done += count
-    return done + _read_write(src_fd, dst_fd, done, size)
-
-
-def _read_write(src_fd: int, dst_fd: int, start: int, size: int) -> int:
-    offset = start
-    while offset < size:
-        piece = os.pread(src_fd, min(size - offset, _BUFFER), offset)
-        if not piece:
-            break
-        view = memoryview(piece)
-        while view:
-            written = os.pwrite(dst_fd, view, offset)
-            offset += written
-            view = view[written:]
-    return offset - start
 
 
 def link_fd(fd: int, dir_fd: int, name: bytes) -> None:
@@ -100,5 +64,7 @@ def start_writeback(fd: int, offset: int = 0, size: int = 0) -> None:
     A later fsync has less to do; by itself this makes nothing durable. Raises OSError.
     Source: sync_file_range(2).
     """
-    if _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE):
+    if _sync_file_range()(fd, offset, size, _SYNC_FILE_RANGE_WRITE):
+        from buildidfs.linux import syscalls
+
         raise syscalls.last_error()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from buildidfs.store.blobs import Staged
-from buildidfs.store.notify import Listener
 from buildidfs.store.records import (
     CommitResult,
     Held,
@@ -20,7 +19,6 @@ from buildidfs.store.store import Store
 __all__ = [
     "CommitResult",
     "Held",
-    "Listener",
     "NewAbsence",
     "NewCapture",
     "OriginRecord",

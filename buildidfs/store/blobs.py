@@ -16,17 +16,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import copy
 from buildidfs.model import Digest
 from buildidfs.store.failures import FULL, full, show, translated
+
+if TYPE_CHECKING:
+    import hashlib
 
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
@@ -75,9 +76,15 @@ class Staged:
         self.close()
 
 
+def _sha256() -> hashlib._Hash:
+    import hashlib  # with OpenSSL, which a process that only reads names does without
+
+    return hashlib.sha256()
+
+
 def digest_of(fd: int) -> Digest:
     """Hash the bytes of an open file without copying them; raises OSError."""
-    hasher = hashlib.sha256()
+    hasher = _sha256()
     with _Buffer() as buffer:
         offset, limit = 0, _limit(os.fstat(fd).st_size)
         while offset < limit:
@@ -208,7 +215,7 @@ class Blobs:
     def _new_named(self) -> Staged:
         os.makedirs(self._staging_path, 0o700, exist_ok=True)
         while True:
-            name = os.path.join(self._staging_path, secrets.token_hex(8).encode())
+            name = os.path.join(self._staging_path, os.urandom(8).hex().encode())
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,7 +256,7 @@ class Blobs:
 
     def _copy(self, fd: int, limit: int, staged: Staged) -> None:
         """Copy and hash in one pass; what is hashed is what was written."""
-        hasher = hashlib.sha256()
+        hasher = _sha256()
         offset, hole = 0, False
         with _Buffer() as buffer:
             while offset < limit:
@@ -300,6 +307,8 @@ class Blobs:
             for fd in fds:
                 os.fsync(fd)
             return
+        from concurrent.futures import ThreadPoolExecutor  # readers have no use for it
+
         with ThreadPoolExecutor(min(16, len(fds))) as pool:
             for _ in pool.map(os.fsync, fds):
                 pass

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -143,6 +142,8 @@ class Environment:
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
             return
+        import subprocess  # only for a store that looks damaged
+
         command = [sys.executable, "-I", "-c", _READ_ALL, str(info["map_size"]), *TABLES]
         done = subprocess.run(command, cwd=self.path, capture_output=True, check=False)
         if done.returncode != 0:

@@ -65,7 +65,6 @@ old row unreachable.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
@@ -102,13 +101,9 @@ MAX_SEEN: Final = 2**20
 MEMO_EPOCH: Final = b"1"
 
 ABSENCE_TAGS: Final = {
-    Absence.EMPTY: 1,
-    Absence.NOT_ELF: 2,
-    Absence.TRUNCATED: 3,
-    Absence.MALFORMED: 4,
-    Absence.NO_BUILD_ID: 5,
-    Absence.BAD_BUILD_ID: 6,
-}
+    Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.TRUNCATED: 3, Absence.MALFORMED: 4,
+    Absence.NO_BUILD_ID: 5, Absence.BAD_BUILD_ID: 6,
+}  # fmt: skip
 ABSENCES: Final = {tag: absence for absence, tag in ABSENCE_TAGS.items()}
 
 COUNTERS_KEY: Final = b"counters"
@@ -310,7 +305,7 @@ def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
         origin.identity.dev,
         origin.identity.ino,
     )
-    return U64.pack(ordinal) + blake2b(_encoder.encode(place), digest_size=16).digest()
+    return U64.pack(ordinal) + _hashed(place)
 
 
 def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> bytes:
@@ -385,6 +380,12 @@ def seen_key(identity: FileIdentity) -> bytes | None:
         identity.uid,
         identity.gid,
     )
+    return _hashed(fields)
+
+
+def _hashed(fields: tuple[object, ...]) -> bytes:
+    from hashlib import blake2b  # loads OpenSSL: not for those who only read
+
     return blake2b(_encoder.encode(fields), digest_size=16).digest()
 
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Sighting
-from buildidfs.store import check, environment, notify, schema
+from buildidfs.store import environment, schema
 from buildidfs.store.blobs import Blobs, Staged, digest_of
 from buildidfs.store.failures import show, translated
 from buildidfs.store.index import Index
-from buildidfs.store.notify import Listener
 from buildidfs.store.paths import PathTree
 from buildidfs.store.recorder import Recorder, load_counters
 from buildidfs.store.records import (
@@ -38,6 +37,7 @@ from buildidfs.store.records import (
 
 if TYPE_CHECKING:
     from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.notify import Listener
 
 StorePath = str | bytes | os.PathLike[str]
 
@@ -257,7 +257,7 @@ class Store:
             return CommitResult()
         result, count = env.write(work)
         if result.changed:
-            notify.announce(self.path, count, result.changed)
+            self._announce(count, result.changed)
         return result
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
@@ -274,7 +274,7 @@ class Store:
             return []
         unknown, recorder = env.write(work)
         if recorder.changed:
-            notify.announce(self.path, recorder.counters.announced, sorted(recorder.changed))
+            self._announce(recorder.counters.announced, sorted(recorder.changed))
         return unknown
 
     def recall(self, identity: FileIdentity) -> Remembered | None:
@@ -295,7 +295,15 @@ class Store:
             with env.read() as txn:
                 return load_counters(env, txn).announced
 
+        from buildidfs.store.notify import Listener
+
         return Listener(self.path, count)
+
+    def _announce(self, count: int, ordinals: Sequence[int]) -> None:
+        # Sockets are for those who write; what only reads does not wait for their import.
+        from buildidfs.store import notify
+
+        notify.announce(self.path, count, ordinals)
 
     def stats(self) -> StoreStats:
         """How much the store holds."""
@@ -318,6 +326,8 @@ class Store:
 
     def check(self, *, digests: bool = False) -> Iterator[str]:
         """What is wrong with the store, one line each; ``digests`` reads every byte as well."""
+        from buildidfs.store import check
+
         return check.problems(self._opened(), self._blobs, digests=digests)
 
     def _opened(self) -> Environment:

@@ -58,56 +58,6 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return way
 
 
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("size", [0, 1, 4096, len(_CONTENT) - 1, len(_CONTENT)])
-def test_so_many_bytes_are_copied(source: int, unnamed: int, size: int) -> None:
-    assert copy.copy_range(source, unnamed, size) == size
-    assert _read(unnamed) == _CONTENT[:size]
-
-
-@pytest.mark.usefixtures("kernel")
-def test_a_file_that_ends_early_is_copied_to_its_end(source: int, unnamed: int) -> None:
-    assert copy.copy_range(source, unnamed, len(_CONTENT) + 1000) == len(_CONTENT)
-    assert _read(unnamed) == _CONTENT
-
-
-@pytest.mark.usefixtures("kernel")
-def test_offsets_stay_where_they_are(source: int, unnamed: int) -> None:
-    os.lseek(source, 17, os.SEEK_SET)
-    os.lseek(unnamed, 5, os.SEEK_SET)
-    copy.copy_range(source, unnamed, len(_CONTENT))
-    assert os.lseek(source, 0, os.SEEK_CUR) == 17
-    assert os.lseek(unnamed, 0, os.SEEK_CUR) == 5
-    assert _read(unnamed) == _CONTENT
-
-
-def test_files_of_other_filesystems(unnamed: int) -> None:
-    """A memfd (tmpfs), and a file of /proc, which says that it has no bytes."""
-    memfd = os.memfd_create("source")
-    proc = os.open("/proc/self/status", os.O_RDONLY)
-    try:
-        os.write(memfd, _CONTENT)
-        assert copy.copy_range(memfd, unnamed, len(_CONTENT)) == len(_CONTENT)
-        assert _read(unnamed) == _CONTENT
-        os.ftruncate(unnamed, 0)
-        assert copy.copy_range(proc, unnamed, 1 << 20) > 100
-        assert _read(unnamed).startswith(b"Name:")
-    finally:
-        os.close(memfd)
-        os.close(proc)
-
-
-def test_a_real_failure_is_not_hidden(source: int) -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            copy.copy_range(source, full, len(_CONTENT))
-    finally:
-        os.close(full)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        copy.copy_range(source, source, 10)
-
-
 def test_reflink_gives_all_or_says_no(source: int, unnamed: int) -> None:
     if copy.reflink(source, unnamed):
         assert _read(unnamed) == _CONTENT
