@@ -8,15 +8,13 @@ silently ignored is a setting that an operator believes in.
 
 from __future__ import annotations
 
+import os
 import tomllib
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from buildidfs.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Namespace = Literal["net", "uts", "ipc", "pid", "user", "mnt", "cgroup"]
 
@@ -64,11 +62,12 @@ def parse(text: str, name: str) -> Settings:
     return settings
 
 
-def load(path: Path) -> Settings:
+def load(path: str | os.PathLike[str]) -> Settings:
     """Settings from a file; raises `UsageError` when it cannot be read or makes no sense."""
     try:
-        text = path.read_text("utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"cannot read configuration file {path}: {reason}") from error
-    return parse(text, str(path))
+        raise UsageError(f"cannot read configuration file {os.fspath(path)}: {reason}") from error
+    return parse(text, os.fspath(path))

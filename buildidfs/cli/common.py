@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -87,28 +86,28 @@ class Session:
             self._settings = config.Settings() if path is None else config.load(path)
         return self._settings
 
-    def _config_path(self) -> Path | None:
+    def _config_path(self) -> str | None:
         if self._config is not None:
-            return Path(self._config)
-        candidates = [Path("/etc/buildidfs.toml")]
+            return self._config
+        candidates = ["/etc/buildidfs.toml"]
         if os.geteuid() != 0:
             base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-            candidates.insert(0, Path(base).expanduser() / "buildidfs.toml")
-        return next((path for path in candidates if path.exists()), None)
+            candidates.insert(0, os.path.join(os.path.expanduser(base), "buildidfs.toml"))
+        return next((path for path in candidates if os.path.exists(path)), None)
 
     @property
-    def store_path(self) -> Path:
+    def store_path(self) -> str:
         """The store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
         if self._store:
-            return Path(self._store)
+            return self._store
         if (self._config is not None or self._config_path() is not None) and (
             self.settings.store.path
         ):
-            return Path(self.settings.store.path).expanduser()
+            return os.path.expanduser(self.settings.store.path)
         if os.geteuid() == 0:
-            return Path("/var/lib/buildidfs")
+            return "/var/lib/buildidfs"
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return Path(base).expanduser() / "buildidfs"
+        return os.path.join(os.path.expanduser(base), "buildidfs")
 
     def open_store(self, *, create: bool = False) -> Store:
         """Open the store for reading and writing; on a read-only filesystem for reading."""

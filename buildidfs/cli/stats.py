@@ -34,7 +34,7 @@ def stats(session: Session, json_: bool) -> None:
     if json_:
         json_line(
             {
-                "store": str(session.store_path),
+                "store": session.store_path,
                 "build_ids": held.ids,
                 "artifacts": {kind.name.lower(): n for kind, n in held.artifacts.items()},
                 "blobs": held.blobs,

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.model import ByteRange
+
 if TYPE_CHECKING:
-    from buildidfs.model import Artifact, ByteRange
+    from buildidfs.model import Artifact
 
 READABLE: Final = 0o555
 """The permission bits that a read-only view can grant."""
