@@ -115,8 +115,9 @@ def _clear(point: bytes, shown: str) -> None:
 
 
 def _answers(point: bytes) -> bool:
+    # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
     try:
-        os.stat(point)
+        os.statvfs(point)
     except OSError as error:
         return error.errno not in _DEAD
     return True

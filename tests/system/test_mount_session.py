@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounting and unmounting: how it begins, how it ends, and why it is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.errors import MountError
+from buildidfs.mount import options, points
+from buildidfs.store import Store
+from tests.support.captures import capture
+from tests.support.clients import run, tool
+from tests.support.mounts import is_mountpoint
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.support.mounts import BuildIdFs
+
+pytestmark = pytest.mark.fuse
+
+ID = bytes.fromhex("abcdef0123")
+HEX = "abcdef0123"
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def place(buildidfs: BuildIdFs) -> Iterator[Path]:
+    """A mount point beside a store with one file in it; whatever is left there is taken away."""
+    with Store.create(buildidfs.store) as store:
+        store.commit([capture(store, b"bytes", ID)])
+    buildidfs.mountpoint.mkdir()
+    yield buildidfs.mountpoint
+    while is_mountpoint(buildidfs.mountpoint):
+        run([tool("umount"), "-l", buildidfs.mountpoint], check=True)
+
+
+@contextlib.contextmanager
+def _serving(
+    buildidfs: BuildIdFs, *words: str, script: str = "", place: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A mount process in the foreground, killed at the end if it is still there.
+
+    ``script`` is Python that runs first, to give the program a fault.
+    """
+    main = "import sys; from buildidfs.cli.main import main; sys.exit(main())"
+    where = place or buildidfs.mountpoint
+    argv = [sys.executable, "-c", f"{script}\n{main}", "--store", str(buildidfs.store),
+            "mount", "--foreground", *words, str(where)]  # fmt: skip
+    log = (buildidfs.store.parent / "server.log").open("wb")
+    with log, subprocess.Popen(argv, cwd=REPOSITORY, stdout=log, stderr=log) as server:
+        try:
+            until(
+                lambda: server.poll() is not None or _is_open(where),
+                "an answer from the mount",
+            )
+            yield server
+        finally:
+            server.kill()
+
+
+def _is_open(where: Path) -> bool:
+    """Whether files can be opened; names alone the kernel may know from a server before."""
+    try:
+        os.close(os.open(where / HEX / "path", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def _log(buildidfs: BuildIdFs) -> str:
+    return (buildidfs.store.parent / "server.log").read_text()
+
+
+def _refusal(buildidfs: BuildIdFs, *words: str | Path) -> str:
+    """The one line that `mount` says when it fails, after making sure that it is one."""
+    result = buildidfs("mount", *words, check=False)
+    assert result.rc == 40, str(result)
+    assert not result.out
+    assert result.err.count("\n") == 1, result.err
+    assert "Traceback" not in result.err
+    return result.err
+
+
+# --- how it ends ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loop", ["fast", "plain"])
+def test_a_signal_unmounts(
+    buildidfs: BuildIdFs, place: Path, number: signal.Signals, loop: str
+) -> None:
+    with _serving(buildidfs, "-o", f"loop={loop}") as server:
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+        server.send_signal(number)
+        assert server.wait(20) == 0
+    assert not is_mountpoint(place)
+    assert _log(buildidfs) == ""
+
+
+@pytest.mark.parametrize("loop", ["fast", "plain"])
+def test_a_signal_while_a_file_is_open(buildidfs: BuildIdFs, place: Path, loop: str) -> None:
+    with _serving(buildidfs, "-o", f"loop={loop}") as server:
+        fd = os.open(place / HEX / "path", os.O_RDONLY)
+        try:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+            assert not is_mountpoint(place)
+            assert os.listdir(place) == []
+            with pytest.raises(OSError, match=r".") as caught:
+                os.pread(fd, 1, 0)
+            assert caught.value.errno == errno.ENOTCONN
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+@pytest.mark.parametrize("loop", ["fast", "plain"])
+def test_unmounting_from_outside(buildidfs: BuildIdFs, place: Path, loop: str) -> None:
+    with _serving(buildidfs, "-o", f"loop={loop}") as server:
+        run([tool("umount"), place], check=True)
+        assert server.wait(20) == 0
+    with _serving(buildidfs, "-o", f"loop={loop}") as server:
+        buildidfs("unmount", place)
+        assert server.wait(20) == 0
+    assert not is_mountpoint(place)
+
+
+def test_unmounting_while_a_file_is_open(buildidfs: BuildIdFs, place: Path) -> None:
+    with _serving(buildidfs) as server:
+        with open(place / HEX / "elf", "rb") as file:
+            buildidfs("unmount", place)
+            assert not is_mountpoint(place)
+            assert file.read() == b"bytes", "it goes on for those who have something open"
+            assert server.poll() is None
+        assert server.wait(20) == 0
+
+
+@pytest.mark.root
+def test_a_connection_that_is_aborted(buildidfs: BuildIdFs, place: Path) -> None:
+    control = place.parent / "connections"
+    control.mkdir()
+    run([tool("mount"), "-t", "fusectl", "none", control], check=True)
+    try:
+        with _serving(buildidfs) as server:
+            (control / str(os.minor(os.stat(place).st_dev)) / "abort").write_text("1")
+            assert server.wait(20) == 0
+    finally:
+        run([tool("umount"), control], check=True)
+    buildidfs("mount", place)
+    assert (place / HEX / "elf").read_bytes() == b"bytes"
+    buildidfs("unmount", place)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+_FAULTY = """
+from buildidfs.view import View
+real = {name: getattr(View, name) for name in ("lookup", "children", "open", "attributes")}
+def lookup(self, node, name):
+    if name == b"fault-in-lookup":
+        raise KeyError(name)
+    if name in (b"fault-in-readdir", b"fault-in-open", b"fault-in-getattr", b"fault-in-readlink"):
+        return {b"fault-in-readdir": 11, b"fault-in-open": 1 << 60 | 99 << 28 | 1 << 22,
+                b"fault-in-getattr": 12, b"fault-in-readlink": 13}[name]
+    return real["lookup"](self, node, name)
+def children(self, node, after=0):
+    if node == 11:
+        raise KeyError(node)
+    return real["children"](self, node, after)
+def attributes(self, node):
+    if node == 1 << 60 | 99 << 28 | 1 << 22:
+        from buildidfs.view import Attributes
+        return Attributes(0o100444, 10, 0, 0, 0)
+    if node == 12:
+        raise KeyError(node)
+    return real["attributes"](self, node)
+def open(self, node):
+    if node == 1 << 60 | 99 << 28 | 1 << 22:
+        raise KeyError(node)
+    return real["open"](self, node)
+View.lookup, View.children, View.attributes, View.open = lookup, children, attributes, open
+from buildidfs.mount import operations
+def read_cached(self, fd, offset, size):
+    raise KeyError("fault in read")
+if "{where}" == "read":
+    operations.Operations._read_cached = read_cached
+"""
+
+
+@pytest.mark.parametrize("loop", ["fast", "plain"])
+def test_a_fault_in_a_handler_ends_nothing(buildidfs: BuildIdFs, place: Path, loop: str) -> None:
+    """What is not an errno would end pyfuse3's main loop, and the mount for everybody."""
+    script = _FAULTY.replace("{where}", "names")
+    with _serving(buildidfs, "-o", f"loop={loop}", script=script) as server:
+        for attempt in (
+            lambda: os.stat(place / "fault-in-lookup"),
+            lambda: os.stat(place / "fault-in-getattr"),
+            lambda: os.listdir(place / "fault-in-readdir"),
+            lambda: os.open(place / "fault-in-open", os.O_RDONLY),
+        ):
+            for _ in range(3):
+                with pytest.raises(OSError, match=r".") as caught:
+                    attempt()
+                assert caught.value.errno == errno.EIO
+        assert server.poll() is None
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    log = _log(buildidfs)
+    assert log.count("fault of this program") == 12
+    assert "KeyError" in log
+
+
+@pytest.mark.parametrize("loop", ["fast", "plain"])
+def test_a_fault_while_reading_ends_nothing(buildidfs: BuildIdFs, place: Path, loop: str) -> None:
+    script = _FAULTY.replace("{where}", "read")
+    with _serving(buildidfs, "-o", f"loop={loop}", script=script) as server:
+        with pytest.raises(OSError, match=r".") as caught:
+            (place / HEX / "elf").read_bytes()
+        assert caught.value.errno == errno.EIO
+        assert (place / HEX / "path").read_bytes() == b"/usr/bin/app\n"
+        assert server.poll() is None
+    assert "fault in read" in _log(buildidfs)
+
+
+def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
+    with Store.open(buildidfs.store) as store:
+        artifact = store.artifact(1, 1)
+        assert artifact
+        os.unlink(store.blob_path(artifact.digest))
+    with _serving(buildidfs) as server:
+        with pytest.raises(OSError, match=r".") as caught:
+            (place / HEX / "elf").read_bytes()
+        assert caught.value.errno in (errno.ENOENT, errno.ESTALE)
+        assert (place / HEX / "path").exists()
+        assert server.poll() is None
+    assert "is missing" in _log(buildidfs)
+
+
+# --- how it begins -------------------------------------------------------------------------------
+
+
+def test_the_background(buildidfs: BuildIdFs, place: Path) -> None:
+    """When the command returns, files can be read, and nothing of it is left in the way."""
+    result = buildidfs("mount", place)
+    assert (result.out, result.err) == ("", "")
+    assert (place / HEX / "elf").read_bytes() == b"bytes"
+    (server,) = _servers(place)
+    assert os.getsid(server) != os.getsid(0)
+    assert os.readlink(f"/proc/{server}/cwd") == "/"
+    assert {os.readlink(f"/proc/{server}/fd/{n}") for n in (0, 1, 2)} == {"/dev/null"}
+    buildidfs("unmount", place)
+    until(lambda: not _servers(place), "the end of the mount process")
+
+
+def _servers(place: Path) -> list[int]:
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            if os.fsencode(place) in words and b"mount" in words:
+                found.append(int(name))
+    return found
+
+
+def test_messages_of_the_background_in_a_file(buildidfs: BuildIdFs, place: Path) -> None:
+    log = buildidfs.store.parent / "mount.log"
+    with Store.open(buildidfs.store) as store:
+        artifact = store.artifact(1, 1)
+        assert artifact
+        os.unlink(store.blob_path(artifact.digest))
+    script = (
+        "import sys; from buildidfs.mount import background, options\n"
+        "background.start(options.parse(sys.argv[1], sys.argv[2]), sys.argv[3])"
+    )
+    run([sys.executable, "-c", script, buildidfs.store, place, log], cwd=REPOSITORY, check=True)
+    assert not (place / HEX / "elf").is_symlink()
+    with pytest.raises(OSError, match=r"."):
+        (place / HEX / "elf").read_bytes()
+    buildidfs("unmount", place)
+    until(lambda: "unmounted" in log.read_text(), "the last message")
+    assert "mounted at" in log.read_text()
+    assert "is missing" in log.read_text()
+
+
+def test_after_a_kill_the_same_place_can_be_used(buildidfs: BuildIdFs, place: Path) -> None:
+    for _ in range(2):
+        with _serving(buildidfs) as server:
+            server.kill()
+            server.wait(20)
+        with pytest.raises(OSError, match=r".") as caught:
+            os.listdir(place)
+        assert caught.value.errno == errno.ENOTCONN
+    with _serving(buildidfs) as server:
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    assert not is_mountpoint(place), "nothing of the killed ones is below"
+
+
+def test_what_was_killed_can_be_unmounted(buildidfs: BuildIdFs, place: Path) -> None:
+    with _serving(buildidfs) as server:
+        server.kill()
+        server.wait(20)
+    buildidfs("unmount", place)
+    assert not is_mountpoint(place)
+
+
+def test_a_place_that_is_in_use_stays_as_it_is(buildidfs: BuildIdFs, place: Path) -> None:
+    with _serving(buildidfs):
+        assert "busy" in _refusal(buildidfs, place)
+        assert "busy" in _refusal(buildidfs, "--foreground", place)
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+
+
+def test_places_that_cannot_be_used(buildidfs: BuildIdFs, place: Path) -> None:
+    (place / "file").write_text("")
+    assert "not empty" in _refusal(buildidfs, place)
+    assert "not a directory" in _refusal(buildidfs, place / "file")
+    assert "does not exist" in _refusal(buildidfs, place / "missing")
+    assert "does not exist" in _refusal(buildidfs, place / "file/below")
+    assert not is_mountpoint(place)
+    result = buildidfs("unmount", place, check=False)
+    assert (result.rc, "not a mount of buildidfs" in result.err) == (40, True)
+
+
+def test_errors_of_the_store_have_their_own_codes(buildidfs: BuildIdFs, place: Path) -> None:
+    (buildidfs.store / "format").write_text("buildidfs store 99\n")
+    assert buildidfs("mount", place, check=False).rc == 13
+    assert buildidfs("mount", "--foreground", place, check=False).rc == 13
+    (buildidfs.store / "format").unlink()
+    result = buildidfs("mount", place, check=False)
+    assert (result.rc, result.err.count("\n")) == (11, 1)
+    assert buildidfs("mount", "-o", "rw", place, check=False).rc == 2
+    assert not is_mountpoint(place)
+
+
+def test_the_parent_raises_what_the_child_raised(buildidfs: BuildIdFs, place: Path) -> None:
+    script = """
+import sys
+from buildidfs.errors import StoreMissing
+from buildidfs.mount import background, options
+try:
+    background.start(options.parse(sys.argv[1], sys.argv[2]))
+except StoreMissing as error:
+    print("raised", error)
+"""
+    missing = buildidfs.store.parent / "nothing"
+    result = run([sys.executable, "-c", script, missing, place], cwd=REPOSITORY, check=True)
+    assert result.out.startswith(f"raised no store at {missing}")
+
+
+@pytest.mark.parametrize("word", ["a b", "tab\there", "back\\slash", "ünï", "new\nline", "\udcff"])
+def test_mount_points_of_any_name(buildidfs: BuildIdFs, place: Path, word: str) -> None:
+    there = place / word
+    there.mkdir()
+    with _serving(buildidfs, place=there) as server:
+        assert (there / HEX / "elf").read_bytes() == b"bytes"
+        assert points.mounted_at(os.fsencode(there)) is not None
+        points.unmount(os.fsencode(there))
+        assert server.wait(20) == 0
+    assert points.mounted_at(os.fsencode(there)) is None
+
+
+def test_a_mount_point_behind_a_link(buildidfs: BuildIdFs, place: Path) -> None:
+    link = place.parent / "link"
+    link.symlink_to(place)
+    with _serving(buildidfs, place=link) as server:
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+        assert "busy" in _refusal(buildidfs, link)
+        buildidfs("unmount", link)
+        assert server.wait(20) == 0
+
+
+@pytest.mark.root
+def test_read_ahead(buildidfs: BuildIdFs, place: Path) -> None:
+    def shown() -> int:
+        device = os.stat(place).st_dev
+        name = f"{os.major(device)}:{os.minor(device)}"
+        return int(Path(f"/sys/class/bdi/{name}/read_ahead_kb").read_text())
+
+    buildidfs("mount", place)
+    assert shown() == options.READ_AHEAD_KIB
+    buildidfs("unmount", place)
+    buildidfs("mount", "-o", "read_ahead_kb=64", place)
+    assert shown() == 64
+    buildidfs("unmount", place)
+
+
+# --- other users ---------------------------------------------------------------------------------
+
+
+def _as_nobody(argv: Sequence[str | Path]) -> int:
+    """The exit code of a command as somebody else; 126 if he may not even run it."""
+    user = pwd.getpwnam("nobody")
+    try:
+        done = subprocess.run(
+            argv, user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd=REPOSITORY,
+            capture_output=True, check=False,
+        )  # fmt: skip
+    except PermissionError:
+        return 126
+    return done.returncode
+
+
+@pytest.mark.root
+def test_others_are_let_in_by_default_when_root_mounts(buildidfs: BuildIdFs, place: Path) -> None:
+    place.parent.chmod(0o755)
+    elf = place / HEX / "elf"
+    assert _as_nobody([tool("ls"), place]) == 0, "the way there is open"
+    with _serving(buildidfs):
+        assert stat.S_IMODE(elf.stat().st_mode) == 0o555
+        assert _as_nobody([tool("cat"), elf]) == 0
+    run([tool("umount"), "-l", place], check=True)
+    with _serving(buildidfs, "-o", "noallow_other"):
+        assert _as_nobody([tool("cat"), elf]) != 0
+
+
+# --- what is missing on the machine --------------------------------------------------------------
+
+
+def test_what_is_missing_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*, allow_other: bool = False) -> str:
+        with pytest.raises(MountError) as caught:
+            points.prepare(os.fsencode(place), allow_other=allow_other)
+        return str(caught.value)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    configuration = tmp_path / "fuse.conf"
+    monkeypatch.setattr(points, "_CONFIGURATION", str(configuration))
+    assert "user_allow_other" in refused(allow_other=True)
+    configuration.write_text("# user_allow_other\n")
+    assert "user_allow_other" in refused(allow_other=True)
+    configuration.write_text("mount_max = 5\n user_allow_other \n")
+    points.prepare(os.fsencode(place), allow_other=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "fusermount3 is not installed" in refused()
+    monkeypatch.setattr(points, "_FUSE", str(tmp_path / "fuse"))
+    assert "modprobe fuse" in refused()
+
+
+@pytest.mark.root
+def test_an_unprivileged_user_mounts_his_own_store(buildidfs: BuildIdFs, scratch: Path) -> None:
+    """Through fusermount3, which has to be installed set-user-ID."""
+    if not os.stat(tool("fusermount3")).st_mode & stat.S_ISUID:
+        pytest.skip("fusermount3 is not set-user-ID here")
+    user = pwd.getpwnam("nobody")
+    if _as_nobody([sys.executable, "-c", "import buildidfs"]) != 0:
+        pytest.skip(f"{sys.executable} or the package is in a place that only root can read")
+    home = buildidfs.store.parent / "home"
+    (home / "mnt").mkdir(parents=True)
+    buildidfs.store.parent.chmod(0o755)
+    with Store.create(home / "store") as store:
+        store.commit([capture(store, b"bytes", ID)])
+    run([tool("chown"), "-R", f"{user.pw_uid}:{user.pw_gid}", home], check=True)
+
+    def program(*words: str | Path) -> subprocess.CompletedProcess[bytes]:
+        argv = [sys.executable, "-m", "buildidfs", "--store", home / "store", *words]
+        return subprocess.run(
+            argv, user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd=REPOSITORY,
+            env={**os.environ, "HOME": str(home)}, capture_output=True, check=False,
+        )  # fmt: skip
+
+    refused = program("mount", "-o", "allow_other", home / "mnt")
+    if refused.returncode == 0:
+        pytest.skip("user_allow_other is set here")
+    assert refused.returncode == 40, refused.stderr
+    assert b"user_allow_other" in refused.stderr
+    done = program("mount", home / "mnt")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert is_mountpoint(home / "mnt")
+        assert _as_nobody([tool("cat"), home / "mnt" / HEX / "elf"]) == 0
+        done = program("unmount", home / "mnt")
+        assert done.returncode == 0, done.stderr
+    finally:
+        if is_mountpoint(home / "mnt"):
+            run([tool("umount"), "-l", home / "mnt"])
+    assert not is_mountpoint(home / "mnt")
