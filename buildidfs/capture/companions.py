@@ -44,13 +44,15 @@ _NOT_THERE: Final = frozenset(
 class Companion(msgspec.Struct):
     """A file that belongs to a binary. ``path`` is the one in the container's root.
 
-    ``known`` is what the memo says of it, and ``fd`` is then -1. ``kind`` and ``build_id`` are set
-    where the file has no build ID of its own, see `capture.base.PinnedFile`. As a context manager
-    it closes ``fd`` unless that was taken by `release`.
+    ``path_fd`` stands for it (O_PATH), ``fd`` reads it. ``known`` is what the memo says of it, and
+    ``fd`` is then -1. ``kind`` and ``build_id`` are set where the file has no build ID of its own,
+    see `capture.base.PinnedFile`. As a context manager it closes both descriptors, except ``fd``
+    if that was taken by `release`.
     """
 
     path: bytes
     identity: FileIdentity
+    path_fd: int
     fd: int = -1
     known: Known | None = None
     kind: Kind | None = None
@@ -65,8 +67,14 @@ class Companion(msgspec.Struct):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.fd >= 0:
-            os.close(self.release())
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        path_fd, self.path_fd = self.path_fd, -1
+        for fd in (path_fd, self.release()):
+            if fd >= 0:
+                os.close(fd)
 
 
 class Companions:
@@ -121,7 +129,7 @@ class Companions:
                 return []
             return [(self._real_path(companion), described.altlink)]
         except OSError:
-            os.close(companion.release())
+            companion.close()
             raise
 
     def _debug_files(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
@@ -152,26 +160,29 @@ class Companions:
         """The file at ``path`` if it is the one sought. Raises OSError."""
         path_fd = openat2.open_in_root(self._root_fd, path, os.O_PATH)
         try:
-            identity = statx.identity(path_fd)
-            if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
-                return None
-            known = self._memo.recall(identity)
-            if known is not None and known.build_id is not None:
-                return (
-                    Companion(path, identity, known=known) if known.build_id == build_id else None
-                )
-            fd = openat2.reopen_regular(path_fd)
-        finally:
+            companion = Companion(path, statx.identity(path_fd), path_fd)
+        except BaseException:
             os.close(path_fd)
-        companion = Companion(path, identity, fd)
-        try:
-            if not _belongs(companion, build_id, link):
-                os.close(fd)
-                return None
-        except OSError:
-            os.close(fd)
             raise
-        return companion
+        keep = False
+        try:
+            keep = self._is_sought(companion, build_id, link)
+        finally:
+            if not keep:
+                companion.close()
+        return companion if keep else None
+
+    def _is_sought(self, companion: Companion, build_id: BuildId, link: DebugLink | None) -> bool:
+        """Look at a file, which is opened unless it is known. Raises OSError."""
+        identity = companion.identity
+        if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
+            return False
+        known = self._memo.recall(identity)
+        if known is not None and known.build_id is not None:
+            companion.known = known
+            return known.build_id == build_id
+        companion.fd = openat2.reopen_regular(companion.path_fd)
+        return _belongs(companion, build_id, link)
 
     def _real_path(self, companion: Companion) -> bytes:
         """Where a companion really is in this root: dwz names are relative to that."""

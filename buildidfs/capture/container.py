@@ -7,7 +7,6 @@ one is decided by its namespaces alone, which it cannot imitate; the label is fo
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import UsageError
@@ -92,7 +91,7 @@ def trust(
 
     HOST if only root can have written it and it was seen in the host's own mount namespace,
     CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the
-    filesystem's word on owners is not to be taken, see `owners_believed`.
+    filesystem's word on owners is not to be taken, see `owners.Owners`.
     """
     if not mnt or not initial_mnt:
         return Trust.UNKNOWN
@@ -101,12 +100,3 @@ def trust(
     if owners_believed and identity.uid == 0 and not identity.mode & _GROUP_OR_OTHER_WRITE:
         return Trust.HOST
     return Trust.UNKNOWN
-
-
-def owners_believed(mount_flags: int) -> bool:
-    """Whether files that claim to be root's are, by the f_flag of statvfs(3).
-
-    Not on a filesystem mounted nosuid: that says that root's files there may be anybody's. All
-    that users can mount is (FUSE, removable media), and they could show any owner.
-    """
-    return not mount_flags & os.ST_NOSUID

@@ -8,27 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.capture import container
+from buildidfs.capture.owners import Owners
 from buildidfs.formats import cgroup
-from buildidfs.linux import namespaces, procfs, statx
+from buildidfs.linux import mounts, namespaces, procfs, statx
 from buildidfs.model import NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-# Where container managers keep the files of images, in the host's mount namespace and owned by
-# root: whoever made the image wrote them.
-_CONTAINER_STORAGE = (
-    b"/var/lib/docker/",
-    b"/var/lib/containerd/",
-    b"/var/lib/containers/",
-    b"/var/lib/machines/",
-    b"/var/lib/lxc/",
-    b"/var/lib/lxd/",
-    b"/var/lib/incus/",
-    b"/var/lib/kubelet/",
-    b"/run/containerd/",
-    b"/run/containers/",
-)
 
 
 class Here:
@@ -47,7 +33,7 @@ class Here:
         self._scanner = scanner
         self._host = os.uname().nodename if host is None else host
         self._initial = initial or namespaces.initial()
-        self._owners_believed: dict[int, bool] = {}
+        self._owners = Owners(mounts.mountinfo)
         self._cgroup, self._container = b"", ""
         pid_fd = procfs.open_pid(os.getpid())
         try:
@@ -73,7 +59,7 @@ class Here:
                 identity,
                 seen_in.mnt,
                 self._initial.mnt,
-                owners_believed=self._believes_owners(path, fd, identity.dev),
+                owners_believed=identity.uid == 0 and self._owners.believed(path, fd),
             )
         origin = Origin(
             path,
@@ -87,12 +73,3 @@ class Here:
             self._scanner,
         )
         return Sighting(origin, time.time_ns())
-
-    def _believes_owners(self, path: bytes, fd: int, device: int) -> bool:
-        if path.startswith(_CONTAINER_STORAGE):
-            return False
-        believed = self._owners_believed.get(device)
-        if believed is None:
-            believed = container.owners_believed(os.fstatvfs(fd).f_flag)
-            self._owners_believed[device] = believed
-        return believed

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import container, files
 from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.companions import Companion, Companions
+from buildidfs.capture.owners import Owners
 from buildidfs.capture.process import Moved, Process, Ways
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
@@ -116,11 +117,11 @@ class _Scan:
         self._vdso = VdsoFinder(memo, host, initial)
         self._met: set[_FileKey] = set()
         self._failed: dict[_FileKey, Unreadable] = {}
-        self._met_companions: set[tuple[int, str, FileIdentity]] = set()
+        self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
-        self._owners_believed: dict[int, bool] = {}
+        self._owners = Owners(mounts.initial_mountinfo)
 
     def labels(self, pids: Sequence[int]) -> frozenset[str]:
         """The labels of all containers that can be seen."""
@@ -217,12 +218,13 @@ class _Scan:
         self, process: Process, mapping: Mapping, path_fd: int, identity: FileIdentity
     ) -> Iterator[Found]:
         path = process.path_in_root(mapping)
-        sighting = self._sighting(process, path, identity, path_fd)
+        trust = self._trust(process, path, identity, path_fd)
+        sighting = self._sighting(process, path, identity, trust)
         known = self._memo.recall(identity)
         if known is not None:
             yield SeenAgain(sighting, known)
             if known.build_id is not None:
-                yield from self._debug_files(process, path, known.build_id)
+                yield from self._debug_files(process, path, known.build_id, trust)
             return
         fd = openat2.reopen_regular(path_fd)
         try:
@@ -232,9 +234,11 @@ class _Scan:
             raise
         yield PinnedFile(sighting, fd)
         if isinstance(described, ElfFile):
-            yield from self._debug_files(process, path, described)
+            yield from self._debug_files(process, path, described, trust)
 
-    def _sighting(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Sighting:
+    def _sighting(
+        self, process: Process, path: bytes, identity: FileIdentity, trust: Trust
+    ) -> Sighting:
         origin = Origin(
             path,
             identity,
@@ -243,23 +247,20 @@ class _Scan:
             process.cgroup,
             process.container,
             self._host,
-            self._trust(process, identity, fd),
+            trust,
             "proc",
         )
         return Sighting(origin, time.time_ns())
 
-    def _trust(self, process: Process, identity: FileIdentity, fd: int) -> Trust:
-        believed = self._owners_believed.get(identity.dev)
-        if believed is None and fd >= 0:
-            believed = container.owners_believed(os.fstatvfs(fd).f_flag)
-            self._owners_believed[identity.dev] = believed
-        return container.trust(
-            identity,
-            process.namespaces.mnt,
-            self._initial.mnt,
+    def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
+        mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
+        trust = container.trust(identity, mnt, initial_mnt)
+        if trust is Trust.HOST and not (
             # What is root's in a chroot came with whatever was unpacked there.
-            owners_believed=bool(believed) and process.root_path == b"/",
-        )
+            process.root_path == b"/" and self._owners.believed(path, fd)
+        ):
+            trust = container.trust(identity, mnt, initial_mnt, owners_believed=False)
+        return trust
 
     def _trust_in(self, process: Process) -> Trust:
         in_host = process.namespaces.mnt == self._initial.mnt
@@ -268,16 +269,19 @@ class _Scan:
     # --- debug files -----------------------------------------------------------------------
 
     def _debug_files(
-        self, process: Process, path: bytes, binary: ElfFile | BuildId
+        self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
     ) -> Iterator[Found]:
-        """The debug files of a binary; only those under its build ID if that is all we know."""
+        """The debug files of a binary; only those under its build ID if that is all we know.
+
+        ``trust`` is that of the binary.
+        """
         try:
             refused = {os.makedev(*device) for device in self._own_mounts}
             companions = Companions(process.root_fd, self._memo, refused)
             if isinstance(binary, ElfFile):
-                yield from self._take(process, companions.of(path, binary))
+                yield from self._take(process, companions.of(path, binary), trust)
             elif self._has_debug_root(process, companions):
-                yield from self._take(process, companions.by_build_id(binary))
+                yield from self._take(process, companions.by_build_id(binary), trust)
         except OSError as error:
             if error.errno not in _GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, _denied(error), error.errno or 0)
@@ -290,18 +294,21 @@ class _Scan:
         return has
 
     def _take(
-        self, process: Process, companions: Iterator[Companion | Unreadable]
+        self, process: Process, companions: Iterator[Companion | Unreadable], binary: Trust
     ) -> Iterator[Found]:
         for item in companions:
             if isinstance(item, Unreadable):
                 yield item
                 continue
             with item:
-                key = (process.mount_namespace, process.container, item.identity)
+                # Names and links that lead there come with the binary: whoever made that may have
+                # led them to a file of root's that has nothing to do with it.
+                trust = min(binary, self._trust(process, item.path, item.identity, item.path_fd))
+                key = (process.mount_namespace, process.container, item.identity, trust)
                 if key in self._met_companions:
                     continue
                 self._met_companions.add(key)
-                sighting = self._sighting(process, item.path, item.identity, item.fd)
+                sighting = self._sighting(process, item.path, item.identity, trust)
                 if item.known is not None:
                     yield SeenAgain(sighting, item.known)
                 else:

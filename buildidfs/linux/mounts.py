@@ -29,6 +29,18 @@ def mountinfo() -> bytes:
         return file.read()
 
 
+def initial_mountinfo() -> bytes:
+    """The mounts that the first process sees, as text; where it may not be asked, our own.
+
+    Raises OSError.
+    """
+    try:
+        with open("/proc/1/mountinfo", "rb") as file:
+            return file.read()
+    except OSError:
+        return mountinfo()
+
+
 def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
     """The (major, minor) of every mount of ours in a mountinfo text.
 

@@ -87,6 +87,19 @@ def identity_at(dir_fd: int, path: bytes, follow: bool = True) -> FileIdentity:
     return _identity(dir_fd, syscalls.check_path(path), flags)
 
 
+def unique_mount_id(fd: int) -> int | None:
+    """The number of the mount that ``fd`` was opened on (O_PATH will do), never used again until
+    the next boot; None before Linux 6.8.
+
+    Raises OSError.
+    """
+    scratch = _scratch
+    if _statx(fd, b"", syscalls.AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, scratch.address):
+        raise syscalls.last_error()
+    unpacked = _LAYOUT.unpack_from(scratch.buffer)
+    return int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None
+
+
 def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:
     scratch = _scratch
     if _statx(fd, path, flags, _WANTED, scratch.address):

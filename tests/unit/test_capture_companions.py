@@ -251,7 +251,8 @@ def test_known_companion_is_not_opened(root: Path) -> None:
     try:
         (item,) = Companions(root_fd, memory).by_build_id(ID)
         assert isinstance(item, Companion)
-        assert (item.fd, item.known) == (-1, Known(ID))
+        with item:
+            assert (item.fd, item.known) == (-1, Known(ID))
         (wrong,) = memory
         memory[wrong] = Known(OTHER)
         assert list(Companions(root_fd, memory).by_build_id(ID)) == []
