@@ -18,6 +18,7 @@ from buildidfs.capture import container, files
 from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.companions import Companion, Companions
 from buildidfs.capture.owners import Owners
+from buildidfs.capture.patience import Patience, slow_devices
 from buildidfs.capture.process import Moved, Process, Ways
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
@@ -48,7 +49,7 @@ class ProcScanner:
     ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict it;
     ``containers_only`` leaves out what is not in a container, that is every process that shares
     one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
-    namespaces, by default those we run on. ``ways`` is for tests.
+    namespaces, by default those we run on. ``ways`` and ``patience`` are for tests.
 
     Iterating raises `UsageError` for a container that is not there, or not the only one. A process
     that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
@@ -65,6 +66,7 @@ class ProcScanner:
         host: str | None = None,
         initial: NamespaceSet | None = None,
         ways: Ways | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._memo = memo
         self._pids = pids
@@ -74,6 +76,7 @@ class ProcScanner:
         self._host = os.uname().nodename if host is None else host
         self._initial = initial
         self._ways = ways
+        self._patience = patience or Patience()
 
     def __iter__(self) -> Iterator[Found]:
         scan = _Scan(
@@ -82,6 +85,7 @@ class ProcScanner:
             self._initial or namespaces.initial(),
             self._container_namespaces,
             self._ways or Ways(),
+            self._patience,
         )
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
@@ -108,6 +112,7 @@ class _Scan:
         initial: NamespaceSet,
         container_namespaces: Collection[str],
         ways: Ways,
+        patience: Patience,
     ) -> None:
         self._memo = memo
         self._host = host
@@ -119,6 +124,8 @@ class _Scan:
         self._failed: dict[_FileKey, Unreadable] = {}
         self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
+        self._slow_devices: set[tuple[int, int]] = set()
+        self._patience = patience
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
@@ -164,7 +171,7 @@ class _Scan:
                         return
                     if wanted is not None and process.container not in wanted:
                         return
-                    self._note_own_mounts(process)
+                    self._note_mounts(process)
                     try:
                         yield from self._files(process, mappings)
                     except Moved:
@@ -180,12 +187,14 @@ class _Scan:
             elif asked_for and not os.path.exists(f"/proc/{pid}"):
                 yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
 
-    def _note_own_mounts(self, process: Process) -> None:
-        """Learn which devices are mounts of ours in a mount namespace met for the first time."""
+    def _note_mounts(self, process: Process) -> None:
+        """Learn what is mounted in a mount namespace that is met for the first time."""
         if process.mount_namespace in self._mount_namespaces:
             return
         self._mount_namespaces.add(process.mount_namespace)
-        self._own_mounts |= mounts.own_mount_devices(procfs.mountinfo(process.fd))
+        text = procfs.mountinfo(process.fd)
+        self._own_mounts |= mounts.own_mount_devices(text)
+        self._slow_devices |= slow_devices(text)
 
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
@@ -194,7 +203,7 @@ class _Scan:
             if key in self._met or not self._may_be_opened(mapping):
                 continue
             try:
-                path_fd, identity = process.pin(mapping)
+                path_fd, identity = self._pin(process, mapping)
                 try:
                     if stat.S_ISREG(identity.mode):
                         yield from self._file(process, mapping, path_fd, identity)
@@ -207,6 +216,27 @@ class _Scan:
                 continue
             self._met.add(key)
             self._failed.pop(key, None)
+
+    def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """`Process.pin`, for files that may be on a filesystem that does not answer."""
+        if mapping.dev not in self._slow_devices:
+            return process.pin(mapping)
+
+        def pin_and_read() -> tuple[int, FileIdentity]:
+            path_fd, identity = process.pin(mapping)
+            try:
+                if stat.S_ISREG(identity.mode):
+                    fd = openat2.reopen_regular(path_fd)
+                    try:
+                        os.pread(fd, 1, 0)
+                    finally:
+                        os.close(fd)
+            except BaseException:
+                os.close(path_fd)
+                raise
+            return path_fd, identity
+
+        return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
 
     def _may_be_opened(self, mapping: Mapping) -> bool:
         if mapping.dev in self._own_mounts:

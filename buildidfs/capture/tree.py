@@ -32,7 +32,7 @@ def identify_tree(
     Nothing is captured, nothing remembered. Paths begin with the one given. What can be opened
     is told in the same way as `TreeScanner` tells it.
     """
-    devices = walk.Devices()
+    known = walk.Mounts()
     for path in paths:
         try:
             start_fd = walk.open_start(path)
@@ -40,7 +40,7 @@ def identify_tree(
             yield path, walk.unreadable(path, error)
             continue
         try:
-            for file in walk.files(start_fd, path, devices):
+            for file in walk.files(start_fd, path, known):
                 if isinstance(file, Unreadable):
                     yield file.path, file
                     continue
@@ -85,7 +85,7 @@ class TreeScanner:
         self._here = Here("tree", host, initial, container_namespaces)
 
     def __iter__(self) -> Iterator[Found]:
-        devices = walk.Devices()
+        known = walk.Mounts()
         for path in self._paths:
             try:
                 start_fd = walk.open_start(path)
@@ -96,7 +96,7 @@ class TreeScanner:
                 # A path such as /proc/PID/root/usr leads into a mount namespace not ours.
                 foreign = not _in_own_mount_namespace(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
-                for file in walk.files(start_fd, shown, devices):
+                for file in walk.files(start_fd, shown, known):
                     yield file if isinstance(file, Unreadable) else self._found(file, foreign)
             finally:
                 os.close(start_fd)

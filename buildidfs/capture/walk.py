@@ -60,23 +60,30 @@ class _Level:
         self.subdirectories: list[str] = []
 
 
-class Devices:
-    """The filesystems that a walk stays out of, by device number, as far as they are mounted."""
+class Mounts:
+    """The filesystems that a walk stays out of, as far as they are mounted."""
 
     def __init__(self) -> None:
-        self._known: dict[int, bytes] = {}
+        self._types: dict[int, bytes] = {}
+        self._points: dict[bytes, bytes] = {}
 
     def refused(self, device: int) -> bytes | None:
-        """The type of the filesystem if files are not to be looked for on it, else None."""
-        if device not in self._known:
+        """The type of the filesystem with that st_dev, if files are not to be looked for on it."""
+        if device not in self._types:
             # New since the last look, or a btrfs subvolume, which no mount table shows.
             for mount in mountinfo.parse(mounts.mountinfo()):
-                self._known[os.makedev(*mount.dev)] = mount.fstype
-            self._known.setdefault(device, b"")
-        fstype = self._known[device]
-        if fstype in _NOT_FILES or fstype == mounts.FILESYSTEM_TYPE:
-            return fstype
-        return None
+                self._types[os.makedev(*mount.dev)] = mount.fstype
+                self._points[mount.mount_point] = mount.fstype
+            self._types.setdefault(device, b"")
+        return _refused(self._types[device])
+
+    def refused_at(self, path: bytes) -> bool:
+        """The same by mount point: nothing is asked of the filesystem, which may not answer."""
+        return _refused(self._points.get(path, b"")) is not None
+
+
+def _refused(fstype: bytes) -> bytes | None:
+    return fstype if fstype in _NOT_FILES or fstype == mounts.FILESYSTEM_TYPE else None
 
 
 def unreadable(path: bytes, error: OSError) -> Unreadable:
@@ -89,7 +96,7 @@ def open_start(path: bytes) -> int:
     return os.open(path, _OPEN_PATH)
 
 
-def files(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
+def files(start_fd: int, path: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
     """Every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
     Directories come in the order of their names, files before what is below. Mounts of other
@@ -97,14 +104,14 @@ def files(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | U
     the caller's.
     """
     try:
-        yield from _start(start_fd, path, devices)
+        yield from _start(start_fd, path, known)
     except OSError as error:
         yield unreadable(path, error)
 
 
-def _start(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
+def _start(start_fd: int, path: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
     status = os.fstat(start_fd)
-    if fstype := devices.refused(status.st_dev):
+    if fstype := known.refused(status.st_dev):
         what = "its files are in the store already" if fstype.startswith(b"fuse.") else "no files"
         yield Unreadable(path, f"on a {fstype.decode()} filesystem: {what}")
         return
@@ -113,14 +120,16 @@ def _start(start_fd: int, path: bytes, devices: Devices) -> Iterator[OpenFile | 
         fd = os.open(link, _OPEN_FILE & ~os.O_NOFOLLOW)
         yield OpenFile(path, fd)
     elif stat.S_ISDIR(status.st_mode):
+        real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
-        yield from _descend(fd, path.rstrip(b"/") + b"/", devices)
+        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known)
     else:
         yield Unreadable(path, "neither a regular file nor a directory")
 
 
-def _descend(fd: int, prefix: bytes, devices: Devices) -> Iterator[OpenFile | Unreadable]:
-    """Walk depth first; takes over ``fd``."""
+def _descend(fd: int, prefix: bytes, real: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
+    """Walk depth first; takes over ``fd``. ``real`` is what ``prefix`` is to the kernel."""
+    shown = len(prefix)
     levels = [_Level(fd, prefix)]
     try:
         while levels:
@@ -132,13 +141,15 @@ def _descend(fd: int, prefix: bytes, devices: Devices) -> Iterator[OpenFile | Un
                 continue
             name = level.subdirectories.pop()
             path = level.prefix + os.fsencode(name)
+            if known.refused_at(real + path[shown:]):
+                continue
             try:
                 fd = os.open(name, _OPEN_DIRECTORY, dir_fd=level.fd)
             except OSError as error:
                 if error.errno not in _VANISHED:
                     yield unreadable(path, error)
                 continue
-            if devices.refused(os.fstat(fd).st_dev):
+            if known.refused(os.fstat(fd).st_dev):
                 os.close(fd)
             elif len(levels) == MAX_DEPTH:
                 os.close(fd)

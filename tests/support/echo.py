@@ -11,7 +11,7 @@ import os
 import uuid
 from pathlib import Path
 
-from tests.support.clients import run, tool
+from tests.support.clients import Argument, run, tool
 from tests.support.programs import build_id_of
 
 _SOURCE = """
@@ -34,7 +34,16 @@ def build(path: Path, *flags: str, token: str | None = None) -> str:
     source = path.with_suffix(".c")
     source.write_text(_SOURCE)
     define = f'-DTOKEN="{token or uuid.uuid4().hex}"'
-    argv = [tool("gcc"), "-static", "-Wl,--build-id", define, *flags, "-o", path, source]
+    argv: list[Argument] = [
+        tool("gcc"),
+        "-static",
+        "-Wl,--build-id",
+        define,
+        *flags,
+        "-o",
+        path,
+        source,
+    ]
     run(argv, check=True)
     source.unlink()
     return build_id_of(path)
@@ -48,8 +57,21 @@ def build_library(path: Path, *flags: str, size: int = 0) -> str:
         f'const char library_token[] = "{uuid.uuid4().hex}";\n'
         f'__asm__(".section .rodata\\n.incbin \\"{data}\\"\\n.text");\n'
     )
-    argv = [tool("gcc"), "-shared", "-fPIC", "-Wl,--build-id", *flags, "-o", path, source]
+    argv: list[Argument] = [
+        tool("gcc"),
+        "-shared",
+        "-fPIC",
+        "-Wl,--build-id",
+        *flags,
+        "-o",
+        path,
+        source,
+    ]
     run(argv, check=True)
     source.unlink()
     data.unlink()
     return build_id_of(path)
+
+
+def _compile(*arguments: Argument) -> None:
+    run([tool("gcc"), "-Wl,--build-id", *arguments], check=True)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.capture.patience import Patience
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.process import Ways
 from buildidfs.errors import StoreFull
 from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
-from tests.support import echo
+from tests.support import echo, silentfs
 from tests.support.captures import read_blob
 from tests.support.children import cat_program, running
 from tests.support.clients import run, tool
@@ -435,3 +436,28 @@ def test_vdso_of_32_bit_processes(place: Path, store: Store) -> None:
     by_class = {read_blob(store, artifact.digest)[4]: artifact.trust for artifact in vdsos}
     # A process can write to its own copy; ours is the kernel's.
     assert by_class == {1: Trust.UNKNOWN, 2: Trust.HOST}
+
+
+@pytest.mark.fuse
+def test_filesystem_that_does_not_answer(place: Path, store: Store) -> None:
+    build_id = echo.build(place / "program")
+    target = place / "mnt"
+    target.mkdir()
+    with (
+        silentfs.served(target, place / "program") as server,
+        running([target / "app"]) as silent,
+        running([place / "program"]) as other,
+    ):
+        answered = capture(store, [silent])
+        server.send_signal(signal.SIGSTOP)
+        with Store.open(place / "second", create=True) as second:
+            summary = capture(second, [silent, other], patience=Patience(0.5))
+            assert held(second, build_id) == [(place / "program").read_bytes()]
+            assert {origin.path for origin in origins(second, build_id)} == {
+                os.fsencode(place / "program")
+            }
+    assert answered.unreadable == []
+    assert os.fsencode(target / "app") in {origin.path for origin in origins(store, build_id)}
+    (item,) = summary.unreadable
+    assert item.path == os.fsencode(target / "app")
+    assert item.reason == "its filesystem does not answer"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking filesystems that may never answer, without waiting for ever.
+
+A server on the network, or a process that serves FUSE, may be gone or may refuse to answer on
+purpose, and whoever asks then hangs in the kernel. So such filesystems are asked in a thread that
+can be left behind, and after the first silence they are not asked again.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from buildidfs.formats import mountinfo
+from buildidfs.linux import mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NETWORK: Final = frozenset(
+    (
+        b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
+        b"beegfs", b"gpfs", b"orangefs", b"fuse", b"fuseblk",
+    )
+)  # fmt: skip
+
+_Device = tuple[int, int]
+_T = TypeVar("_T")
+
+
+def slow_devices(text: bytes) -> set[_Device]:
+    """The (major, minor) of filesystems in a mountinfo text that depend on somebody's answer."""
+    return {
+        mount.dev
+        for mount in mountinfo.parse(text)
+        if mount.fstype in _NETWORK
+        or (mount.fstype.startswith(b"fuse.") and mount.fstype != mounts.FILESYSTEM_TYPE)
+    }
+
+
+class Patience:
+    """Waits so many ``seconds`` for a filesystem, once."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._silent: set[_Device] = set()
+
+    def ask(self, device: _Device, question: Callable[[], _T], discard: Callable[[_T], None]) -> _T:
+        """The result of ``question``, or its exception.
+
+        Raises TimeoutError if there is none in time; one that comes later is given to
+        ``discard``.
+        """
+        if device not in self._silent:
+            attempt = _Attempt(question, discard)
+            if attempt.finished(self._seconds):
+                return attempt.result()
+            self._silent.add(device)
+        raise TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
+
+
+class _Attempt(Generic[_T]):
+    def __init__(self, question: Callable[[], _T], discard: Callable[[_T], None]) -> None:
+        self._question = question
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._answers: list[_T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-ask")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            answer = self._question()
+        except BaseException as error:
+            self._error = error
+            return
+        with self._lock:
+            self._answers.append(answer)
+            if self._abandoned:
+                self._discard(answer)
+
+    def finished(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        with self._lock:
+            self._abandoned = not self._answers and self._error is None
+        return not self._abandoned
+
+    def result(self) -> _T:
+        if self._error is not None:
+            raise self._error
+        return self._answers[0]
