@@ -140,7 +140,7 @@ def _check_fuse(*, allow_other: bool) -> None:
     if not os.path.exists(_FUSE):
         raise MountError(f"{_FUSE} does not exist: load the module with modprobe fuse")
     if not os.access(_FUSE, os.R_OK | os.W_OK):
-        raise MountError(f"{_FUSE} may not be opened: FUSE is not for this user")
+        raise MountError(f"{_FUSE} may not be opened by this user: root can chmod 666 it")
     if os.geteuid() == 0:
         return
     if shutil.which(_HELPER) is None:

@@ -454,41 +454,65 @@ def test_what_is_missing_is_named(
     assert "modprobe fuse" in refused()
 
 
+_UNPRIVILEGED = """
+# A namespace of its own, where /dev/fuse is open to everybody and fuse.conf is ours to write.
+set -eu
+cd "$1"
+mknod fuse c 10 229
+chmod 666 fuse
+echo > fuse.conf
+mount --bind fuse /dev/fuse
+touch /etc/fuse.conf
+mount --bind fuse.conf /etc/fuse.conf
+user="setpriv --reuid=65534 --regid=65534 --clear-groups"
+other="setpriv --reuid=2 --regid=2 --clear-groups"
+program="$user $2 -m buildidfs --store $1/store"
+set +e
+$program mount -o allow_other mnt; echo "refused $?"
+$program mount mnt; echo "mounted $?"
+$program mount mnt; echo "again $?"
+$user cmp mnt/abcdef0123/elf bytes; echo "read $?"
+$other cat mnt/abcdef0123/elf; echo "others $?"
+$program unmount mnt; echo "unmounted $?"
+mountpoint -q mnt; echo "gone $?"
+echo user_allow_other > fuse.conf
+$program mount -o allow_other mnt; echo "allowed $?"
+$other cmp mnt/abcdef0123/elf bytes; echo "others $?"
+exec 3< mnt/abcdef0123/path
+$program unmount mnt; echo "unmounted $?"
+mountpoint -q mnt; echo "gone $?"
+exec 3<&-
+"""
+
+
 @pytest.mark.root
-def test_an_unprivileged_user_mounts_his_own_store(buildidfs: BuildIdFs, scratch: Path) -> None:
+def test_an_unprivileged_user_mounts_his_own_store(place: Path) -> None:
     """Through fusermount3, which has to be installed set-user-ID."""
     if not os.stat(tool("fusermount3")).st_mode & stat.S_ISUID:
         pytest.skip("fusermount3 is not set-user-ID here")
-    user = pwd.getpwnam("nobody")
-    if _as_nobody([sys.executable, "-c", "import buildidfs"]) != 0:
-        pytest.skip(f"{sys.executable} or the package is in a place that only root can read")
-    home = buildidfs.store.parent / "home"
+    python, environment = _python_for_everybody()
+    home = place.parent / "home"
     (home / "mnt").mkdir(parents=True)
-    buildidfs.store.parent.chmod(0o755)
-    with Store.create(home / "store") as store:
-        store.commit([capture(store, b"bytes", ID)])
-    run([tool("chown"), "-R", f"{user.pw_uid}:{user.pw_gid}", home], check=True)
+    (home / "bytes").write_bytes(b"bytes")
+    place.parent.chmod(0o755)
+    place.parent.joinpath("store").rename(home / "store")
+    run([tool("chown"), "-R", "65534:65534", home], check=True)
+    shell = [tool("unshare"), "-m", "sh", "-c", _UNPRIVILEGED, "sh", home, python]
+    result = run(shell, env=environment)
+    expected = "refused 40 mounted 0 again 40 read 0 others 1 unmounted 0 gone 32"
+    expected += " allowed 0 others 0 unmounted 0 gone 32"
+    assert result.out.split() == expected.split(), str(result)
+    assert "user_allow_other" in result.err
+    assert "busy" in result.err
 
-    def program(*words: str | Path) -> subprocess.CompletedProcess[bytes]:
-        argv = [sys.executable, "-m", "buildidfs", "--store", home / "store", *words]
-        return subprocess.run(
-            argv, user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd=REPOSITORY,
-            env={**os.environ, "HOME": str(home)}, capture_output=True, check=False,
-        )  # fmt: skip
 
-    refused = program("mount", "-o", "allow_other", home / "mnt")
-    if refused.returncode == 0:
-        pytest.skip("user_allow_other is set here")
-    assert refused.returncode == 40, refused.stderr
-    assert b"user_allow_other" in refused.stderr
-    done = program("mount", home / "mnt")
-    try:
-        assert done.returncode == 0, done.stderr
-        assert is_mountpoint(home / "mnt")
-        assert _as_nobody([tool("cat"), home / "mnt" / HEX / "elf"]) == 0
-        done = program("unmount", home / "mnt")
-        assert done.returncode == 0, done.stderr
-    finally:
-        if is_mountpoint(home / "mnt"):
-            run([tool("umount"), "-l", home / "mnt"])
-    assert not is_mountpoint(home / "mnt")
+def _python_for_everybody() -> tuple[str, dict[str, str]]:
+    """A Python that any user may run, and an environment in which it finds what we have."""
+    if _as_nobody([sys.executable, "-c", "import buildidfs.mount.session"]) == 0:
+        return sys.executable, {"PYTHONPATH": str(REPOSITORY)}
+    packages = os.pathsep.join([str(REPOSITORY), *(p for p in sys.path if "site-packages" in p)])
+    environment = {"PYTHONPATH": packages}
+    word = tool("env"), f"PYTHONPATH={packages}", "/usr/bin/python3"
+    if _as_nobody([*word, "-c", "import buildidfs.mount.session"]) != 0:
+        pytest.skip(f"{sys.executable} or its packages are in a place that only root can read")
+    return "/usr/bin/python3", environment
