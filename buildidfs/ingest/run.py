@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +26,7 @@ from buildidfs.store import NewAbsence, NewCapture, Staged, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from buildidfs.capture.base import Found
     from buildidfs.ingest.staging import Outcome
@@ -185,8 +184,9 @@ class _Run:
         for job in self._jobs:
             if job.future.cancel():
                 job.pinned.close()
+        self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
         while self._jobs:
-            with suppress(StoreError, CancelledError):
+            with suppress(StoreError):
                 self._collect()
         while self._batch or self._committing:
             with suppress(StoreError):
@@ -208,7 +208,7 @@ class _Run:
             same.more.append(pinned.sighting)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, "buildidfs-stage")
+            self._pool = _threads(self._workers, "buildidfs-stage")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
         job = _Job(pinned, self._pool.submit(staging.capture, self._store, pinned))
         self._jobs.append(job)
@@ -260,7 +260,7 @@ class _Run:
             self._record(batch, lambda: self._store.commit(captures, batch.absent))
             return
         if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, "buildidfs-commit")
+            self._writer = _threads(1, "buildidfs-commit")
         self._committing = (
             batch,
             self._writer.submit(self._store.commit, captures, batch.absent),
@@ -300,6 +300,13 @@ class _Run:
         self._join()
         touched, self._touched = self._touched, []
         self._store.touch(touched)
+
+
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    # Imported when needed: a scan that finds only what is known would spend a tenth on it.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(count, name)
 
 
 def _at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:

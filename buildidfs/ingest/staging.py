@@ -10,6 +10,7 @@ ID of either; such bytes are dropped, and the file is tried again.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,13 @@ _ATTEMPTS: Final = 3
 # Longer than a tick of any filesystem's clock, at 100 a second. A file that was written to within
 # the current tick can be written to again without a trace in its times.
 _SETTLED_NS: Final = 20_000_000
+# With more variants than this of one build ID nobody looks whether one is the file at hand, which
+# would take the longer the more there are: it is copied, and the store finds out.
+_MANY_VARIANTS: Final = 64
+# What is mostly holes costs its maker nothing and us an hour for each few TiB; a filesystem that
+# compresses takes a sixty-fourth for real bytes at the very least.
+_HOLES_BYTES: Final = 8 << 30
+_HOLES_RATIO: Final = 64
 
 
 def capture(store: Store, pinned: PinnedFile) -> Outcome:
@@ -39,6 +47,8 @@ def capture(store: Store, pinned: PinnedFile) -> Outcome:
         try:
             for _ in range(_ATTEMPTS):
                 before = _identity(pinned)
+                if _is_hollow(pinned.fd):
+                    return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
                 _settle(before)
                 outcome = _attempt(store, pinned, before)
                 if _identity(pinned) == before and not _is_torn(outcome):
@@ -56,6 +66,12 @@ def _is_torn(outcome: Outcome) -> bool:
         and isinstance(outcome.content, Staged)
         and outcome.content.changed
     )
+
+
+def _is_hollow(fd: int) -> bool:
+    """Whether reading a file to its end is not worth it, or would never end. Raises OSError."""
+    status = os.fstat(fd)
+    return status.st_size > max(_HOLES_BYTES, status.st_blocks * 512 * _HOLES_RATIO)
 
 
 def _identity(pinned: PinnedFile) -> FileIdentity:
@@ -111,7 +127,10 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     """What the store knows of a file's bytes, if it has them. Raises OSError."""
     ordinal = store.ordinal(build_id)
     if ordinal is None or not any(
-        variant.size == size for kind in Kind for variant in store.variants(ordinal, kind)
+        variant.size == size
+        for kind in Kind
+        if store.artifact_variant(ordinal, kind, _MANY_VARIANTS) is None
+        for variant in store.variants(ordinal, kind)
     ):
         return None
     held = store.held(store.digest_of(fd))
