@@ -22,8 +22,9 @@ ROOT = 0
 
 _NAME_MAX = 255
 
-#: Linux never gives a longer path; a loop in a damaged table would.
-_DEPTH_MAX = 4096
+#: Each name along a new path costs two rows. Whoever runs a binary chooses its path, and Linux
+#: takes some 2000 names; no tree that somebody works with is as deep as this.
+_DEPTH_MAX = 128
 
 #: What perf leads to a path with, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
 _LENGTH_MAX = 4096 - len("../../" + "/") - 2 * BuildId.MAX_BYTES - 1
@@ -119,13 +120,13 @@ class PathWriter:
         names = components(path)
         if names is None:
             return False
+        if row.paths >= schema.MAX_PATHS and row.primary_path != ROOT:
+            return False  # before its names are written: they would be there for nothing
         number = ROOT
         for name in names:
             number = self._intern(number, name)
         if row.primary_path == ROOT:
             row.primary_path = number
-        if row.paths >= schema.MAX_PATHS:
-            return False
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         added: bool = self._txn.put(key, b"", overwrite=False, db=self._pathids)
         row.paths += added

@@ -36,6 +36,7 @@ _CANDIDATES = 8
 _PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _WORLD_READABLE = 0o004
+_MEMFD = b"/memfd:"
 
 
 class Recorder:
@@ -83,7 +84,7 @@ class Recorder:
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
                 continue
-            if named.next_variant[kind - 1] > schema.MAX_VARIANT:
+            if named.next_variant[kind - 1] > _most_variants(new.sighting.origin.trust):
                 refused = f"build ID {new.build_id} has as many variants as can be numbered"
                 continue
             self._add_variant(row, named, ordinal, kind, digest, new, like)
@@ -147,7 +148,7 @@ class Recorder:
             digest,
             row.size,
             identity.mtime_ns,
-            shown_mode(identity.mode),
+            shown_mode(_mode_of(new.sighting.origin)),
             identity.uid,
             identity.gid,
             new.quality,
@@ -223,9 +224,9 @@ class Recorder:
         """Let trust and mode of a variant follow the best place it was seen at."""
         old = self._kept(ordinal, kind, variant)
         trust = max(old.trust, origin.trust)
-        mode = old.mode
-        if origin.identity.mode & _WORLD_READABLE and not mode & _WORLD_READABLE:
-            mode = shown_mode(origin.identity.mode)
+        mode, seen_mode = old.mode, _mode_of(origin)
+        if seen_mode & _WORLD_READABLE and not mode & _WORLD_READABLE:
+            mode = shown_mode(seen_mode)
         if trust == old.trust and mode == old.mode:
             return
         new = msgspec.structs.replace(old, trust=Trust(trust), mode=mode)
@@ -344,6 +345,22 @@ def shown_mode(mode: int) -> int:
     if mode & _WORLD_READABLE:
         return 0o444 | (mode & 0o111)
     return mode & 0o555
+
+
+def _mode_of(origin: Origin) -> int:
+    """The mode of a file as seen there, as far as it says who could read it.
+
+    A memfd says 0777, but has no name: only who may look into its processes gets at it.
+    """
+    mode = origin.identity.mode
+    return mode & ~0o077 if origin.path.startswith(_MEMFD) else mode
+
+
+def _most_variants(trust: Trust) -> int:
+    """The last number that a variant from there may get."""
+    if trust is Trust.HOST:
+        return schema.MAX_VARIANT
+    return min(schema.MAX_VARIANT, schema.MAX_FOREIGN_VARIANT)
 
 
 def _variant_key(artifact: Artifact) -> bytes:

@@ -42,7 +42,8 @@ each row in *artifacts*; ``primary_path`` is the first path an executable was se
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
 finds it; all others are in *variants*. Better is: more trust; then more quality; then seen
-earlier; then the lower number. Trust and mode belong to the bytes: seeing the same bytes at a
+earlier; then the lower number. Numbers from 2**15 on are only for what the host itself has, so that
+nobody else can use up all. Trust and mode belong to the bytes: seeing the same bytes at a
 better place raises both, in every row with that digest.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
@@ -94,6 +95,7 @@ TABLES: Final = (
 
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
+MAX_FOREIGN_VARIANT: Final = 2**15 - 1
 MAX_ORIGINS: Final = 256
 MAX_PATHS: Final = 1024
 MAX_DWZ_NAME: Final = 500

@@ -254,7 +254,31 @@ def test_paths_of_a_build_id_are_bounded(store: Store, monkeypatch: pytest.Monke
     parent = store.path_child(0, b"bin")
     assert parent is not None
     ids = {name: list(store.path_ids(path)) for name, path in store.path_children(parent)}
-    assert ids == {b"0": [1], b"1": [1], b"2": [1], b"3": [], b"4": []}
+    assert ids == {b"0": [1], b"1": [1], b"2": [1]}
+    assert store.stats().paths == 4, "names that lead nowhere are not written"
+
+
+def test_very_deep_paths_have_no_place_in_the_tree(store: Store) -> None:
+    """One file seen at many of them would fill the disk, and use up the numbers of paths."""
+    deep = b"/d" * 128
+    commit(store, capture(store, b"x", at=sighting(deep + b"/e")))
+    assert (store.stats().paths, store.primary_path(1)) == (0, None)
+    assert [record.origin.path for record in store.origins(1)] == [deep + b"/e"]
+    commit(store, capture(store, b"x", at=sighting(deep)))
+    assert store.stats().paths == 128
+
+
+def test_memfd_is_for_who_could_look_into_its_process(store: Store) -> None:
+    at = sighting(b"/memfd:secret", mode=0o100777, uid=1000)
+    commit(store, capture(store, b"secret", at=at))
+    artifact = store.artifact(1, EXECUTABLE)
+    assert artifact is not None
+    assert (artifact.mode, artifact.uid) == (0o500, 1000)
+    assert commit(store, capture(store, b"secret", at=at)).changed == ()
+    commit(store, capture(store, b"secret", at=sighting(b"/usr/bin/known")))
+    artifact = store.artifact(1, EXECUTABLE)
+    assert artifact is not None
+    assert artifact.mode == 0o555, "the same bytes have a name that all may open"
 
 
 def test_dwz_files_are_found_by_name(store: Store) -> None:
@@ -307,6 +331,26 @@ def test_variants_beyond_their_numbers_are_refused_alone(
     assert len(store.variants(1, EXECUTABLE)) == 2
     assert store.stats().blobs == 3, "the refused are not kept"
     assert len(store.origins(1)) == 2
+
+
+def test_the_host_has_numbers_for_variants_that_nobody_else_gets(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_FOREIGN_VARIANT", 1)
+    hostile = [capture(store, b"%d" % n, trust=Trust.CONTAINER) for n in range(4)]
+    result = commit(store, *hostile, capture(store, b"host", trust=Trust.HOST))
+    assert [bool(outcome.refused) for outcome in result.outcomes] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert [variant.trust for variant in store.variants(1, EXECUTABLE)] == [
+        Trust.HOST,
+        Trust.CONTAINER,
+        Trust.CONTAINER,
+    ]
 
 
 def test_a_capture_without_kind_is_a_mistake(store: Store) -> None:

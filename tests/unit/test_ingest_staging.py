@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one file may cost, whatever whoever made it wants it to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildidfs.capture.tree import TreeScanner
+from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
+from buildidfs.store import Store
+from tests.support.elfwriter import elf_file
+
+if TYPE_CHECKING:
+    import pytest
+
+ID = b"\x66" * 20
+
+
+def tree(store: Store, path: Path) -> Summary:
+    return Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(path)]))
+
+
+def test_huge_file_of_holes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    path.write_bytes(elf_file(build_id=ID))
+    os.truncate(path, (8 << 30) + 1)  # which would take seconds to hash; others have 8 EiB
+    with Store.create(tmp_path / "store") as store:
+        summary = tree(store, path)
+        (unreadable,) = summary.unreadable
+        assert (unreadable.errno, unreadable.path) == (errno.EFBIG, os.fsencode(path))
+        assert store.ordinal(ID) is None
+
+
+def test_holes_of_moderate_size_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_HOLES_BYTES", 1 << 20)
+    hollow, written = tmp_path / "hollow", tmp_path / "written"
+    hollow.write_bytes(elf_file(build_id=ID))
+    os.truncate(hollow, 1 << 20)
+    written.write_bytes(elf_file(build_id=b"\x67" * 20) + os.urandom(2 << 20))
+    with Store.create(tmp_path / "store") as store:
+        for path in (hollow, written):
+            assert (tree(store, path).captured, path.name) == (1, path.name)
+
+
+def test_one_of_many_variants_is_copied_not_searched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compare each new file with all before would take the square of their number."""
+    monkeypatch.setattr(staging, "_MANY_VARIANTS", 2)
+    asked = []
+
+    class Watched(Store):
+        def variants(self, ordinal: int, kind: int) -> list[object]:  # type: ignore[override]
+            asked.append(kind)
+            return super().variants(ordinal, kind)  # type: ignore[return-value]
+
+    with Watched.create(tmp_path / "store") as store:
+        for number in range(4):
+            path = tmp_path / str(number)
+            path.write_bytes(elf_file(build_id=ID) + bytes(number))
+            asked.clear()
+            assert tree(store, path).captured == 1
+            assert (1 in asked) == (0 < number < 3), number
+        again = tmp_path / "again"
+        again.write_bytes((tmp_path / "3").read_bytes())
+        summary = tree(store, again)
+        assert (summary.captured, summary.held) == (0, 1), "the store has these bytes"
