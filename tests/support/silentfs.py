@@ -87,5 +87,29 @@ def served(mountpoint: Path, file: Path) -> Iterator[subprocess.Popen[bytes]]:
         run([tool("umount"), "-l", mountpoint])
 
 
+@contextlib.contextmanager
+def silenced(mountpoint: Path) -> Iterator[None]:
+    """Stop the ``buildidfs mount --foreground`` that serves a mount point, for this block."""
+    servers = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and _serves(entry, mountpoint)
+    ]
+    assert len(servers) == 1, servers
+    os.kill(servers[0], signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(servers[0], signal.SIGCONT)
+
+
+def _serves(process: Path, mountpoint: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"--foreground" in words and os.fsencode(mountpoint) in words
+
+
 if __name__ == "__main__":
     _serve(*sys.argv[1:])
