@@ -9,6 +9,7 @@ Programs get one JSON object a line, with build IDs and digests as lower-case he
 from __future__ import annotations
 
 import binascii
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -74,6 +75,6 @@ def progress(description: str) -> Callable[[int, str], None] | None:
     atexit.register(status.stop)
 
     def show(done: int, what: str) -> None:
-        status.update(f"{description}: {done} {escape(what)}")
+        status.update(f"{description}: {done} {escape(printable(os.fsencode(what)))}")
 
     return show

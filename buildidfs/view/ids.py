@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 _RECENT = 512
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")  # the latter are U+0080 to U+009F
 _ENTRIES = (*names.KIND_OF.items(), (names.PATH, None))
 
 
@@ -106,5 +108,10 @@ class IdDirectories:
         origins = self._store.origins(ordinal)
         binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
-        # A newline within a path is written as in /proc/PID/maps, so that a line is a path.
-        return b"".join(path.replace(b"\n", b"\\012") + b"\n" for path in paths)
+        # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is
+        # what else a terminal would obey, because people show this file on theirs.
+        return b"".join(_CONTROL.sub(_octal, path) + b"\n" for path in paths)
+
+
+def _octal(found: re.Match[bytes]) -> bytes:
+    return b"".join(b"\\%03o" % byte for byte in found[0])

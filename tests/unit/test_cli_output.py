@@ -4,6 +4,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -44,6 +49,28 @@ def test_a_path_survives_json(raw: bytes) -> None:
 )
 def test_sizes(count: int, text: str) -> None:
     assert output.size(count) == text
+
+
+_PROGRESS = """
+from buildidfs.cli import output
+show = output.progress("Capturing")
+show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff")
+"""
+
+
+def test_progress_shows_paths_that_a_terminal_does_not_obey() -> None:
+    leader, terminal = pty.openpty()
+    with open(leader, "rb", buffering=0) as reader:
+        argv = [sys.executable, "-c", _PROGRESS]
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+        with subprocess.Popen(argv, stderr=terminal, env=env) as child:
+            os.close(terminal)
+            shown = b""
+            with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+                while chunk := reader.read(4096):
+                    shown += chunk
+        assert child.returncode == 0
+    assert b"/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\xff" in shown
 
 
 def test_no_progress_without_a_terminal() -> None:

@@ -256,10 +256,10 @@ def test_attributes_are_those_of_the_original(store: Store, view: View) -> None:
 
 
 def test_path_says_where_it_was_seen_newest_first(store: Store, view: View) -> None:
-    for number, path in enumerate([b"/old", b"/new\nline", b"/bad\xff", b"/old"]):
+    for number, path in enumerate([b"/old", b"/new\nline\x1b[2J\xc2\x9b", b"/bad\xff", b"/old"]):
         seen = sighting(path, seen_ns=NOW + number * SECOND, ino=number + 1)
         commit(store, capture(store, b"x", ID, at=seen))
-    expected = b"/old\n/bad\xff\n/new\\012line\n"
+    expected = b"/old\n/bad\xff\n/new\\012line\\033[2J\\302\\233\n"
     shown = view.attributes(_walk(view, "abcdef0123/path"))
 
     assert _bytes(view, "abcdef0123/path") == expected
