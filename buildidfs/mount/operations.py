@@ -27,6 +27,7 @@ import pyfuse3
 from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
+from buildidfs.mount import buffers
 from buildidfs.view import Attributes, Content, blank
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Operations(pyfuse3.Operations):
         self._store_path = store_path
         self._texts = itertools.count(_NO_DESCRIPTOR)
         self._special: dict[int, Content] = {}
-        self._buffer = memoryview(bytearray(_READ_SIZE))
+        self._buffer = buffers.huge(_READ_SIZE)
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
         self._file = pyfuse3.FileInfo(keep_cache=True)
@@ -252,7 +253,7 @@ class Operations(pyfuse3.Operations):
         # A short answer would mean the end of the file to the kernel, so a read that was short
         # because the rest is not in memory must go on: reading again tells.
         if size > len(self._buffer):
-            self._buffer = memoryview(bytearray(size))
+            self._buffer = buffers.huge(size)
         buffer = self._buffer
         done = os.preadv(fd, [buffer[:size]], offset, os.RWF_NOWAIT)
         while 0 < done < size:
