@@ -12,11 +12,11 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 
 from buildidfs.capture import files
+from buildidfs.formats import procmaps
 from buildidfs.linux import mounts, openat2, procfs
 from buildidfs.model import Absence, BuildId
 
@@ -38,88 +38,125 @@ class Census(msgspec.Struct):
 
 
 def take() -> Census:
-    """Count the regular files that the processes we may look at have open or mapped."""
-    census = Census()
-    seen: set[tuple[int, int]] = set()
-    own = {os.makedev(*dev) for dev in mounts.own_mount_devices(mounts.mountinfo())}
+    """Count the regular files that the processes we may look at have open or mapped.
+
+    Without the privilege to follow map_files, what a process has mapped is found by its paths.
+    """
+    count = _Count()
     for pid in procfs.pids():
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:
             continue  # it ended meanwhile
         try:
-            if procfs.is_kernel_thread(pid_fd):
-                continue
-            census.processes += 1
-            for link in _links(pid_fd, census):
-                _count(pid_fd, link, seen, own, census)
+            if not procfs.is_kernel_thread(pid_fd):
+                count.census.processes += 1
+                count.process(pid_fd)
         except OSError as error:
-            _refuse(error, census)
+            count.refuse(error)
         finally:
             os.close(pid_fd)
-    return census
+    return count.census
 
 
-def _links(pid_fd: int, census: Census) -> Iterator[bytes]:
-    """The links to what a process has open and mapped, relative to its directory."""
-    refused = False
-    for name in (b"fd", b"map_files"):
+class _Count:
+    """The census while it is taken: each file is looked into once."""
+
+    def __init__(self) -> None:
+        self.census = Census()
+        self._seen: set[tuple[int, int]] = set()
+        own = mounts.own_mount_devices(mounts.mountinfo())
+        self._own_mounts = {os.makedev(*device) for device in own}
+
+    def process(self, pid_fd: int) -> None:
+        """Count what one process has open and mapped. Raises OSError."""
+        for name in _entries(pid_fd, b"fd"):
+            self._link(pid_fd, name)
+        mapped = _entries(pid_fd, b"map_files")
         try:
-            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
-            try:
-                entries = os.listdir(directory)
-            finally:
-                os.close(directory)
+            for name in mapped[:1]:
+                os.stat(name, dir_fd=pid_fd)
+        except PermissionError:
+            self._paths(pid_fd)
+            return
+        except OSError:
+            pass  # unmapped meanwhile
+        for name in mapped:
+            self._link(pid_fd, name)
+
+    def _link(self, pid_fd: int, name: bytes) -> None:
+        """Count a link of /proc to a file; opened only if the file is a new one."""
+        try:
+            if not self._is_new(os.stat(name, dir_fd=pid_fd)):
+                return
+            path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
         except OSError as error:
-            refused = refused or error.errno in (errno.EACCES, errno.EPERM)
-            continue
-        for entry in entries:
-            yield name + b"/" + os.fsencode(entry)
-    census.refused += refused
-
-
-def _count(
-    pid_fd: int, link: bytes, seen: set[tuple[int, int]], own: set[int], census: Census
-) -> None:
-    """Count one reference, and look into its file if it is a new one."""
-    try:
-        status = os.stat(link, dir_fd=pid_fd)
-        if not stat.S_ISREG(status.st_mode):
+            self.refuse(error)
             return
-        census.references += 1
-        key = (status.st_dev, status.st_ino)
-        if key in seen or status.st_dev in own:
-            return
-        seen.add(key)
-        census.files += 1
-        path_fd = os.open(link, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
+        self._look(path_fd)
+
+    def _paths(self, pid_fd: int) -> None:
+        """Count mapped files by their paths in the root of the process. Raises OSError."""
+        named = {m.path for m in procmaps.parse(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
+        root_fd = procfs.open_root(pid_fd)
         try:
-            fd = openat2.reopen_regular(path_fd)
+            for path in named:
+                try:
+                    path_fd = openat2.open_in_root(root_fd, path, os.O_PATH | os.O_CLOEXEC)
+                except OSError as error:
+                    self.refuse(error)
+                    continue
+                if self._is_new(os.fstat(path_fd)):
+                    self._look(path_fd)
+                else:
+                    os.close(path_fd)
         finally:
-            os.close(path_fd)
-    except OSError as error:
-        _refuse(error, census)
-        return
+            os.close(root_fd)
+
+    def _is_new(self, status: os.stat_result) -> bool:
+        """Count one reference; whether it is to a regular file that was not met before."""
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        self.census.references += 1
+        key = (status.st_dev, status.st_ino)
+        if key in self._seen or status.st_dev in self._own_mounts:
+            return False
+        self._seen.add(key)
+        self.census.files += 1
+        return True
+
+    def _look(self, path_fd: int) -> None:
+        """Look into a file that was not met before; takes over the descriptor."""
+        try:
+            try:
+                fd = openat2.reopen_regular(path_fd)
+            finally:
+                os.close(path_fd)
+            try:
+                answer = files.identify(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.refuse(error)
+            return
+        if isinstance(answer, BuildId):
+            self.census.build_ids.add(answer)
+        elif answer in (Absence.NOT_ELF, Absence.EMPTY):
+            return
+        else:
+            self.census.absent[answer] += 1
+        self.census.elf += 1
+
+    def refuse(self, error: OSError) -> None:
+        """Count what we may not see; what has ended or been closed meanwhile is no loss."""
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
+            self.census.refused += 1
+
+
+def _entries(pid_fd: int, name: bytes) -> list[bytes]:
+    """The links in a directory of the process. Raises OSError."""
+    directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
-        _identify(fd, census)
-    except OSError as error:
-        _refuse(error, census)
+        return [name + b"/" + os.fsencode(entry) for entry in os.listdir(directory)]
     finally:
-        os.close(fd)
-
-
-def _identify(fd: int, census: Census) -> None:
-    answer = files.identify(fd)
-    if isinstance(answer, BuildId):
-        census.build_ids.add(answer)
-    elif answer in (Absence.NOT_ELF, Absence.EMPTY):
-        return
-    else:
-        census.absent[answer] += 1
-    census.elf += 1
-
-
-def _refuse(error: OSError, census: Census) -> None:
-    """Count what we may not see; what has ended or been closed meanwhile is no loss."""
-    if error.errno not in (errno.ENOENT, errno.ESRCH):
-        census.refused += 1
+        os.close(directory)

@@ -210,6 +210,8 @@ class _Scan:
                 finally:
                     os.close(path_fd)
             except OSError as error:
+                if error.errno in _GONE and process.is_gone():
+                    return
                 # Another process with the same file may let us in.
                 path = process.path_in_root(mapping)
                 self._failed[key] = Unreadable(path, _denied(error), error.errno or 0)

@@ -90,6 +90,14 @@ class Process:
         if container.is_contained(self.namespaces, initial, container_namespaces):
             self.container = container.label(self.cgroup, self.namespaces)
 
+    def is_gone(self) -> bool:
+        """Whether it has ended, be it that its parent has yet to notice."""
+        try:
+            procfs.exe(self.fd)
+        except OSError as error:
+            return error.errno in _MOVED
+        return False
+
     @property
     def mount_namespace(self) -> int:
         """What tells its mount namespace from all others, at least during this scan."""

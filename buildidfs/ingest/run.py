@@ -299,7 +299,12 @@ class _Run:
         """Record the sightings of known files. Raises `StoreError`."""
         self._join()
         touched, self._touched = self._touched, []
-        self._store.touch(touched)
+        forgotten = self._store.touch(touched)
+        if forgotten:
+            import logging  # as good as never
+
+            text = "%d files were forgotten by the store meanwhile; the next scan reads them"
+            logging.getLogger(__name__).info(text, len(forgotten))
 
 
 def _threads(count: int, name: str) -> ThreadPoolExecutor:

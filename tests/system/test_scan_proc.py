@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -209,6 +210,22 @@ def test_user_namespace(place: Path, store: Store) -> None:
     assert summary.unreadable == []
     assert held(store, build_id) == [(place / "program").read_bytes()]
     assert origins(store, build_id)[0].trust is Trust.CONTAINER
+
+
+def test_executable_in_memory(place: Path, store: Store) -> None:
+    build_id = echo.build(place / "program")
+    start = (
+        "import os, sys\n"
+        "fd = os.memfd_create('nowhere')\n"
+        "os.write(fd, open(sys.argv[1], 'rb').read())\n"
+        "os.execve(fd, ['app'], {})\n"
+    )
+    with running([sys.executable, "-c", start, place / "program"]) as child:
+        summary = capture(store, [child])
+    assert summary.unreadable == []
+    assert held(store, build_id) == [(place / "program").read_bytes()]
+    (origin,) = origins(store, build_id)
+    assert origin.path == b"/memfd:nowhere"
 
 
 def test_debug_file_in_the_containers_own_root(place: Path, store: Store) -> None:

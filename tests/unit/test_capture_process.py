@@ -197,8 +197,11 @@ def test_another_file_at_the_same_place_is_not_taken_for_it(tmp_path: Path) -> N
 def test_process_that_is_gone() -> None:
     with running([cat_program()]) as child:
         process = Process(child.pid, Ways())
-    with process, pytest.raises(OSError, match="No such"):
-        process.executable_mappings()
+        assert not process.is_gone()
+    with process:
+        assert process.is_gone()
+        with pytest.raises(OSError, match="No such"):
+            process.executable_mappings()
     with pytest.raises(FileNotFoundError):
         Process(child.pid, Ways())
 
