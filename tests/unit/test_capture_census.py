@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 from buildidfs.capture import census, files
 from buildidfs.model import Absence, BuildId
@@ -39,3 +42,27 @@ def test_files_without_a_build_id_are_counted_by_reason(tmp_path: Path) -> None:
     path.write_bytes(elf_file())
     with open(path, "rb"):
         assert census.take().absent[Absence.NO_BUILD_ID] > 0
+
+
+@pytest.mark.root
+def test_mapped_files_are_found_without_privilege() -> None:
+    with open("/proc/self/maps") as maps:
+        libc = next(line.split()[-1] for line in maps if line.rstrip().endswith("libc.so.6"))
+    with open(libc, "rb") as file:
+        build_id = files.identify(file.fileno())
+    child = os.fork()
+    if child == 0:
+        # Nobody may follow map_files, not even his own.
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            prctl = ctypes.CDLL(None).prctl
+            prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, lost with the user ID
+            with pytest.raises(PermissionError):
+                os.stat("/proc/self/map_files/" + os.listdir("/proc/self/map_files")[0])
+            code = 0 if build_id in census.take().build_ids else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
