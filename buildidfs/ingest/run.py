@@ -94,10 +94,10 @@ class Ingest:
         items = iter(found)
         try:
             for item in items:
+                run.take(item)
                 if progress is not None and (now := time.monotonic()) - shown >= _PROGRESS_S:
                     shown = now
                     progress(run.summary.files, os.fsdecode(_path(item)))
-                run.take(item)
             run.finish()
         except BaseException:
             run.salvage()
@@ -137,6 +137,14 @@ class _Batch:
 
     def __bool__(self) -> bool:
         return bool(self.captures or self.absent)
+
+    def is_full(self) -> bool:
+        """Whether enough has come together to be worth a transaction."""
+        return (
+            len(self.captures) >= _BATCH_FILES
+            or self.size >= _BATCH_BYTES
+            or len(self.absent) >= _TOUCH_BATCH
+        )
 
 
 class _Run:
@@ -216,7 +224,7 @@ class _Run:
         waiting = self._workers * _WAITING_PER_WORKER
         while self._jobs and (self._jobs[0].future.done() or len(self._jobs) > waiting):
             self._collect()
-            if len(self._batch.captures) >= _BATCH_FILES or self._batch.size >= _BATCH_BYTES:
+            if self._batch.is_full():
                 self._commit()
 
     def _collect(self) -> None:

@@ -488,4 +488,4 @@ def test_progress_is_told(store: Watched, tmp_path: Path) -> None:
     told: list[tuple[int, str]] = []
     path = write(tmp_path / "a", ELF_A)
     Ingest(store).run([pin(path)], lambda done, what: told.append((done, what)))
-    assert told == [(0, os.fspath(path))]
+    assert told == [(1, os.fspath(path))]
