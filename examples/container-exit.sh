@@ -48,7 +48,7 @@ gcc -g -O0 -Wl,--build-id -o "$work/godot" "$work/godot.c"
 say "A program on a tmpfs that nobody else can see"
 mkdir "$work/app"
 mkfifo "$work/said"
-# In a session of its own, so that the kill below reaches the program and nothing else.
+# exec all the way: the process that is killed below is the program.
 unshare --mount --propagation private sh -c '
     mount -t tmpfs none "$1/app" && mv "$1/godot" "$1/app/" && exec "$1/app/godot"
 ' sh "$work" >"$work/said" &
