@@ -3,7 +3,6 @@
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
 # make bench     measure against the bars in ARCHITECTURE.md
-# make fuzz      hypothesis over the decoders, for as long as FUZZ_SECONDS says
 # make test-fresh  make up, test and check in a new Debian root that has only git, make, python3
 
 STORE ?= /var/lib/buildidfs
@@ -13,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export STORE MOUNTPOINT
 
-.PHONY: up down test check bench fuzz test-fresh clean
+.PHONY: up down test check bench test-fresh clean
 
 up: $(VENV)/.user
 	scripts/up $(BIN)/buildidfs
@@ -34,9 +33,6 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	scripts/install-packages bench
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
-
-fuzz: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -k fuzz tests/unit
 
 test-fresh:
 	scripts/test-fresh

@@ -22,7 +22,7 @@ from buildidfs.model import Absence, BuildId
 
 
 class Census(msgspec.Struct):
-    """What was counted; ``refused`` processes or files could not be looked at.
+    """What was counted; of ``refused`` processes something could not be looked at.
 
     ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct
     files behind them, ``elf`` those that are ELF.
@@ -50,12 +50,12 @@ def take() -> Census:
             continue  # it ended meanwhile
         try:
             if not procfs.is_kernel_thread(pid_fd):
-                count.census.processes += 1
                 count.process(pid_fd)
         except OSError as error:
             count.refuse(error)
         finally:
             os.close(pid_fd)
+            count.next_process()
     return count.census
 
 
@@ -65,11 +65,13 @@ class _Count:
     def __init__(self) -> None:
         self.census = Census()
         self._seen: set[tuple[int, int]] = set()
+        self._refused = False
         own = mounts.own_mount_devices(mounts.mountinfo())
         self._own_mounts = {os.makedev(*device) for device in own}
 
     def process(self, pid_fd: int) -> None:
         """Count what one process has open and mapped. Raises OSError."""
+        self.census.processes += 1
         for name in _entries(pid_fd, b"fd"):
             self._link(pid_fd, name)
         mapped = _entries(pid_fd, b"map_files")
@@ -148,9 +150,14 @@ class _Count:
         self.census.elf += 1
 
     def refuse(self, error: OSError) -> None:
-        """Count what we may not see; what has ended or been closed meanwhile is no loss."""
+        """Note what we may not see; what has ended or been closed meanwhile is no loss."""
         if error.errno not in (errno.ENOENT, errno.ESRCH):
-            self.census.refused += 1
+            self._refused = True
+
+    def next_process(self) -> None:
+        """Count the process that was looked at if some of it was refused."""
+        self.census.refused += self._refused
+        self._refused = False
 
 
 def _entries(pid_fd: int, name: bytes) -> list[bytes]:

@@ -32,7 +32,8 @@ from buildidfs.cli.common import Session, exit_status
     "options",
     metavar="OPT,...",
     multiple=True,
-    help="Mount options, see buildidfs-mount(7): allow_other, noallow_other, loop=fast|plain.",
+    help="Mount options, see buildidfs-mount(7): allow_other, noallow_other, read_ahead_kb=N,"
+    " loop=fast|plain, gdb_scripts=zero|keep.",
 )
 @click.option(
     "--gdb-scripts",

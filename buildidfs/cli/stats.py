@@ -70,5 +70,5 @@ def stats(session: Session, json_: bool) -> None:
     for reason, count in host.absent.most_common():
         click.echo(f"           {count} without: {reason}")
     if host.refused:
-        click.echo(f"           {host.refused} processes or files could not be looked at")
+        click.echo(f"           {host.refused} processes could be looked at in part or not at all")
     click.echo(f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%})")

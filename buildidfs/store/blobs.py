@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import hashlib
 
 _CHUNK = 1 << 20
+_DIRECTORIES_AT_ONCE = 32  # a descriptor each, beside those of the staged files
 _ZEROS = bytes(_CHUNK)
 
 #: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
@@ -333,13 +334,15 @@ class Blobs:
         copy.link_fd(staged.fd, self._directory, name.encode())
 
     def _sync_directories(self, prefixes: set[str]) -> None:
-        with contextlib.ExitStack() as stack:
-            fds = [self._directory] if prefixes else []
-            for prefix in prefixes:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                fds.append(os.open(prefix, flags, dir_fd=self._directory))
-                stack.callback(os.close, fds[-1])
-            self._sync(fds)
+        names = sorted(prefixes)
+        for start in range(0, len(names), _DIRECTORIES_AT_ONCE):
+            with contextlib.ExitStack() as stack:
+                fds = [] if start else [self._directory]
+                for name in names[start : start + _DIRECTORIES_AT_ONCE]:
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                    fds.append(os.open(name, flags, dir_fd=self._directory))
+                    stack.callback(os.close, fds[-1])
+                self._sync(fds)
 
 
 def _name(digest: Digest) -> str:
