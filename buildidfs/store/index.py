@@ -201,8 +201,8 @@ class Index:
 
     def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
-        for key, value in self.rows(self._ordinals, b"", schema.U64.pack(after)):
-            yield int.from_bytes(key, "big"), schema.build_id_of(value)
+        for rows in self._batches(self._ordinals, b"", schema.U64.pack(after) + b"\0"):
+            yield from schema.ordinals_of(rows)
 
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None
@@ -248,15 +248,16 @@ class Index:
 
     def rows_at(self, table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose key starts with ``prefix``, from the key ``start`` on, in order of keys."""
+        for rows in self._batches(table, prefix, start):
+            yield from rows
+
+    def _batches(self, table: Table, prefix: bytes, start: bytes) -> Iterator[list[Row]]:
+        """`rows_at`, as many at a time as were read in one transaction."""
         count = _FIRST_ROWS
         while True:
-            rows: list[tuple[bytes, bytes]] = []
             with self._env.read() as txn:
-                for row in prefixed(txn, table, prefix, start):
-                    rows.append(row)
-                    if len(rows) == count:
-                        break
-            yield from rows
+                rows = list(islice(prefixed(txn, table, prefix, start), count))
+            yield rows
             if len(rows) < count:
                 return
             start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
@@ -269,6 +270,8 @@ def prefixed(
     with txn.cursor(table) as cursor:
         if not (cursor.set_range(start or prefix) if start or prefix else cursor.first()):
             return
+        if not prefix:
+            yield from cursor
         for key, value in cursor:
             if not key.startswith(prefix):
                 return

@@ -79,7 +79,10 @@ class Recorder:
                 raise IntegrityError(f"the store holds no blob {digest}")
             row = schema.DigestRow(content.size)
         ordinal, named, new_id = self._named(new.build_id)
-        like = self._kept(*row.refs[0]) if row.refs else None
+        # A file without a build ID of its own may stand for several. What one place says of it
+        # under one of them is no reason to believe it, or to show it, under another.
+        same = [ref for ref in row.refs if ref[0] == ordinal]
+        like = self._kept(*same[0]) if same else None
         new_variant, refused = False, ""
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
@@ -96,9 +99,8 @@ class Recorder:
             self.counters.blob_bytes += row.size
         if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
-        if like is not None:
-            for ref in row.refs:
-                self._raise(*ref, new.sighting.origin)
+        for ref in same:
+            self._raise(*ref, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not (isinstance(content, Staged) and content.changed):
             self._remember(new.sighting, digest)
@@ -193,9 +195,11 @@ class Recorder:
         row = self._digest_row(digest)
         if row is None or not row.refs:
             return False
-        for ref in row.refs:
-            self._raise(*ref, sighting.origin)
-        for ordinal in {ref[0] for ref in row.refs}:
+        ordinals = {ref[0] for ref in row.refs}
+        if len(ordinals) == 1:  # else the memo does not tell which of them was meant
+            for ref in row.refs:
+                self._raise(*ref, sighting.origin)
+        for ordinal in ordinals:
             self._see(digest, row, ordinal, self._ordinal_row(ordinal), sighting)
         return True
 
@@ -214,7 +218,7 @@ class Recorder:
         if kinds & _PATH_KINDS and self._paths.add(named, ordinal, origin.path):
             self.changed.add(ordinal)
         new_origin = self._put_origin(digest, kinds, ordinal, named, sighting)
-        self._add_dwz(ordinal, origin, new_origin)
+        self._add_dwz(ordinal, named, origin, new_origin)
         after = named.pack()
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
@@ -292,11 +296,15 @@ class Recorder:
         times.remove(min(times))
         self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
 
-    def _add_dwz(self, ordinal: int, origin: Origin, new_origin: bool) -> None:
+    def _add_dwz(
+        self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
+    ) -> None:
         _, found, name = origin.path.rpartition(b"/.dwz/")
         if not found or not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return
         old = self._txn.get(name, db=self._dwz)
+        if old is None and named.origins >= schema.MAX_ORIGINS:
+            return  # a container can make any number of links to one file
         if old is not None:
             of, trust = schema.DWZ.unpack(old)
             later = trust == origin.trust and of != ordinal and new_origin

@@ -55,7 +55,7 @@ Path 0 is the root and has no row. Names that no directory can hold never get a 
 or below /.build-id. At most 1024 paths to a build ID.
 
 **dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
-less trust.
+less trust. A build ID with all the origins it may have gets no new name.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes

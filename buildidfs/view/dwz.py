@@ -30,6 +30,7 @@ class DwzTree:
         self._store = store
         # Only a shortcut for `_name`: what is not in it is found by going through the names.
         self._names: dict[int, bytes] = {nodes.DWZ: b""}
+        self._places: dict[tuple[int, int], bytes] = {}
 
     def lookup(self, node: int, name: bytes) -> int:
         """The node of an entry, `nodes.ABSENT` if there is none."""
@@ -38,12 +39,14 @@ class DwzTree:
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries whose offset is beyond ``after``: name, node, offset.
 
-        The offset is the place in the sorted names, which are few.
+        The offset is the place in the sorted names. They are few, unless a container made many:
+        so where a listing was broken off is remembered, and it need not begin anew.
         """
-        offset = 0
-        previous = b""
         prefix = _join(self._name(node), b"")
-        for full, _ in self._store.supplementaries(prefix, None):
+        offset, previous = after, self._places.get((node, after), b"")
+        if not previous:
+            offset = 0
+        for full, _ in self._store.supplementaries(prefix, prefix + previous or None):
             name, slash, _ = full[len(prefix) :].partition(b"/")
             if name == previous or not _is_component(name):
                 continue
@@ -53,6 +56,9 @@ class DwzTree:
             previous = name
             offset += 1
             if offset > after and (found := self._entry(prefix + name)):
+                if len(self._places) >= _REMEMBERED:
+                    self._places.clear()
+                self._places[node, offset] = name
                 yield name, found, offset
 
     def target(self, node: int) -> bytes:

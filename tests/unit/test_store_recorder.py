@@ -281,6 +281,32 @@ def test_memfd_is_for_who_could_look_into_its_process(store: Store) -> None:
     assert artifact.mode == 0o555, "the same bytes have a name that all may open"
 
 
+def test_a_container_cannot_fill_the_names_of_dwz_files(store: Store) -> None:
+    places = (
+        sighting(b"/usr/lib/debug/.dwz/%d" % n, ino=n, trust=Trust.CONTAINER)
+        for n in range(2 * schema.MAX_ORIGINS)
+    )
+    commit(store, *(capture(store, b"dwz", kinds=[DEBUGINFO], at=place) for place in places))
+    assert len(list(store.supplementaries())) == schema.MAX_ORIGINS - 1
+
+
+def test_bytes_are_believed_under_the_build_id_they_were_seen_under(store: Store) -> None:
+    """A debug file without a build ID of its own is what somebody's .gnu_debuglink names."""
+    mine, theirs = b"\x01" * 20, b"\x02" * 20
+    evil = sighting(b"/evil.debug", trust=Trust.CONTAINER, ctime_ns=0, ino=1)
+    real = sighting(b"/real.debug", trust=Trust.HOST, ctime_ns=0, ino=2)
+    commit(store, capture(store, b"debug", theirs, kinds=[DEBUGINFO], at=evil))
+    commit(store, capture(store, b"debug", mine, kinds=[DEBUGINFO], at=real))
+    assert store.touch([real, evil]) == []
+
+    def trust(build_id: bytes) -> Trust:
+        artifact = store.artifact(store.ordinal(BuildId(build_id)) or 0, DEBUGINFO)
+        assert artifact is not None
+        return artifact.trust
+
+    assert (trust(mine), trust(theirs)) == (Trust.HOST, Trust.CONTAINER)
+
+
 def test_dwz_files_are_found_by_name(store: Store) -> None:
     name = b"x86_64-linux-gnu/app.debug"
     at = sighting(b"/usr/lib/debug/.dwz/" + name, trust=Trust.CONTAINER)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -449,6 +450,30 @@ def test_dwz_files_with_and_without_directories(store: Store, view: View) -> Non
     )
     # another view has to find the directory by its number
     assert View(store).lookup(_walk(view, ".dwz/x86-64"), b"gdb.debug")
+
+
+def test_a_long_listing_of_dwz_files_goes_on_where_it_stopped(store: Store, view: View) -> None:
+    rests = [b"%d" % n for n in range(60)] + [b"%d/x" % n for n in range(30, 90)]
+    commit(
+        store,
+        *(
+            capture(
+                store, rest, bytes([7, n]), kinds=[Kind.DEBUGINFO], at=sighting(b"/.dwz/" + rest)
+            )
+            for n, rest in enumerate(rests)
+        ),
+    )
+    directory = _walk(view, "debug/.dwz")
+    whole = list(view.children(directory))
+    assert sorted(name for name, _, _ in whole) == sorted({rest.split(b"/")[0] for rest in rests})
+
+    # The kernel refuses the entry that no longer fits, and asks again behind the one before.
+    for step, reader in ((1, view), (7, view), (7, View(store))):
+        found: list[tuple[bytes, int, int]] = []
+        while more := list(itertools.islice(view.children(directory, len(found)), step + 1)):
+            found += more[:step]
+        assert found == whole
+        assert list(reader.children(directory, 50)) == whole[50:]
 
 
 def test_dwz_names_that_are_no_names(store: Store, view: View) -> None:
