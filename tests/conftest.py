@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every test: a clean environment, a swept machine, honest skips.
 
-Tests that need root or FUSE say so with a marker. They are skipped only where the machine cannot
-have it; a missing program is a failure, because ``make test`` installs it.
+Tests that need root, FUSE or the host's own mount namespace say so with a marker. They are
+skipped only where the machine cannot have it; a missing program is a failure, because ``make test``
+installs it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.linux import mounts as linux_mounts
+from buildidfs.linux import namespaces
 from tests.support import mounts
+from tests.support.scans import own_namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from buildidfs.model import NamespaceSet
 
 _FOREIGN = ("DEBUGINFOD_", "BUILDIDFS_", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB")
 
@@ -27,6 +33,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root")
     if item.get_closest_marker("fuse") and not os.path.exists("/dev/fuse"):
         pytest.skip("this machine has no /dev/fuse")
+    if item.get_closest_marker("host") and own_namespaces().mnt != namespaces.initial().mnt:
+        pytest.skip("needs the host's own mount namespace, and this is a container")
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +50,25 @@ def scratch() -> Iterator[Path]:
     left = mounts.leftovers(directory)
     mounts.clear(directory)
     assert not left, f"tests left behind {left}"
+
+
+@pytest.fixture
+def directory(scratch: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory of this test's own below `scratch`."""
+    # Tests in different files may have the same name.
+    path = scratch / request.path.stem / request.node.name.replace("/", "_")
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def as_host(monkeypatch: pytest.MonkeyPatch) -> NamespaceSet:
+    """Our own namespaces, whatever they are, with our mounts taken for those of the host.
+
+    For tests of what is believed of the host's files: they pass it to a scanner as ``initial``.
+    """
+    monkeypatch.setattr(linux_mounts, "initial_mountinfo", linux_mounts.mountinfo)
+    return own_namespaces()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,6 +36,7 @@ PACKAGES = {
     "eu-unstrip": "elfutils",
     "fusermount3": "fuse3",
     "llvm-symbolizer": "llvm",
+    "llvm-symbolizer-19": "llvm-19",
     "losetup": "mount",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
@@ -47,8 +48,14 @@ PACKAGES = {
     "perf": "linux-perf",
     "readelf": "binutils",
     "setpriv": "util-linux",
+    "systemd-analyze": "systemd",
     "unshare": "util-linux",
 }
+
+
+# As in scripts/install-packages: the release tested most, else what there is.
+LLDB = ("lldb-19", "lldb-20", "lldb-18", "lldb")
+RECENT_LLVM_SYMBOLIZER = tuple(f"llvm-symbolizer{end}" for end in ("-19", "-20", "-18", ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +206,7 @@ def debuginfod_find(urls: str, *arguments: str) -> Result:
 
 def lldb(*commands: str) -> Result:
     """Run lldb commands in batch mode, for at most a minute: some versions hang now and then."""
-    argv: list[Argument] = [tool("timeout"), "-k", "5", "60", tool("lldb-19", "lldb"), "-x", "-b"]
+    argv: list[Argument] = [tool("timeout"), "-k", "5", "60", tool(*LLDB), "-x", "-b"]
     for command in commands:
         argv += ["-o", command]
     return run(argv, timeout=90)
@@ -212,6 +219,8 @@ def drgn(script: str, *arguments: Argument) -> Result:
     return run([sys.executable, "-c", script, *arguments])
 
 
-def llvm_symbolizer(debug: Path, *arguments: str) -> Result:
-    """Symbolize an address with debug files found by build ID."""
-    return run([tool("llvm-symbolizer"), f"--debug-file-directory={debug}", *arguments])
+def llvm_symbolizer(
+    debug: Path, *arguments: str, names: Sequence[str] = ("llvm-symbolizer",)
+) -> Result:
+    """Symbolize an address with debug files found by build ID, by the first of ``names``."""
+    return run([tool(*names), f"--debug-file-directory={debug}", *arguments])

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.clients import Argument, perf_tool, tool
+from tests.support.clients import LLDB, Argument, perf_tool, tool
 from tests.support.mounts import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def program_directory(directory: Path) -> Path:
 def client_directory(directory: Path) -> Path:
     """Put clients whose name depends on the system into ``directory``, under their usual one."""
     # some versions of lldb hang now and then
-    calling(directory / "lldb", [tool("timeout"), "-k", "5", "60", tool("lldb-19", "lldb")])
+    calling(directory / "lldb", [tool("timeout"), "-k", "5", "60", tool(*LLDB)])
     drgn = shutil.which("drgn", path=str(Path(sys.executable).parent)) or tool("drgn")
     calling(directory / "drgn", [drgn])
     calling(directory / "perf", [perf_tool()])

@@ -11,7 +11,8 @@ import msgspec
 
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.formats import elf
-from buildidfs.model import Absence, BuildId, FileIdentity
+from buildidfs.linux import namespaces
+from buildidfs.model import Absence, BuildId, FileIdentity, NamespaceSet
 from tests.support.filereader import FileReader
 
 
@@ -88,6 +89,11 @@ def remember(memory: Memory, result: Scan, build_id: bytes | None = None) -> Non
         memory[seen.pinned.sighting.origin.identity] = (
             Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
         )
+
+
+def own_namespaces() -> NamespaceSet:
+    """Ours, for a scanner to take for the host's (``initial``): tests may run in a container."""
+    return namespaces.of_pid(os.getpid())
 
 
 def open_descriptors() -> int:

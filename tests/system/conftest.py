@@ -52,8 +52,6 @@ def dwz_gone(scratch: Path, dwz_program: Program) -> Iterator[Vanished]:
 
 
 @pytest.fixture
-def buildidfs(scratch: Path, request: pytest.FixtureRequest) -> BuildIdFs:
+def buildidfs(directory: Path) -> BuildIdFs:
     """The program under test on a store of this test's own, which does not exist yet."""
-    directory = scratch / request.node.name.replace("/", "_")
-    directory.mkdir()
     return BuildIdFs(directory)

@@ -29,19 +29,23 @@ def test_addr2line_inside_the_mount(gone: Vanished) -> None:
     assert SOURCE_DIR not in elsewhere.out, str(elsewhere)
 
 
-def test_llvm_symbolizer_with_the_executable(gone: Vanished) -> None:
+@pytest.mark.parametrize("names", [("llvm-symbolizer",), clients.RECENT_LLVM_SYMBOLIZER])
+def test_llvm_symbolizer_with_the_executable(gone: Vanished, names: tuple[str, ...]) -> None:
     address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
     executable = f"--obj={gone.program.exe.shipped}"
-    result = clients.llvm_symbolizer(gone.debug, executable, address)
+    result = clients.llvm_symbolizer(gone.debug, executable, address, names=names)
     assert result.out.startswith(ANSWER), str(result)
-    without = clients.llvm_symbolizer(gone.debug / "nothing", executable, address)
+    nothing = gone.debug / "nothing"
+    without = clients.llvm_symbolizer(nothing, executable, address, names=names)
     assert SOURCE_DIR not in without.out, str(without)
 
 
 def test_llvm_symbolizer_with_the_build_id_alone(gone: Vanished) -> None:
-    if "--build-id" not in run([tool("llvm-symbolizer"), "--help"]).out:
-        pytest.skip("this llvm-symbolizer has no --build-id (LLVM 15)")
+    # since LLVM 15
+    names = clients.RECENT_LLVM_SYMBOLIZER
     address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
     build_id = f"--build-id={gone.program.exe.build_id}"
-    result = clients.llvm_symbolizer(gone.debug, build_id, address)
+    result = clients.llvm_symbolizer(gone.debug, build_id, address, names=names)
     assert result.out.startswith(ANSWER), str(result)
+    without = clients.llvm_symbolizer(gone.debug / "nothing", build_id, address, names=names)
+    assert SOURCE_DIR not in without.out, str(without)

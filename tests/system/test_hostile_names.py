@@ -134,6 +134,7 @@ def test_a_path_that_leads_nowhere_does_not_hide_the_others(
         run([tool("cmp"), link / "elf", program.exe.shipped], check=True)
 
 
+@pytest.mark.host
 def test_same_build_id_from_a_container_does_not_replace_the_hosts(
     buildidfs: BuildIdFs, program: Program
 ) -> None:

@@ -26,11 +26,12 @@ from tests.support import echo, silentfs
 from tests.support.captures import read_blob
 from tests.support.children import cat_program, running
 from tests.support.clients import run, tool
-from tests.support.scans import Memory, Scan, open_descriptors, scan
+from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
+    from buildidfs.capture.base import Memo
     from buildidfs.model import Origin
     from tests.support.mounts import BuildIdFs
 
@@ -41,10 +42,8 @@ _ON_TMPFS = 'set -eu; mount -t tmpfs none "$1"; cp "$2" "$1/app"; exec "$1/app"'
 
 
 @pytest.fixture
-def place(scratch: Path, request: pytest.FixtureRequest) -> Path:
+def place(directory: Path) -> Path:
     """A directory of this test's own, below which it may mount."""
-    directory = scratch / request.node.name.replace("/", "_")
-    directory.mkdir()
     return directory
 
 
@@ -60,7 +59,12 @@ def store(place: Path) -> Iterator[Store]:
 
 def capture(store: Store, children: Sequence[Popen[bytes]], **options: object) -> Summary:
     pids = [child.pid for child in children]
-    return Ingest(store).run(ProcScanner(StoreMemo(store), pids=pids, **options))  # type: ignore[arg-type]
+    return Ingest(store).run(scanner(StoreMemo(store), pids, **options))
+
+
+def scanner(memo: Memo, pids: Sequence[int], **options: object) -> ProcScanner:
+    """One of these processes, which takes our own namespaces for the host's."""
+    return ProcScanner(memo, pids=pids, initial=own_namespaces(), **options)  # type: ignore[arg-type]  # as the test says
 
 
 def held(store: Store, build_id: str, kind: Kind = Kind.EXECUTABLE) -> list[bytes]:
@@ -172,7 +176,7 @@ def test_files_of_two_layers_with_one_inode_number(place: Path) -> None:
         """
     argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", target, layers, place, cat_program()]
     with running(argv) as child:
-        result = scan(ProcScanner(Memory(), pids=[child.pid]))
+        result = scan(scanner(Memory(), [child.pid]))
     assert result.data(target / "lib.so") == (place / "upper.so").read_bytes()
     assert result.data(target / "cat") == cat_program().read_bytes()
 
@@ -269,15 +273,13 @@ def test_only_what_is_asked_for(place: Path) -> None:
     echo.build(other)
     with running(on_tmpfs(target, mine)) as inside, running([other]) as host:
         pids = [inside.pid, host.pid]
-        everything = scan(ProcScanner(Memory(), pids=pids))
+        everything = scan(scanner(Memory(), pids))
         label = f"mnt:{os.stat(f'/proc/{inside.pid}/ns/mnt').st_ino}"
-        contained = scan(ProcScanner(Memory(), pids=pids, containers_only=True))
-        named = scan(ProcScanner(Memory(), pids=pids, containers=[label]))
+        contained = scan(scanner(Memory(), pids, containers_only=True))
+        named = scan(scanner(Memory(), pids, containers=[label]))
         # Of the namespaces named, the network is shared with the host.
         strict = scan(
-            ProcScanner(
-                Memory(), pids=pids, containers_only=True, container_namespaces=("mnt", "net")
-            )
+            scanner(Memory(), pids, containers_only=True, container_namespaces=("mnt", "net"))
         )
     assert {os.fsencode(target / "app"), os.fsencode(other)} <= set(everything.paths())
     for result in (contained, named):
@@ -368,7 +370,7 @@ def test_own_mount_is_not_touched(buildidfs: BuildIdFs) -> None:
 def _scan_within(seconds: float, pids: Sequence[int]) -> Scan:
     results: list[Scan] = []
     thread = threading.Thread(
-        target=lambda: results.append(scan(ProcScanner(Memory(), pids=pids))), daemon=True
+        target=lambda: results.append(scan(scanner(Memory(), pids))), daemon=True
     )
     thread.start()
     thread.join(seconds)

@@ -20,7 +20,7 @@ from tests.support import echo, silentfs
 from tests.support.children import running
 from tests.support.clients import run, tool
 from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory, Scan, open_descriptors, scan
+from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +34,16 @@ ELF = elf_file(build_id=ID)
 
 
 @pytest.fixture
-def place(scratch: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def place(directory: Path) -> Iterator[Path]:
     """A directory of this test's own, below which it may mount."""
-    directory = scratch / request.node.name.replace("/", "_")
-    directory.mkdir()
     before = open_descriptors()
     yield directory
     assert open_descriptors() == before
 
 
 def scanned(*paths: Path) -> Scan:
-    return scan(TreeScanner(Memory(), [os.fsencode(path) for path in paths]))
+    names = [os.fsencode(path) for path in paths]
+    return scan(TreeScanner(Memory(), names, initial=own_namespaces()))
 
 
 def mounted(place: Path, fstype: str, name: str) -> Path:

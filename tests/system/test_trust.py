@@ -120,6 +120,7 @@ def test_debuginfod_clients_get_zeros_too(hostile: Vanished) -> None:
     assert len(got) == original.stat().st_size
 
 
+@pytest.mark.host
 def test_files_of_the_host_are_served_as_they_are(
     buildidfs: BuildIdFs, hostile_program: Program
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.linux import mounts, statx
-from buildidfs.model import Kind, Trust
+from buildidfs.model import Kind, NamespaceSet, Trust
 from tests.support.children import needs_root, private_cat, running
 from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
 from tests.support.scans import Memory, Scan, scan
@@ -100,12 +100,12 @@ def trust_of(result: Scan, path: Path | bytes) -> Trust:
 
 
 @needs_root("mounts a filesystem in a mount namespace of its own")
-def test_file_of_a_container_that_is_run_on_the_host(tmp_path: Path) -> None:
+def test_file_of_a_container_that_is_run_on_the_host(tmp_path: Path, as_host: NamespaceSet) -> None:
     with (
         private_cat(tmp_path) as inside,
         running([f"/proc/{inside.pid}/root{tmp_path}/cat"]) as outside,
     ):
-        result = scan(ProcScanner(Memory(), pids=[outside.pid]))
+        result = scan(ProcScanner(Memory(), pids=[outside.pid], initial=as_host))
     (binary,) = [seen for seen in result.pinned if seen.path.endswith(b"/cat")]
     assert binary.pinned.sighting.origin.trust is Trust.UNKNOWN
     # and what else it has mapped is the host's, so that the above is no accident
@@ -116,7 +116,7 @@ def test_file_of_a_container_that_is_run_on_the_host(tmp_path: Path) -> None:
 @needs_root("gives a file to somebody else")
 @pytest.mark.parametrize(("owner", "expected"), [(0, Trust.HOST), (1000, Trust.UNKNOWN)])
 def test_debug_file_is_believed_no_more_than_the_binary_that_leads_there(
-    tmp_path: Path, owner: int, expected: Trust
+    tmp_path: Path, as_host: NamespaceSet, owner: int, expected: Trust
 ) -> None:
     debug = elf_file([TEXT_SPLIT, DWARF])  # without a build ID: the binary says whose it is
     (tmp_path / "of-root").write_bytes(debug)
@@ -130,6 +130,6 @@ def test_debug_file_is_believed_no_more_than_the_binary_that_leads_there(
     with binary.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     with mapped:
-        result = scan(ProcScanner(Memory(), pids=[os.getpid()]))
+        result = scan(ProcScanner(Memory(), pids=[os.getpid()], initial=as_host))
     (found,) = [seen.pinned for seen in result.pinned if seen.path.endswith(b"/app.debug")]
     assert (found.kind, found.sighting.origin.trust) == (Kind.DEBUGINFO, expected)

@@ -18,11 +18,11 @@ from buildidfs.capture.process import Ways
 from buildidfs.errors import UsageError
 from buildidfs.formats import elf
 from buildidfs.linux import mounts, procfs
-from buildidfs.model import BuildId, Kind, Trust
-from tests.support.children import cat_program, copied_cat, running
+from buildidfs.model import BuildId, Kind, NamespaceSet, Trust
+from tests.support.children import cat_program, copied_cat, needs_root, running
 from tests.support.elfwriter import TEXT_SPLIT, Section, debuglink, elf_file
 from tests.support.filereader import FileReader
-from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
+from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 
 ID = BuildId(b"\x33" * 20)
 VDSO = b"[vdso]"
@@ -36,7 +36,8 @@ def _descriptors_are_closed() -> Iterator[None]:
 
 
 def scanned(*pids: int, memory: Memory | None = None, ways: Ways | None = None) -> Scan:
-    return scan(ProcScanner(memory or Memory(), pids=pids, host="here", ways=ways))
+    options = {"host": "here", "initial": own_namespaces()}
+    return scan(ProcScanner(memory or Memory(), pids=pids, ways=ways, **options))
 
 
 @pytest.fixture
@@ -181,7 +182,9 @@ def test_process_that_ends_meanwhile_is_not_an_error(
 
 
 def test_containers_only_leaves_the_host_out(mapped: Path) -> None:
-    result = scan(ProcScanner(Memory(), pids=[os.getpid()], containers_only=True))
+    own = own_namespaces()
+    scanner = ProcScanner(Memory(), pids=[os.getpid()], containers_only=True, initial=own)
+    result = scan(scanner)
     assert result.paths() == [VDSO]  # which is the same inside
     assert (result.again, result.unreadable) == ([], [])
 
@@ -200,11 +203,14 @@ def test_stopping_early_closes_everything(mapped: Path) -> None:
     found.close()  # type: ignore[attr-defined]  # a generator
 
 
-def test_host_is_believed_only_where_root_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "loose"
-    path.write_bytes(elf_file(build_id=ID))
-    path.chmod(0o777)
-    with map_executable(path):
-        result = scanned(os.getpid())
-    (seen,) = [seen for seen in result.pinned if seen.path == os.fsencode(path)]
-    assert seen.pinned.sighting.origin.trust is Trust.UNKNOWN
+@needs_root("has a file of root's")
+@pytest.mark.parametrize(("mode", "expected"), [(0o755, Trust.HOST), (0o777, Trust.UNKNOWN)])
+def test_host_is_believed_only_where_root_wrote(
+    mapped: Path, as_host: NamespaceSet, mode: int, expected: Trust
+) -> None:
+    if os.statvfs(mapped).f_flag & os.ST_NOSUID:
+        pytest.skip("temporary files are on a filesystem mounted nosuid")
+    mapped.chmod(mode)
+    result = scan(ProcScanner(Memory(), pids=[os.getpid()], initial=as_host))
+    (seen,) = [seen for seen in result.pinned if seen.path == os.fsencode(mapped)]
+    assert seen.pinned.sighting.origin.trust is expected

@@ -15,7 +15,14 @@ from buildidfs.capture.tree import TreeScanner, identify_tree
 from buildidfs.model import Absence, BuildId, Trust
 from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory, open_descriptors, remember, scan, without_privileges
+from tests.support.scans import (
+    Memory,
+    open_descriptors,
+    own_namespaces,
+    remember,
+    scan,
+    without_privileges,
+)
 
 ID = bytes.fromhex("0123456789abcdef0123456789abcdef01234567")
 ELF = elf_file(build_id=ID)
@@ -206,7 +213,7 @@ def test_only_files_of_root_are_the_hosts(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(ELF)
         (tmp_path / name).chmod(mode)
         os.chown(tmp_path / name, uid, uid)
-    result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)]))
+    result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)], initial=own_namespaces()))
     trust = {
         os.path.basename(seen.path): seen.pinned.sighting.origin.trust for seen in result.pinned
     }
