@@ -28,10 +28,11 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.mount import buffers
+from buildidfs.mount.listing import NamesOnly
 from buildidfs.view import Attributes, Content, blank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from pyfuse3 import (
         EntryAttributes,
@@ -57,6 +58,10 @@ VOLATILE_S = 1.0
 
 _NO_DESCRIPTOR = 1 << 32
 """Handles of files that are texts start here; those of others are their descriptors."""
+
+_IN_FULL = 64
+"""Entries at the start of a directory that are listed with their attributes: all, in a small one.
+Of a large one, names: who lists all build IDs will not want to know more of each."""
 
 _READ_SIZE = 1 << 20
 _RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -133,6 +138,7 @@ class Operations(pyfuse3.Operations):
         self._buffer = buffers.huge(_READ_SIZE)
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
+        self._names_only = NamesOnly.probe()
         self._file = pyfuse3.FileInfo(keep_cache=True)
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
@@ -195,18 +201,27 @@ class Operations(pyfuse3.Operations):
 
     @_answering
     def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        attributes_of = self._view.attributes
-        reply, entry = pyfuse3.readdir_reply, self._entry
-        for name, node, offset in self._view.children(fh, start_id):
+        entries = self._view.children(fh, start_id)
+        names_only = self._names_only
+        if names_only is None:
+            self._list_in_full(entries, token)
+        elif start_id or self._list_in_full(itertools.islice(entries, _IN_FULL), token):
+            names_only.list(token, entries, self._view.file_type)
+
+    def _list_in_full(self, entries: Iterable[tuple[bytes, int, int]], token: ReaddirToken) -> bool:
+        """List entries with their attributes; False if one did not fit."""
+        entry = self._entry
+        for name, node, offset in entries:
             try:
-                attributes = attributes_of(node)
+                attributes = self._view.attributes(node)
             except (OSError, BuildIdFsError):
                 continue  # gone since it was listed, or damaged: the rest is still there
             if attributes is not self._shown:
                 self._fill(attributes)
             entry.st_ino = node
-            if not reply(token, name, entry, offset):
-                return
+            if not pyfuse3.readdir_reply(token, name, entry, offset):
+                return False
+        return True
 
     @_answering
     def releasedir(self, fh: int) -> None:

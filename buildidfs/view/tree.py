@@ -58,6 +58,17 @@ _TARGETS = {
     nodes.USR_LIB_DEBUG_LINK: b"../../debug",
 }
 
+_LINK_SLOTS = range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1)
+_TYPES = [
+    stat.S_IFDIR
+    if slot == nodes.SLOT_DIRECTORY
+    else stat.S_IFLNK
+    if slot in _LINK_SLOTS
+    else stat.S_IFREG
+    for slot in range(nodes.SLOT_MASK + 1)
+]
+"""The type bits of st_mode of nodes that belong to a build ID, by slot."""
+
 _ROOT_NAMES = _STATIC[nodes.ROOT]
 _OFFSET_IDS = 64
 """In the root's listing: the fixed names are below, build IDs follow by ordinal."""
@@ -128,6 +139,12 @@ class View:
             return self._listings[tag](node, after)
         return self._static_children(node, after)
 
+    def file_type(self, node: int) -> int:
+        """The type bits of st_mode, told by the number alone."""
+        if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
+            return _TYPES[node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK]
+        return stat.S_IFLNK if node in _TARGETS else stat.S_IFDIR
+
     def attributes(self, node: int) -> Attributes:
         """What stat(2) is to show; raises OSError(ESTALE) for what is gone from the store."""
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
@@ -135,7 +152,7 @@ class View:
         slot = nodes.slot_of(node)
         if slot == nodes.SLOT_DIRECTORY:
             return self._directory
-        if nodes.SLOT_EXECUTABLE_LINK <= slot <= nodes.SLOT_DWZ_LINK:
+        if slot in _LINK_SLOTS:
             return self._link(self.readlink(node))
         return self._ids.attributes(node)
 
@@ -159,7 +176,7 @@ class View:
     def open(self, node: int) -> Content:
         """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
         slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
-        if not slot or nodes.SLOT_EXECUTABLE_LINK <= slot <= nodes.SLOT_DWZ_LINK:
+        if not slot or slot in _LINK_SLOTS:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return self._ids.open(node)
 
@@ -199,8 +216,9 @@ class View:
                 if offset > after:
                     yield name, node, offset
             after = _OFFSET_IDS
+        of_id = nodes.of_id
         for ordinal, build_id in self._store.build_ids_from(after - _OFFSET_IDS):
-            yield hexlify(build_id), nodes.of_id(ordinal), ordinal + _OFFSET_IDS
+            yield hexlify(build_id), of_id(ordinal), ordinal + _OFFSET_IDS
 
     def _lookup_static(self, node: int, name: bytes) -> int:
         entries = _STATIC.get(node)

@@ -115,6 +115,13 @@ def test_many_ids_are_listed_once_each(store: Store, buildidfs: BuildIdFs, loop:
         assert sorted(links) == [build_id.hex()[2:] for build_id in ids]
         assert sorted(os.listdir(mount / "perf/usr/bin/app")) == sorted(names)
         assert sorted(os.listdir(mount / "perf/.build-id/07")) == sorted(links)
+        for directory in (mount, mount / "perf/usr/bin/app", mount / "debug/.build-id/07"):
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    status = os.lstat(entry.path)
+                    assert entry.inode() == status.st_ino
+                    assert entry.is_dir(follow_symlinks=False) == stat.S_ISDIR(status.st_mode)
+                    assert entry.is_symlink() == stat.S_ISLNK(status.st_mode)
 
 
 def test_it_is_read_only_and_nothing_else(store: Store, buildidfs: BuildIdFs) -> None:

@@ -18,6 +18,7 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError
 from buildidfs.model import ByteRange, Trust
+from buildidfs.mount import listing
 from buildidfs.mount.invalidate import Absences
 from buildidfs.mount.loop import PlainLoop
 from buildidfs.mount.operations import FOREVER_S, VOLATILE_S, Operations, errno_of
@@ -232,6 +233,45 @@ async def test_writing_is_refused(operations: Operations) -> None:
     assert await _refused(operations.write(0, 0, b"x")) == errno.EROFS
 
 
+async def test_a_large_directory_is_listed_by_name(
+    store: Store, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no node ID is not looked up by the kernel. Both numbers are read from memory."""
+    store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
+    node_ids: list[int] = []
+
+    def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
+        assert entry.st_mode == stat.S_IFDIR or len(node_ids) < 64
+        node_ids.append(entry.st_ino)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    token: Any = None
+    await operations.readdir(1, 0, token)
+    assert len(node_ids) == 158
+    assert all(node_ids[:64])
+    assert not any(node_ids[64:])
+
+
+async def test_a_large_directory_where_pyfuse3_is_another(
+    store: Store, loop: NotCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
+    monkeypatch.setattr(listing, "_PROBE_AT", 1)
+    operations = Operations(View(store), loop, Absences(), store.path)
+    node_ids: list[int] = []
+
+    def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
+        node_ids.append(entry.st_ino)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    token: Any = None
+    await operations.readdir(1, 0, token)
+    assert len(node_ids) == 158
+    assert all(node_ids)
+
+
 @pytest.mark.parametrize("name", ["flush", "access", "getxattr", "listxattr", "fsync", "poll"])
 def test_what_the_kernel_need_not_ask_again(name: str) -> None:
     assert getattr(Operations, name) is getattr(pyfuse3.Operations, name), "ENOSYS"
@@ -307,7 +347,6 @@ async def test_a_listing_ends_where_the_page_is_full(
     offsets: list[int] = []
 
     def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
-        assert entry.st_ino != 0
         if len(pages[-1]) == 3:
             return False
         pages[-1].append(name)
