@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import wraps
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
@@ -201,8 +202,9 @@ class Index:
 
     def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
+        build_id = schema.build_id_of
         for rows in self._batches(self._ordinals, b"", schema.U64.pack(after) + b"\0"):
-            yield from schema.ordinals_of(rows)
+            yield from [(int.from_bytes(key, "big"), build_id(value)) for key, value in rows]
 
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None
@@ -251,8 +253,10 @@ class Index:
         for rows in self._batches(table, prefix, start):
             yield from rows
 
-    def _batches(self, table: Table, prefix: bytes, start: bytes) -> Iterator[list[Row]]:
-        """`rows_at`, as many at a time as were read in one transaction."""
+    def _batches(
+        self, table: Table, prefix: bytes, start: bytes
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """`rows_at`, as many at once as one transaction read: generators cost each row."""
         count = _FIRST_ROWS
         while True:
             with self._env.read() as txn:
@@ -270,12 +274,10 @@ def prefixed(
     with txn.cursor(table) as cursor:
         if not (cursor.set_range(start or prefix) if start or prefix else cursor.first()):
             return
-        if not prefix:
+        if prefix:
+            yield from takewhile(lambda row: row[0].startswith(prefix), cursor)
+        else:
             yield from cursor
-        for key, value in cursor:
-            if not key.startswith(prefix):
-                return
-            yield key, value
 
 
 def rank(artifact: Artifact) -> tuple[int, int, int, int]:
