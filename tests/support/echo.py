@@ -34,17 +34,7 @@ def build(path: Path, *flags: str, token: str | None = None) -> str:
     source = path.with_suffix(".c")
     source.write_text(_SOURCE)
     define = f'-DTOKEN="{token or uuid.uuid4().hex}"'
-    argv: list[Argument] = [
-        tool("gcc"),
-        "-static",
-        "-Wl,--build-id",
-        define,
-        *flags,
-        "-o",
-        path,
-        source,
-    ]
-    run(argv, check=True)
+    _compile("-static", define, *flags, "-o", path, source)
     source.unlink()
     return build_id_of(path)
 
@@ -57,17 +47,7 @@ def build_library(path: Path, *flags: str, size: int = 0) -> str:
         f'const char library_token[] = "{uuid.uuid4().hex}";\n'
         f'__asm__(".section .rodata\\n.incbin \\"{data}\\"\\n.text");\n'
     )
-    argv: list[Argument] = [
-        tool("gcc"),
-        "-shared",
-        "-fPIC",
-        "-Wl,--build-id",
-        *flags,
-        "-o",
-        path,
-        source,
-    ]
-    run(argv, check=True)
+    _compile("-shared", "-fPIC", *flags, "-o", path, source)
     source.unlink()
     data.unlink()
     return build_id_of(path)
