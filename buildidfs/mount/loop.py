@@ -145,8 +145,11 @@ class _Waiter:
     async def wait(self, fd: int) -> None:
         """Return when ``fd`` is readable."""
         self._turns -= 1
-        if self._turns > 0 and self._poll.poll(self._patience_ms):
-            return
+        if self._turns > 0:
+            # Not to wait is cheaper than to wait for nothing, so that comes first.
+            poll = self._poll.poll
+            if poll(0) or (self._patience_ms and poll(self._patience_ms)):
+                return
         self._turns = _TURNS_BUSY if self._busy else _TURNS
         if fd != self._fd:
             self._fd, self._poll = fd, select.poll()

@@ -81,10 +81,11 @@ class IdDirectories:
 
     def open(self, node: int) -> Content:
         """What is in a file; raises OSError(ESTALE) if it is gone from the store."""
-        if nodes.slot_of(node) == nodes.SLOT_PATH:
+        slot = nodes.slot_of(node)
+        if slot == nodes.SLOT_PATH:
             return Content(text=self._text(nodes.ordinal_of(node)))
-        artifact = self._artifact(node)
-        zeros = artifact.scripts if nodes.slot_of(node) & nodes.SLOT_ZEROED else ()
+        artifact = self._recent.get(node) or self._artifact(node)
+        zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
         return Content(self._store.open_blob(artifact.digest), b"", zeros)
 
     def _artifact(self, node: int) -> Artifact:
