@@ -105,6 +105,9 @@ class Absences:
 class Kernel(Protocol):
     """What the kernel can be told. A protocol so that it can be tested without one."""
 
+    def knows(self, directory: int) -> bool:
+        """Whether it may remember anything that is in this directory."""
+
     def forget_name(self, directory: int, name: bytes) -> None:
         """Look this name up again next time."""
 
@@ -114,6 +117,14 @@ class Kernel(Protocol):
 
 class FuseKernel:
     """The kernel at the other end of pyfuse3's session."""
+
+    def knows(self, directory: int) -> bool:
+        """Whether it has an inode for a directory, without which it has none of its names."""
+        try:
+            pyfuse3.invalidate_inode(directory, attr_only=True)
+        except OSError as error:
+            return error.errno not in _GONE
+        return True
 
     def forget_name(self, directory: int, name: bytes) -> None:
         """Look this name up again next time."""
@@ -196,8 +207,19 @@ class Invalidator:
             except BuildIdFsError as error:
                 log.warning("build ID number %d: %s", ordinal, error)
                 continue
-            for directory, name, replaceable in spellings:
-                if self._absences.discard(directory, name) or replaceable:
+            self._forget(spellings)
+
+    def _forget(self, spellings: list[tuple[int, bytes, bool]]) -> None:
+        # Of a build ID that nobody has looked at yet, which most are that arrive, the kernel
+        # knows no directory: it is asked once for each instead of told each name.
+        asked, known = 0, False
+        for directory, name, replaceable in spellings:
+            if self._absences.discard(directory, name):
+                self._kernel.forget_name(directory, name)
+            elif replaceable:
+                if directory != asked:
+                    asked, known = directory, self._kernel.knows(directory)
+                if known:
                     self._kernel.forget_name(directory, name)
 
     def _everything(self) -> None:

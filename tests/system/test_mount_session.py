@@ -18,7 +18,7 @@ import pytest
 
 from buildidfs.errors import MountError
 from buildidfs.mount import options, points
-from buildidfs.store import Store
+from buildidfs.store import Store, notify
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.mounts import is_mountpoint
@@ -248,6 +248,66 @@ def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
         assert (place / HEX / "path").exists()
         assert server.poll() is None
     assert "is missing" in _log(buildidfs)
+
+
+# --- what not every machine has ------------------------------------------------------------------
+
+_OLD_KERNEL = """
+from buildidfs.mount import invalidate, listing
+invalidate._INC_EPOCH = b"no such notification"
+listing._PROBE_AT = 1
+"""
+
+
+def test_an_older_kernel(
+    buildidfs: BuildIdFs, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 6.16 there is no way to tell it that all names may have changed."""
+    ids = [bytes([7, number]) for number in range(100)]
+    with Store.open(buildidfs.store) as store, _serving(buildidfs, script=_OLD_KERNEL):
+        names = [place / build_id.hex() / "elf" for build_id in ids]
+        assert not any(name.exists() for name in names)
+        monkeypatch.setattr(notify, "_MOST_ORDINALS", 0)
+        store.commit([capture(store, build_id, build_id) for build_id in ids])
+        assert all(name.exists() for name in names)
+        assert len(os.listdir(place)) == 108
+        assert [name.read_bytes() for name in names] == ids
+
+
+@pytest.mark.root
+def test_a_store_that_cannot_be_written(buildidfs: BuildIdFs, place: Path) -> None:
+    """Then there is nobody to hear of, either."""
+    store = buildidfs.store
+    run([tool("mount"), "--bind", store, store], check=True)
+    run([tool("mount"), "-o", "remount,bind,ro", store], check=True)
+    try:
+        with _serving(buildidfs) as server:
+            assert (place / HEX / "elf").read_bytes() == b"bytes"
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+    finally:
+        run([tool("umount"), store], check=True)
+
+
+@pytest.mark.root
+def test_a_store_whose_filesystem_cannot_tell_what_is_in_memory(
+    buildidfs: BuildIdFs, place: Path
+) -> None:
+    """tmpfs and overlayfs refuse reads that may not wait, or did; such reads go to a thread."""
+    store = place.parent / "elsewhere"
+    store.mkdir()
+    run([tool("mount"), "-t", "tmpfs", "none", store], check=True)
+    try:
+        content = bytes(range(256)) * 5000
+        with Store.create(store / "store") as made:
+            made.commit([capture(made, content, ID)])
+        buildidfs.store = store / "store"
+        with _serving(buildidfs) as server:
+            assert (place / HEX / "elf").read_bytes() == content
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+    finally:
+        run([tool("umount"), "-l", store], check=True)
 
 
 # --- how it begins -------------------------------------------------------------------------------

@@ -27,6 +27,10 @@ class FakeKernel:
     def __init__(self) -> None:
         self.forgotten: list[tuple[int, bytes]] = []
         self.everything: list[list[tuple[int, bytes]]] = []
+        self.known = True
+
+    def knows(self, directory: int) -> bool:
+        return self.known
 
     def forget_name(self, directory: int, name: bytes) -> None:
         self.forgotten.append((directory, name))
@@ -127,6 +131,15 @@ def test_names_that_may_lead_elsewhere_are_invalidated(store: Store, kernel: Fak
     assert view.lookup(directory, b"elf") != before
     assert {(directory, b"elf"), (directory, b"executable")} <= told
     assert (View.ROOT, ID.hex().encode()) not in told, "the directory is what it was"
+
+
+def test_directories_that_the_kernel_does_not_know(store: Store, kernel: FakeKernel) -> None:
+    view, absences = View(store), Absences()
+    kernel.known = False
+    absences.add(View.ROOT, ID.hex().encode())
+    with _listening(store, view, absences, kernel):
+        store.commit([capture(store, b"x", ID)])
+    assert kernel.forgotten == [(View.ROOT, ID.hex().encode())]
 
 
 def test_mode_and_owner_are_read_again(store: Store, kernel: FakeKernel) -> None:
