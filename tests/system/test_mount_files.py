@@ -394,3 +394,46 @@ def test_attributes_and_caches_after_quality_improves(store: Store, buildidfs: B
         assert now.keys() == listed.keys()
         assert now["elf"] != listed["elf"]
         assert (mount / HEX / "elf").read_bytes() == b"symtab"
+
+
+def test_commits_while_everybody_looks(store: Store, buildidfs: BuildIdFs, loop: str) -> None:
+    """Nobody is ever told that something is absent after its commit has returned."""
+    ids = [bytes([5, number]) for number in range(40)]
+    over = threading.Event()
+    failures: list[str] = []
+
+    def look(mount: Path, seed: int) -> None:
+        chosen = random.Random(seed)
+        while not over.is_set():
+            name = chosen.choice(ids).hex()
+            place = chosen.choice(
+                ["", f"{name}/elf", f"{name}/debug", f"debug/.build-id/05/{name[2:]}.debug",
+                 f"perf/usr/bin/app/{name}/debug", f"perf/.build-id/05/{name[2:]}/elf"]
+            )  # fmt: skip
+            try:
+                if not place:
+                    os.listdir(mount)
+                elif (mount / place).exists():
+                    (mount / place).read_bytes()
+            except OSError as error:
+                failures.append(f"{place}: {error}")
+
+    with buildidfs.mounted("-o", loop) as mount:
+        lookers = [threading.Thread(target=look, args=(mount, seed)) for seed in range(4)]
+        for looker in lookers:
+            looker.start()
+        try:
+            for build_id in ids:
+                name = build_id.hex()
+                store.commit([capture(store, b"elf" + build_id, build_id)])
+                assert (mount / name / "elf").read_bytes() == b"elf" + build_id
+                assert not (mount / name / "debug").exists()
+                debug = capture(store, b"dbg" + build_id, build_id, kinds=[Kind.DEBUGINFO])
+                store.commit([debug])
+                place = mount / f"debug/.build-id/05/{name[2:]}.debug"
+                assert place.read_bytes() == b"dbg" + build_id
+        finally:
+            over.set()
+            for looker in lookers:
+                looker.join(20)
+    assert not failures
