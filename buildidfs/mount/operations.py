@@ -63,6 +63,10 @@ _IN_FULL = 64
 """Entries at the start of a directory that are listed with their attributes: all, in a small one.
 Of a large one, names: who lists all build IDs will not want to know more of each."""
 
+_IN_FULL_REPLIES = 64
+"""Replies with attributes after a name was looked up in the directory that was listed last: ``ls
+-l`` does want to know more, and a lookup of each entry takes three times as long."""
+
 _READ_SIZE = 1 << 20
 _RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -139,6 +143,8 @@ class Operations(pyfuse3.Operations):
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
         self._names_only = NamesOnly.probe()
+        self._listed = 0  # the directory that was listed last
+        self._wanted = 0  # replies about it that shall have attributes
         self._file = pyfuse3.FileInfo(keep_cache=True)
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
@@ -153,6 +159,8 @@ class Operations(pyfuse3.Operations):
                 moment = absences.moment
                 node = self._view.lookup(parent, name)
                 if node:
+                    if parent == self._listed:
+                        self._wanted = _IN_FULL_REPLIES
                     return self._filled(node)
                 if not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
@@ -203,7 +211,10 @@ class Operations(pyfuse3.Operations):
     def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         entries = self._view.children(fh, start_id)
         names_only = self._names_only
-        if names_only is None:
+        if fh != self._listed:
+            self._listed, self._wanted = fh, 0
+        if names_only is None or self._wanted:
+            self._wanted = max(self._wanted - 1, 0)
             self._list_in_full(entries, token)
         elif start_id or self._list_in_full(itertools.islice(entries, _IN_FULL), token):
             names_only.list(token, entries, self._view.file_type)

@@ -369,6 +369,44 @@ async def test_a_listing_ends_where_the_page_is_full(
     await operations.releasedir(handle)
 
 
+async def test_attributes_in_a_large_listing_are_for_those_who_look(
+    store: Store, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ls -l does, which looks up each name before it asks for the next page."""
+    store.commit([capture(store, b"%d" % n, bytes([9, n])) for n in range(200)])
+    whole: list[bool] = []
+
+    def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
+        if len(whole) == 10:
+            return False
+        whole.append(stat.S_IMODE(entry.st_mode) != 0)
+        return True
+
+    async def listed(directory: int, start: int) -> set[bool]:
+        whole.clear()
+        token: Any = None
+        await operations.readdir(directory, start, token)
+        assert len(whole) == 10 or directory != 1
+        return set(whole)
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    directory = (await operations.lookup(1, ID.hex().encode(), CTX)).st_ino
+    assert await listed(1, 0) == {True}
+    assert await listed(1, 100) == {False}
+    assert await listed(1, 110) == {False}
+    await operations.lookup(directory, b"elf", CTX)
+    assert await listed(1, 120) == {False}, "somewhere else"
+    assert (await operations.lookup(1, b"aaaa", CTX)).st_ino == 0
+    assert await listed(1, 130) == {False}, "nothing was found"
+    await operations.lookup(1, ID.hex().encode(), CTX)
+    replies = [await listed(1, 140) for _ in range(70)]
+    assert replies[:60] == [{True}] * 60
+    assert replies[-1] == {False}
+    await operations.lookup(1, ID.hex().encode(), CTX)
+    await listed(directory, 0)
+    assert await listed(1, 140) == {False}, "another directory came in between"
+
+
 def _caused(cause: OSError) -> StoreError:
     error = StoreError("blob cannot be opened")
     error.__cause__ = cause
