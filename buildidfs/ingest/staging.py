@@ -4,7 +4,9 @@
 The source is looked at first only to spare work: a file without a build ID is not copied, and one
 whose bytes may be held already is hashed and not copied. What is recorded is what the staged
 bytes say. A file that was written to meanwhile may be staged half old and half new, with the build
-ID of either; such bytes are dropped, and the file is tried again.
+ID of either; such bytes are dropped, and the file is tried again. Its times do not tell all: they
+say when a write began, however long it takes, and nothing of stores through a mapping to a page
+that is dirty already. So the kernel is asked for writers, and what may have one is read twice.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, Unreadable
-from buildidfs.linux import statx
+from buildidfs.linux import leases, statx
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, Staged, Store
 
@@ -31,6 +33,10 @@ _ATTEMPTS: Final = 3
 # Longer than a tick of any filesystem's clock, at 100 a second. A file that was written to within
 # the current tick can be written to again without a trace in its times.
 _SETTLED_NS: Final = 20_000_000
+# Between two readings of a file that may be being written to, for the writer to go on in.
+_PAUSE: Final = 0.05
+# Where the kernel does not tell of writers, those who began longer ago are taken to be done.
+_WRITING_NS: Final = 60_000_000_000
 # With more variants than this of one build ID nobody looks whether one is the file at hand, which
 # would take the longer the more there are: it is copied, and the store finds out.
 _MANY_VARIANTS: Final = 64
@@ -68,6 +74,19 @@ def _is_torn(outcome: Outcome) -> bool:
     )
 
 
+def _may_have_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
+    if pinned.kind in (Kind.VDSO, Kind.KALLSYMS):
+        return False  # a copy in memory, which the scanner made
+    known = leases.has_writer(pinned.fd)
+    return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
+
+
+def _is_whole(store: Store, fd: int, staged: Staged) -> bool:
+    """Whether a file that may have a writer is still what was staged. Raises OSError."""
+    time.sleep(_PAUSE)
+    return store.digest_of(fd) == staged.digest
+
+
 def _is_hollow(fd: int) -> bool:
     """Whether reading a file to its end is not worth it, or would never end. Raises OSError."""
     status = os.fstat(fd)
@@ -90,6 +109,8 @@ def _settle(identity: FileIdentity) -> None:
 
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
     """One try at a file that somebody may be writing to. Raises `StoreError`, OSError."""
+    # Asked before anything is read: whoever begins to write after that shows in the times.
+    doubtful = _may_have_writer(pinned, identity)
     sighting = _sighting(pinned, identity)
     if pinned.kind is None:
         hint = files.identify(pinned.fd)
@@ -101,6 +122,8 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
             )
     staged = store.stage(pinned.fd)
     try:
+        if doubtful and not _is_whole(store, pinned.fd, staged):
+            staged.changed = True
         outcome = _described(staged, pinned, sighting)
     except BaseException:
         staged.close()

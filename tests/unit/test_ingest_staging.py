@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from buildidfs.capture.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
@@ -14,13 +18,67 @@ from buildidfs.store import Store
 from tests.support.elfwriter import elf_file
 
 if TYPE_CHECKING:
-    import pytest
+    from buildidfs.model import Digest
+    from buildidfs.store import Staged
 
 ID = b"\x66" * 20
 
 
 def tree(store: Store, path: Path) -> Summary:
     return Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(path)]))
+
+
+def test_file_that_is_open_for_writing_is_taken_while_it_rests(tmp_path: Path) -> None:
+    path = tmp_path / "held"
+    path.write_bytes(elf_file(build_id=ID))
+    with Store.create(tmp_path / "store") as store, path.open("r+b"):
+        assert tree(store, path).captured == 1
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_stores_that_no_time_tells_of_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leases: bool
+) -> None:
+    """A page that is dirty already is written to through a mapping without a trace."""
+    path = tmp_path / "mapped"
+    path.write_bytes(elf_file(build_id=ID) + bytes(4096))
+    with path.open("r+b") as file:
+        shared = mmap.mmap(file.fileno(), 0)
+    number = itertools.count(1)
+
+    def write() -> None:
+        shared[-1] = next(number)
+
+    class Watched(Store):
+        def stage(self, fd: int, limit: int | None = None) -> Staged:
+            staged = super().stage(fd, limit)
+            write()
+            return staged
+
+    if not leases:
+        monkeypatch.setattr(staging.leases, "has_writer", lambda fd: None)
+    write()
+    with shared, Watched.create(tmp_path / "store") as store:
+        (unreadable,) = tree(store, path).unreadable
+        assert unreadable.errno == errno.ETXTBSY
+        assert store.ordinal(ID) is None
+    assert next(number) > 3, "it was tried again"
+
+
+def test_without_leases_old_files_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old"
+    path.write_bytes(elf_file(build_id=ID))
+    monkeypatch.setattr(staging.leases, "has_writer", lambda fd: None)
+    monkeypatch.setattr(staging, "_WRITING_NS", 0)
+
+    class Watched(Store):
+        def digest_of(self, fd: int) -> Digest:
+            raise AssertionError
+
+    with Watched.create(tmp_path / "store") as store:
+        assert tree(store, path).captured == 1
 
 
 def test_huge_file_of_holes_is_not_read(tmp_path: Path) -> None:
