@@ -31,8 +31,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine or user cannot have, saying what it is."""
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root")
-    if item.get_closest_marker("fuse") and not os.path.exists("/dev/fuse"):
-        pytest.skip("this machine has no /dev/fuse")
+    if item.get_closest_marker("fuse"):
+        try:
+            os.close(os.open("/dev/fuse", os.O_RDWR))
+        except OSError as error:
+            pytest.skip(f"/dev/fuse cannot be opened: {error.strerror}")
     if item.get_closest_marker("host") and own_namespaces().mnt != namespaces.initial().mnt:
         pytest.skip("needs the host's own mount namespace, and this is a container")
 

@@ -143,7 +143,9 @@ def container(kind: str, program: Program, directory: Path) -> Iterator[Containe
         assert shell.stdout is not None
         got = lines(shell.stdout, lambda seen: seen.count("up") == 2)
         if kind == "crun":
-            spin, stuck = _contained(int((extra / "pid").read_text()))
+            # crun writes it when the container runs already
+            pid = until(lambda: _text_of(extra / "pid"), "the process ID of the container")
+            spin, stuck = _contained(int(pid))
         else:
             pids = re.search(r"^pid (\d+) (\d+)$", "\n".join(got), re.MULTILINE)
             assert pids is not None, got
@@ -225,6 +227,11 @@ def _bundle(name: str, program: Program, root: Path, content: Path, directory: P
     }
     (directory / "config.json").write_text(json.dumps(configuration))
     return container_id[:12]
+
+
+def _text_of(path: Path) -> str:
+    """What is in a file, which may not be there yet."""
+    return path.read_text() if path.exists() else ""
 
 
 def _contained(init: int) -> tuple[int, int]:
