@@ -53,7 +53,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         operations = Operations(view, loop, absences, store.path)
         stack.callback(operations.close)
         loop.install()
-        _mount(operations, options)
+        _mount(operations, point, options)
         device = _device(point)
         stack.callback(_close, point, device)
         _listen(stack, store, view, absences)
@@ -64,12 +64,13 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))
 
 
-def _mount(operations: Operations, options: MountOptions) -> None:
+def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
     shown = os.fsdecode(options.mountpoint)
     _adopt_log()
     with _standard_error() as said:
         try:
-            pyfuse3.init(operations, shown, options.for_fuse())
+            # Where links lead to: fusermount3 refuses to follow them.
+            pyfuse3.init(operations, os.fsdecode(point), options.for_fuse())
         except RuntimeError as error:
             failure = error
         else:

@@ -342,7 +342,7 @@ def test_mode_and_scripts_follow_where_it_was_seen(store: Store, buildidfs: Buil
     """Bytes that a stranger had are seen on the host: the same blob, another file."""
 
     def seen(path: bytes, mode: int, trust: Trust) -> None:
-        at = sighting(path, mode=mode, trust=trust)
+        at = sighting(path, mode=mode, uid=os.getuid(), trust=trust)
         new = capture(store, b"0123456789", ID, at=at)
         store.commit([msgspec.structs.replace(new, scripts=(ByteRange(2, 3),))])
 
