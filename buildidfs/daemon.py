@@ -50,17 +50,22 @@ def scan_processes(
             container_namespaces=settings.container.namespaces,
         )
         if pids is None and containers is None and not containers_only:
-            yield from KernelScanner(memo)
+            yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
 
     return _ingest(store, everything(), progress)
 
 
-def scan_tree(store: Store, paths: Sequence[bytes], *, progress: Progress | None = None) -> Summary:
+def scan_tree(
+    store: Store, settings: Settings, paths: Sequence[bytes], *, progress: Progress | None = None
+) -> Summary:
     """Capture the ELF files below ``paths``; raises `StoreFull`."""
     from buildidfs.capture.tree import TreeScanner
     from buildidfs.ingest import StoreMemo
 
-    return _ingest(store, TreeScanner(StoreMemo(store), paths), progress)
+    scanner = TreeScanner(
+        StoreMemo(store), paths, container_namespaces=settings.container.namespaces
+    )
+    return _ingest(store, scanner, progress)
 
 
 def identify_tree(

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from buildidfs.capture import files
 from buildidfs.formats import procmaps
 from buildidfs.linux import mounts, openat2, procfs
 from buildidfs.model import Absence, BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Census(msgspec.Struct):
@@ -37,13 +41,16 @@ class Census(msgspec.Struct):
     build_ids: set[BuildId] = msgspec.field(default_factory=set)
 
 
-def take() -> Census:
+def take(progress: Callable[[int, str], None] | None = None) -> Census:
     """Count the regular files that the processes we may look at have open or mapped.
 
     Without the privilege to follow map_files, what a process has mapped is found by its paths.
+    ``progress`` is called with the number of processes done and the one at hand.
     """
     count = _Count()
-    for pid in procfs.pids():
+    for done, pid in enumerate(procfs.pids()):
+        if progress is not None:
+            progress(done, f"/proc/{pid}")
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:

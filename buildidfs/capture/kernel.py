@@ -26,7 +26,7 @@ from buildidfs.linux import namespaces, openat2, statx
 from buildidfs.model import BuildId, FileIdentity, Kind, NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 KALLSYMS_PATH: Final = b"[kernel.kallsyms]"
 
@@ -39,7 +39,7 @@ class KernelScanner:
 
     The symbols have mode 0400: addresses of the kernel are worth something to an attacker.
     ``root`` is where /proc, /sys and /lib/modules are looked for and ``release`` the kernel's name
-    there; both are for tests. ``host`` and ``initial`` are as for `capture.proc.ProcScanner`.
+    there; both are for tests. The others are as for `capture.proc.ProcScanner`.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class KernelScanner:
         release: str | None = None,
         host: str | None = None,
         initial: NamespaceSet | None = None,
+        container_namespaces: Collection[str] = ("mnt",),
     ) -> None:
         self._memo = memo
         self._root = root
@@ -57,6 +58,7 @@ class KernelScanner:
         self._release = os.fsencode(release or uname.release)
         self._host = uname.nodename if host is None else host
         self._initial = initial
+        self._container_namespaces = container_namespaces
 
     def __iter__(self) -> Iterator[Found]:
         yield from self._symbols()
@@ -89,6 +91,8 @@ class KernelScanner:
                 yield SeenAgain(sighting, known)
                 return
             fd = _open_if_shown(path)
+        except InvalidBuildId as error:
+            yield Unreadable(self._root + b"/sys/kernel/notes", str(error))
         except OSError as error:
             yield Unreadable(path, error.strerror or str(error), error.errno or 0)
         else:
@@ -113,7 +117,7 @@ class KernelScanner:
         directory = b"/lib/modules/" + self._release
         try:
             paths = module_paths(self._root + directory + b"/modules.dep")
-            here = Here("kernel", self._host, self._initial)
+            here = Here("kernel", self._host, self._initial, self._container_namespaces)
         except OSError as error:
             reason = f"{error.strerror}: {len(loaded)} loaded modules not captured"
             yield Unreadable(directory, reason, error.errno or 0)

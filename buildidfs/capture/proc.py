@@ -136,6 +136,8 @@ class _Scan:
         for pid in pids:
             try:
                 with Process(pid, self._ways) as process:
+                    if procfs.is_kernel_thread(process.fd):
+                        continue  # kdevtmpfs has a mount namespace of its own
                     process.look(self._initial, self._container_namespaces)
                     labels.add(process.container)
             except OSError:

@@ -12,7 +12,8 @@ import click
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from click.shell_completion import CompletionItem
 
@@ -70,6 +71,19 @@ class Session:
         if verbosity != 0:
             self.start_logging()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only errors are wanted."""
+        return self.verbosity < 0
+
+    def progress(
+        self, description: str
+    ) -> AbstractContextManager[Callable[[int, str], None] | None]:
+        """A progress bar where one is wanted, see `output.progress`."""
+        from buildidfs.cli import output
+
+        return output.progress(description, quiet=self.is_quiet)
+
     def start_logging(self) -> None:
         """Set up logging; commands that never log do not pay for importing it."""
         from buildidfs import log
@@ -98,11 +112,11 @@ class Session:
     @property
     def store_path(self) -> str:
         """The store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
+        if self._config is not None:
+            _ = self.settings  # to say what is wrong with it, even if its store is not wanted
         if self._store:
             return self._store
-        if (self._config is not None or self._config_path() is not None) and (
-            self.settings.store.path
-        ):
+        if self._config_path() is not None and self.settings.store.path:
             return os.path.expanduser(self.settings.store.path)
         if os.geteuid() == 0:
             return "/var/lib/buildidfs"
@@ -117,6 +131,22 @@ class Session:
         return Store.open(
             path, create=create, read_only=not create and not os.access(path, os.W_OK)
         )
+
+
+class AnyPath(click.Path):
+    """A path, completed as such, that nobody looks at before the command itself does.
+
+    click would ask the filesystem, which may not answer, and refuse what may not be read, which
+    is for the command to say.
+    """
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        return os.fspath(value)
 
 
 class BuildIdArgument(click.types.StringParamType):
@@ -134,6 +164,7 @@ class BuildIdArgument(click.types.StringParamType):
 
         globals_ = ctx.find_root().params
         session = Session(globals_.get("store"), globals_.get("config"), 0)
+        incomplete = incomplete.lower()
         try:
             with session.open_store() as store:
                 whole = bytes.fromhex(incomplete[: len(incomplete) // 2 * 2])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
     help="Which file.  [default: the executable, else what there is]",
 )
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=str), help="Write to FILE."
-)
+@click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
 @click.pass_obj
 def get(session: Session, id_: str, kind: str | None, output: str | None) -> None:
     """Write the bytes kept under build ID (a unique prefix is enough), verified first.

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 
 import click
 
 from buildidfs import __version__
+from buildidfs.cli import streams
 from buildidfs.cli.common import CONFIG_HELP, STORE_HELP, LazyGroup, Session, exit_status
 from buildidfs.errors import BuildIdFsError
 
@@ -39,7 +39,6 @@ _BROKEN_PIPE = 128 + 13
             20: "bytes or rows are not what they were when written",
             30: "nothing known, or kept, under that build ID",
             40: "mounting, serving or unmounting failed",
-            60: "a privilege is missing; the message names it",
         },
     ),
 )
@@ -63,34 +62,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown error is shown as well, for a bug report.
     """
     try:
+        streams.prepare()
         result = cli.main(args=argv, prog_name="buildidfs", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _report_usage(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has had enough. Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except streams.ReaderGone:
         return _BROKEN_PIPE
     except Exception as error:
-        return _report(error, argv)
+        return _report(error)
 
 
-def _report(error: Exception, argv: Sequence[str] | None) -> int:
+def _report_usage(error: click.ClickException) -> int:
+    """One line on standard error for what click does not understand; the help if all is missing."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+        return error.exit_code
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "buildidfs"
+    click.echo(f"buildidfs: {text[:1].lower()}{text[1:]} (see {command} --help)", err=True)
+    return error.exit_code
+
+
+def _report(error: Exception) -> int:
     """One line on standard error for an exception, and its exit code."""
     known = next(_known(error), None)
     if known is not None:
         click.echo(f"buildidfs: {known}", err=True)
         return known.exit_code
-    if "-vv" in (sys.argv[1:] if argv is None else argv):
-        import traceback
+    import logging
 
-        traceback.print_exception(error)
+    logging.getLogger(__name__).debug("where the internal error comes from:", exc_info=error)
     text = " ".join(str(error).split())
     click.echo(
         f"buildidfs: internal error: {type(error).__name__}: {text}"

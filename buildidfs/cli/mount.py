@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, exit_status
 
 
 @click.command(
@@ -25,7 +25,7 @@ from buildidfs.cli.common import Session, exit_status
         },
     ),
 )
-@click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path(path_type=str))
+@click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
 @click.option(
     "-o",

@@ -9,6 +9,7 @@ Programs get one JSON object a line, with build IDs and digests as lower-case he
 from __future__ import annotations
 
 import binascii
+import contextlib
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,24 +58,33 @@ def moment(nanoseconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(nanoseconds // 1_000_000_000))
 
 
-def progress(description: str) -> Callable[[int, str], None] | None:
-    """A progress line on the terminal, or None when standard error is not one.
+@contextlib.contextmanager
+def progress(
+    description: str, *, quiet: bool = False
+) -> Iterator[Callable[[int, str], None] | None]:
+    """A progress bar while the block runs; None when standard error is no terminal, or ``quiet``.
 
-    Call the result with (number of things done so far, what is at hand); it clears itself when
-    the program ends.
+    Call the value with (number of things done so far, what is at hand). How many there are is not
+    known before the last, so the bar only says that something is being done.
     """
-    if not sys.stderr.isatty():
-        return None
-    import atexit
-
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
     from rich.console import Console
-    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    status = Console(stderr=True).status(description)
-    status.start()
-    atexit.register(status.stop)
+    one_line = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TextColumn("{task.completed}"),
+        TextColumn("{task.fields[what]}", markup=False, table_column=one_line),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task(description, total=None, what="")
 
-    def show(done: int, what: str) -> None:
-        status.update(f"{description}: {done} {escape(printable(os.fsencode(what)))}")
+        def show(done: int, what: str) -> None:
+            bar.update(task, completed=done, what=printable(os.fsencode(what)))
 
-    return show
+        yield show

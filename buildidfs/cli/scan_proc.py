@@ -7,6 +7,7 @@ import click
 
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.summary import as_json, report
+from buildidfs.errors import IncompleteError
 
 
 @click.command(
@@ -20,7 +21,6 @@ from buildidfs.cli.summary import as_json, report
         {
             3: "finished, but some processes or files could not be read",
             10: "store error; 14 disk full",
-            60: "a privilege is missing to see anything at all",
         },
     ),
 )
@@ -48,16 +48,18 @@ def scan_proc(
     is recognised without being read. Without root only one's own processes can be seen.
     """
     from buildidfs import daemon
-    from buildidfs.cli.output import progress
 
-    with session.open_store(create=True) as store:
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
         summary = daemon.scan_processes(
             store,
             session.settings,
             pids=pids or None,
             containers=containers or None,
             containers_only=containers_only,
-            progress=progress("Capturing"),
+            progress=show,
         )
-    (as_json if json_ else report)(summary)
-    return 3 if summary.unreadable else 0
+    if json_:
+        as_json(summary)
+    else:
+        report(summary, quiet=session.is_quiet)
+    return IncompleteError.exit_code if summary.unreadable else 0

@@ -7,8 +7,9 @@ import os
 
 import click
 
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.summary import as_json, report
+from buildidfs.errors import IncompleteError
 
 
 @click.command(
@@ -24,7 +25,7 @@ from buildidfs.cli.summary import as_json, report
         },
     ),
 )
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=str))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
 @click.option("--dry-run", is_flag=True, help="Say what would be captured; change nothing.")
 @click.option("--json", "json_", is_flag=True, help="JSON: the summary, or a file a line.")
 @click.pass_obj
@@ -35,15 +36,17 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     With --dry-run the build ID and path of each file are printed.
     """
     from buildidfs import daemon
-    from buildidfs.cli.output import progress
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(wanted, json_)
-    with session.open_store(create=True) as store:
-        summary = daemon.scan_tree(store, wanted, progress=progress("Capturing"))
-    (as_json if json_ else report)(summary)
-    return 3 if summary.unreadable else 0
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        summary = daemon.scan_tree(store, session.settings, wanted, progress=show)
+    if json_:
+        as_json(summary)
+    else:
+        report(summary, quiet=session.is_quiet)
+    return IncompleteError.exit_code if summary.unreadable else 0
 
 
 def _identify(paths: list[bytes], json_: bool) -> int:
@@ -74,4 +77,4 @@ def _identify(paths: list[bytes], json_: bool) -> int:
     for reason, count in absent.most_common():
         if reason is not Absence.NOT_ELF:
             click.echo(f"{count} without a build ID: {reason}", err=True)
-    return 3 if unreadable else 0
+    return IncompleteError.exit_code if unreadable else 0

@@ -25,10 +25,12 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use on this host now that the store holds.
     """
     from buildidfs.capture import census
+    from buildidfs.linux import capabilities
 
     with session.open_store() as store:
         held = store.stats()
-        host = census.take()
+        with session.progress("Counting") as show:
+            host = census.take(show)
         covered = sum(store.ordinal(build_id) is not None for build_id in host.build_ids)
     coverage = covered / len(host.build_ids) if host.build_ids else 1.0
     if json_:
@@ -68,7 +70,11 @@ def stats(session: Session, json_: bool) -> None:
         f" {len(host.build_ids)} distinct build IDs"
     )
     for reason, count in host.absent.most_common():
-        click.echo(f"           {count} without: {reason}")
+        click.echo(f"           {count} without a build ID: {reason}")
     if host.refused:
-        click.echo(f"           {host.refused} processes could be looked at in part or not at all")
+        lacking = capabilities.missing_for_scan()
+        why = f"; needs {', '.join(lacking)}: run as root" if lacking else ""
+        click.echo(
+            f"           {host.refused} processes could not be looked at, or only in part{why}"
+        )
     click.echo(f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%})")

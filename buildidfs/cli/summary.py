@@ -39,14 +39,18 @@ def as_json(summary: Summary) -> None:
     )
 
 
-def report(summary: Summary) -> None:
-    """Lines for a person: what is captured on standard output, what is not on standard error."""
-    click.echo(
-        f"{summary.captured} captured ({size(summary.copied_bytes)},"
-        f" {summary.new_ids} new build IDs), {summary.held} already held"
-    )
-    for reason, count in summary.absent.most_common():
-        click.echo(f"{count} without a build ID: {reason}")
+def report(summary: Summary, *, quiet: bool = False) -> None:
+    """Lines for a person: what is captured on standard output, what is not on standard error.
+
+    If ``quiet``, only the latter.
+    """
+    if not quiet:
+        click.echo(
+            f"{summary.captured} captured ({size(summary.copied_bytes)},"
+            f" {summary.new_ids} new build IDs), {summary.held} already held"
+        )
+        for reason, count in summary.absent.most_common():
+            click.echo(f"{count} without a build ID: {reason}")
     if not summary.unreadable:
         return
     reasons = Counter(item.reason for item in summary.unreadable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from buildidfs.cli.common import exit_status
+from buildidfs.cli.common import AnyPath, exit_status
 
 
 @click.command(
@@ -16,7 +16,7 @@ from buildidfs.cli.common import exit_status
         {40: "not a mount of buildidfs, or it cannot be unmounted"},
     ),
 )
-@click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path(path_type=str))
+@click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
 def unmount(mountpoint: str) -> None:
     """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
     from buildidfs import daemon

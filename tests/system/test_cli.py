@@ -8,13 +8,19 @@ import hashlib
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from buildidfs.cli.main import cli
 from tests.support.elfwriter import elf_file
+from tests.support.scans import without_privileges
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
 NEIGHBOUR = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947cc")
@@ -207,10 +213,81 @@ def test_scan_of_what_is_not_there(tmp_path: Path) -> None:
     run("--store", tmp_path / "store", "scan", "tree", code=2)
 
 
-def test_interrupted_reader_is_no_error_of_ours(store: Path) -> None:
-    command = f"{sys.executable} -m buildidfs --store {store} list | head -n 0"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of shell in which ``buildidfs`` is the command."""
+    function = f'buildidfs() {{ "{sys.executable}" -m buildidfs "$@"; }}\n'
+    return subprocess.run(
+        ["sh", "-c", function + command], capture_output=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("command", ["list", "list --json", f"get {BUILD_ID.hex()}", "stats"])
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_interrupted_reader_is_no_error_of_ours(store: Path, command: str, buffering: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "buildidfs", "--store", store, *command.split()],
+            stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": buffering},
+        )  # fmt: skip
+    finally:
+        os.close(writing)
     assert done.stderr == b""
+    assert done.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("command", ["list", "list --json", f"get {BUILD_ID.hex()}", "--help"])
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-"])
+def test_output_that_cannot_be_written(
+    store: Path, command: str, buffering: str, output: str
+) -> None:
+    done = shell(
+        f"export PYTHONUNBUFFERED={buffering}; buildidfs --store {store} {command} {output}"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"buildidfs: cannot write the output: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_closed_streams_do_no_harm(store: Path, tree: Path) -> None:
+    done = shell(f"buildidfs --store {store} scan tree {tree} <&- >&- 2>&-")
+    assert done.returncode == 2
+    assert run("--store", store, "list").stdout.count(b"\n") == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["lst", "list --pth x", "show", "get --kind elf 00", "scan proc --pid one", "scan tre"]
+)
+def test_mistakes_are_one_line(words: str) -> None:
+    error = run(*words.split(), code=2).stderr.decode()
+    assert re.fullmatch(r"buildidfs: [a-z].* \(see buildidfs.* --help\)\n", error), error
+
+
+def test_a_configuration_file_that_is_named_is_read(store: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    assert b"missing.toml" in run("--config", missing, "--store", store, "list", code=2).stderr
+
+
+def test_quiet_says_only_what_went_wrong(tmp_path: Path, tree: Path) -> None:
+    store = tmp_path / "store"
+    assert run("-q", "--store", store, "scan", "tree", tree).stdout == b""
+    done = run("-q", "--store", store, "scan", "tree", tmp_path / "none", code=3)
+    assert done.stdout == b""
+    assert b"none" in done.stderr
+
+
+@pytest.mark.root
+def test_one_unreadable_path_does_not_stop_the_others() -> None:
+    with tempfile.TemporaryDirectory() as hidden, without_privileges():
+        done = CliRunner().invoke(
+            cli, ["scan", "tree", "--dry-run", hidden, "/usr/bin/env"], standalone_mode=False
+        )
+    assert done.return_value == 3, done.output
+    assert f"{hidden}: Permission denied" in done.output
+    assert " /usr/bin/env\n" in done.output
 
 
 def test_completion_knows_commands_and_build_ids(store: Path) -> None:

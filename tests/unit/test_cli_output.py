@@ -53,8 +53,9 @@ def test_sizes(count: int, text: str) -> None:
 
 _PROGRESS = """
 from buildidfs.cli import output
-show = output.progress("Capturing")
-show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff")
+with output.progress("Capturing") as show:
+    show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff")
+print("done")
 """
 
 
@@ -63,7 +64,7 @@ def test_progress_shows_paths_that_a_terminal_does_not_obey() -> None:
     with open(leader, "rb", buffering=0) as reader:
         argv = [sys.executable, "-c", _PROGRESS]
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-        with subprocess.Popen(argv, stderr=terminal, env=env) as child:
+        with subprocess.Popen(argv, stdout=terminal, stderr=terminal, env=env) as child:
             os.close(terminal)
             shown = b""
             with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
@@ -71,7 +72,10 @@ def test_progress_shows_paths_that_a_terminal_does_not_obey() -> None:
                     shown += chunk
         assert child.returncode == 0
     assert b"/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\xff" in shown
+    # It is gone before anything else is said, or it would take that away with it.
+    assert shown.endswith(b"done\r\n")
 
 
 def test_no_progress_without_a_terminal() -> None:
-    assert output.progress("Capturing") is None
+    with output.progress("Capturing") as show:
+        assert show is None
