@@ -79,10 +79,13 @@ class Session:
     def progress(
         self, description: str
     ) -> AbstractContextManager[Callable[[int, str], None] | None]:
-        """A progress bar where one is wanted, see `output.progress`."""
+        """A progress bar where one is wanted, see `output.progress`.
+
+        With -v log lines say more, and would go through it.
+        """
         from buildidfs.cli import output
 
-        return output.progress(description, quiet=self.is_quiet)
+        return output.progress(description, quiet=self.verbosity != 0)
 
     def start_logging(self) -> None:
         """Set up logging; commands that never log do not pay for importing it."""

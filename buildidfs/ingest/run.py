@@ -23,6 +23,7 @@ from buildidfs.errors import StoreError
 from buildidfs.ingest import staging
 from buildidfs.model import Absence, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, Staged, Store
+from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -288,6 +289,10 @@ class _Run:
             for _, job in batch.captures:
                 if job is not None:
                     self._forget(job)
+        import logging  # which the threads have imported by now
+
+        log = logging.getLogger(__name__)
+        verbose = log.isEnabledFor(logging.INFO)
         self.summary.copied_bytes += result.bytes_added
         for (capture, job), outcome in zip(batch.captures, result.outcomes, strict=True):
             path = capture.sighting.origin.path
@@ -295,6 +300,8 @@ class _Run:
                 self.summary.unreadable.append(Unreadable(path, outcome.refused))
             elif outcome.new_blob:
                 self.summary.captured += 1
+                if verbose:
+                    log.info("captured %s (%s)", show(path), capture.build_id)
             else:
                 self.summary.held += 1
             self.summary.new_ids += outcome.new_id

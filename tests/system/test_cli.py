@@ -271,6 +271,14 @@ def test_a_configuration_file_that_is_named_is_read(store: Path, tmp_path: Path)
     assert b"missing.toml" in run("--config", missing, "--store", store, "list", code=2).stderr
 
 
+def test_verbose_says_what_is_captured(tmp_path: Path, tree: Path) -> None:
+    store = tmp_path / "store"
+    first, again = (run("-v", "--store", store, "scan", "tree", tree).stderr for _ in range(2))
+    assert f"buildidfs: captured {tree}/lib/first.so ({BUILD_ID.hex()})\n".encode() in first
+    assert b"caf\\xe9.so" in first
+    assert b"captured" not in again
+
+
 def test_quiet_says_only_what_went_wrong(tmp_path: Path, tree: Path) -> None:
     store = tmp_path / "store"
     assert run("-q", "--store", store, "scan", "tree", tree).stdout == b""

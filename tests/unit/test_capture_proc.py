@@ -214,3 +214,20 @@ def test_host_is_believed_only_where_root_wrote(
     result = scan(ProcScanner(Memory(), pids=[os.getpid()], initial=as_host))
     (seen,) = [seen for seen in result.pinned if seen.path == os.fsencode(mapped)]
     assert seen.pinned.sighting.origin.trust is expected
+
+
+def test_a_thread_of_the_kernel_is_no_container() -> None:
+    threads = []
+    for pid in procfs.pids():
+        fd = procfs.open_pid(pid)
+        try:
+            if procfs.is_kernel_thread(fd):
+                threads.append(pid)
+        finally:
+            os.close(fd)
+    if not threads:
+        pytest.skip("no thread of the kernel can be seen in this pid namespace")
+    elsewhere = NamespaceSet(mnt=1)
+    scanner = ProcScanner(Memory(), pids=threads, containers=["none"], initial=elsewhere)
+    with pytest.raises(UsageError, match="none is running"):
+        list(scanner)

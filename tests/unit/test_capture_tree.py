@@ -12,7 +12,7 @@ import pytest
 from buildidfs.capture import walk
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.tree import TreeScanner, identify_tree
-from buildidfs.model import Absence, BuildId, Trust
+from buildidfs.model import Absence, BuildId, NamespaceSet, Trust
 from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
 from tests.support.scans import (
@@ -223,3 +223,16 @@ def test_only_files_of_root_are_the_hosts(tmp_path: Path) -> None:
 def test_finds_what_no_segment_covers(tmp_path: Path) -> None:
     (tmp_path / "go").write_bytes(elf_file(build_id=ID, build_id_in="section"))
     assert list(identified(tmp_path).values()) == [BuildId(ID)]
+
+
+def test_what_a_container_is_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(elf_file(build_id=ID))
+    initial = NamespaceSet(mnt=1, net=own_namespaces().net)
+    labels = []
+    for names in (["mnt"], ["mnt", "net"]):
+        scanner = TreeScanner(
+            Memory(), [os.fsencode(tmp_path)], initial=initial, container_namespaces=names
+        )
+        labels.append(scan(scanner).pinned[0].pinned.sighting.origin.container)
+    assert labels[0]
+    assert not labels[1]
