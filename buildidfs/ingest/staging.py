@@ -35,6 +35,9 @@ _ATTEMPTS: Final = 3
 _SETTLED_NS: Final = 20_000_000
 # Between two readings of a file that may be being written to, for the writer to go on in.
 _PAUSE: Final = 0.05
+# A file that somebody has open for writing rests when the last write began this long ago: one can
+# take as long as the disk makes it wait.
+_RESTING_NS: Final = 1_000_000_000
 # Where the kernel does not tell of writers, those who began longer ago are taken to be done.
 _WRITING_NS: Final = 60_000_000_000
 # With more variants than this of one build ID nobody looks whether one is the file at hand, which
@@ -74,16 +77,18 @@ def _is_torn(outcome: Outcome) -> bool:
     )
 
 
-def _may_have_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
+def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
     if pinned.kind in (Kind.VDSO, Kind.KALLSYMS):
         return False  # a copy in memory, which the scanner made
     known = leases.has_writer(pinned.fd)
     return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
 
 
-def _is_whole(store: Store, fd: int, staged: Staged) -> bool:
+def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> bool:
     """Whether a file that may have a writer is still what was staged. Raises OSError."""
     time.sleep(_PAUSE)
+    if leases.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
+        return False
     return store.digest_of(fd) == staged.digest
 
 
@@ -110,7 +115,7 @@ def _settle(identity: FileIdentity) -> None:
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
     """One try at a file that somebody may be writing to. Raises `StoreError`, OSError."""
     # Asked before anything is read: whoever begins to write after that shows in the times.
-    doubtful = _may_have_writer(pinned, identity)
+    writer = _has_writer(pinned, identity)
     sighting = _sighting(pinned, identity)
     if pinned.kind is None:
         hint = files.identify(pinned.fd)
@@ -122,7 +127,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
             )
     staged = store.stage(pinned.fd)
     try:
-        if doubtful and not _is_whole(store, pinned.fd, staged):
+        if writer and not _is_whole(store, pinned.fd, staged, identity):
             staged.changed = True
         outcome = _described(staged, pinned, sighting)
     except BaseException:

@@ -28,10 +28,16 @@ def tree(store: Store, path: Path) -> Summary:
     return Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(path)]))
 
 
-def test_file_that_is_open_for_writing_is_taken_while_it_rests(tmp_path: Path) -> None:
+def test_file_that_is_open_for_writing_is_taken_while_it_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "held"
     path.write_bytes(elf_file(build_id=ID))
     with Store.create(tmp_path / "store") as store, path.open("r+b"):
+        monkeypatch.setattr(staging, "_RESTING_NS", 3600_000_000_000)
+        (unreadable,) = tree(store, path).unreadable
+        assert unreadable.errno == errno.ETXTBSY, "its last write may not have ended"
+        monkeypatch.setattr(staging, "_RESTING_NS", 0)
         assert tree(store, path).captured == 1
 
 
