@@ -31,7 +31,7 @@ import pyfuse3
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from buildidfs.store.notify import Listener
     from buildidfs.view import View
@@ -160,8 +160,17 @@ def _fuse_descriptor() -> int:
 class Invalidator:
     """The thread that hears of commits. A context manager: it runs within the block."""
 
-    def __init__(self, view: View, absences: Absences, kernel: Kernel, listener: Listener) -> None:
+    def __init__(
+        self,
+        view: View,
+        absences: Absences,
+        kernel: Kernel,
+        listener: Listener,
+        on_everything: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_everything`` is called, in the thread, when blobs may have been deleted."""
         self._view = view
+        self._on_everything = on_everything
         self._absences = absences
         self._kernel = kernel
         self._listener = listener
@@ -225,3 +234,4 @@ class Invalidator:
     def _everything(self) -> None:
         self._view.forget()
         self._kernel.forget_names(self._absences.take_all())
+        self._on_everything()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the kernel, answered from the view: numbers to attributes, bytes and errnos.
 
-Nothing here keeps a table of inodes or directories: a node's number says what it is, a file's
-handle is its descriptor, a directory's handle is its node. What is kept is one entry for each open
-file that is more than a descriptor, and the names that the kernel remembers as absent
-(`invalidate.Absences`).
+Nothing here keeps a table of inodes or directories: a node's number says what it is, and the
+handle of a directory is its node. What is kept is one entry for each open file (`files`), and the
+names that the kernel remembers as absent (`invalidate.Absences`).
 
 An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
 everybody. So every handler goes through `_answering`, or, where a microsecond counts, catches
@@ -28,8 +27,9 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.mount import buffers
+from buildidfs.mount.files import OpenFiles, is_text
 from buildidfs.mount.listing import NamesOnly
-from buildidfs.view import Attributes, Content, blank
+from buildidfs.view import Attributes, blank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -55,9 +55,6 @@ FOREVER_S = 24 * 3600.0
 """How long the kernel may keep what only a commit can change; commits are told to it."""
 
 VOLATILE_S = 1.0
-
-_NO_DESCRIPTOR = 1 << 32
-"""Handles of files that are texts start here; those of others are their descriptors."""
 
 _IN_FULL = 64
 """Entries at the start of a directory that are listed with their attributes: all, in a small one.
@@ -137,8 +134,7 @@ class Operations(pyfuse3.Operations):
         self._loop = loop
         self._absences = absences
         self._store_path = store_path
-        self._texts = itertools.count(_NO_DESCRIPTOR)
-        self._special: dict[int, Content] = {}
+        self._files = OpenFiles(view)
         self._buffer = buffers.huge(_READ_SIZE)
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
@@ -244,24 +240,20 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         try:
-            content = self._view.open(inode)
+            handle = self._files.open(inode)
         except Exception as error:
             raise refusal(error) from None
-        if content.fd < 0:
-            fh = next(self._texts)
-            self._special[fh] = content
-            return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
-        if content.zeros:
-            self._special[content.fd] = content
-        self._file.fh = content.fd
+        if is_text(handle):
+            return pyfuse3.FileInfo(fh=handle, direct_io=True, keep_cache=False)
+        self._file.fh = handle
         return self._file
 
     async def read(self, fh: int, off: int, size: int) -> Any:
         # Any, because pyfuse3 takes every buffer though its stub says bytes.
         try:
-            special = self._special.get(fh) if self._special else None
-            if special is not None and special.fd < 0:
-                return special.text[off : off + size]
+            content = self._files.content(fh)
+            if content.fd < 0:
+                return content.text[off : off + size]
             try:
                 data: bytearray | memoryview = self._read_cached(fh, off, size)
             except OSError as error:
@@ -269,8 +261,8 @@ class Operations(pyfuse3.Operations):
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
                 data = await self._loop.in_thread(_read_whole, fh, off, size)
-            if special is not None:
-                blank(data, off, special.zeros)
+            if content.zeros:
+                blank(data, off, content.zeros)
             return data
         except Exception as error:
             raise refusal(error) from None
@@ -291,11 +283,7 @@ class Operations(pyfuse3.Operations):
 
     async def release(self, fh: int) -> None:
         try:
-            content = self._special.pop(fh, None) if self._special else None
-            if content is not None:
-                content.close()
-            else:
-                os.close(fh)
+            self._files.release(fh)
         except Exception as error:
             raise refusal(error) from None
 
@@ -322,10 +310,13 @@ class Operations(pyfuse3.Operations):
     setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _REFUSED
     write = create = setxattr = removexattr = _REFUSED
 
+    def close_idle(self) -> None:
+        """Let go of files that nobody has open."""
+        self._files.close_idle()
+
     def close(self) -> None:
         """Let go of files that were still open when the session ended."""
-        while self._special:
-            self._special.popitem()[1].close()
+        self._files.close()
 
 
 def _read_whole(fd: int, offset: int, size: int) -> bytearray:

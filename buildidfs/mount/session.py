@@ -56,7 +56,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         _mount(operations, point, options)
         device = _device(point)
         stack.callback(_close, point, device)
-        _listen(stack, store, view, absences)
+        _listen(stack, store, view, absences, operations)
         try:
             trio.run(_serve, point, device, options.read_ahead_kib, ready)
         except BaseExceptionGroup as group:
@@ -79,15 +79,28 @@ def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
     raise MountError(f"cannot mount {shown}: {reason}") from failure
 
 
-def _listen(stack: contextlib.ExitStack, store: Store, view: View, absences: Absences) -> None:
+def _listen(
+    stack: contextlib.ExitStack,
+    store: Store,
+    view: View,
+    absences: Absences,
+    operations: Operations,
+) -> None:
     """Hear of commits, as long as the stack lives."""
+
+    def close_idle() -> None:
+        # in the loop's thread, which is the only one that touches them
+        if pyfuse3.trio_token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                pyfuse3.trio_token.run_sync_soon(operations.close_idle)
+
     try:
         listener = stack.enter_context(contextlib.closing(store.listen()))
     except StoreError as error:
         # Then nobody can commit either: the store is on a read-only filesystem.
         log.info("what is captured later will not be seen at once: %s", error)
     else:
-        stack.enter_context(Invalidator(view, absences, FuseKernel(), listener))
+        stack.enter_context(Invalidator(view, absences, FuseKernel(), listener, close_idle))
 
 
 async def _serve(

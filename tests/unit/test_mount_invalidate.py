@@ -159,8 +159,10 @@ def test_when_everything_may_have_changed(store: Store, kernel: FakeKernel) -> N
     absences.add(View.ROOT, b"b")
     moment = absences.moment
     with contextlib.closing(store.listen()) as listener:
-        Invalidator(view, absences, kernel, listener).committed([])
+        called: list[bool] = []
+        Invalidator(view, absences, kernel, listener, lambda: called.append(True)).committed([])
 
+    assert called, "deleted blobs must not be kept by their descriptors"
     assert kernel.everything == [[(View.ROOT, b"a"), (View.ROOT, b"b")]]
     assert len(absences) == 0
     assert absences.moment != moment

@@ -210,14 +210,13 @@ async def test_texts(operations: Operations) -> None:
     await operations.release(other.fh)
 
 
-async def test_no_descriptor_is_kept(operations: Operations) -> None:
+async def test_no_descriptor_is_lost(operations: Operations) -> None:
     node = await _elf(operations)
     before = len(os.listdir("/proc/self/fd"))
     handles = [(await operations.open(node, os.O_RDONLY, CTX)).fh for _ in range(20)]
-    assert len(set(handles)) == 20
-    assert len(os.listdir("/proc/self/fd")) == before + 20
     for handle in handles:
         await operations.release(handle)
+    operations.close_idle()
     assert len(os.listdir("/proc/self/fd")) == before
     await operations.open(node, os.O_RDONLY, CTX)
     operations.close()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.mount.files: one descriptor for all who open a file, and not too many beside."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.mount.files import OpenFiles, is_text
+from buildidfs.store import Store
+from buildidfs.view import View
+from tests.support.captures import capture
+
+COUNT = 6
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[View]:
+    with Store.create(tmp_path / "store") as store:
+        store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(COUNT)])
+        yield View(store)
+
+
+def _nodes(view: View) -> list[int]:
+    ids = [view.lookup(View.ROOT, b"01%02x" % n) for n in range(COUNT)]
+    return [view.lookup(directory, b"elf") for directory in ids]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _bad(files: OpenFiles, handle: int) -> None:
+    for call in (files.content, files.release):
+        with pytest.raises(OSError, match=r".") as caught:
+            call(handle)
+        assert caught.value.errno == errno.EBADF
+
+
+def test_all_who_open_a_file_share_it(view: View) -> None:
+    files = OpenFiles(view)
+    node = _nodes(view)[2]
+    before = _descriptors()
+    handles = {files.open(node) for _ in range(5)}
+    assert len(handles) == 1
+    (handle,) = handles
+    assert _descriptors() == before + 1
+    for _ in range(4):
+        files.release(handle)
+    assert os.pread(files.content(handle).fd, 10, 0) == b"2"
+    files.release(handle)
+    with pytest.raises(OSError, match=r"."):
+        files.release(handle)
+    assert files.open(node) == handle
+    files.close()
+    assert _descriptors() == before
+
+
+def test_only_so_many_are_kept(view: View) -> None:
+    files = OpenFiles(view, idle=2)
+    nodes = _nodes(view)
+    before = _descriptors()
+    handles = [files.open(node) for node in nodes]
+    assert _descriptors() == before + COUNT, "who is in use stays"
+    for handle in handles:
+        files.release(handle)
+    assert _descriptors() == before + 2
+    for handle in handles[:-2]:
+        _bad(files, handle)
+    assert [files.open(node) for node in nodes[-2:]] == handles[-2:]
+    files.close_idle()
+    assert _descriptors() == before + 2, "they are in use again"
+    for handle in handles[-2:]:
+        files.release(handle)
+    files.close_idle()
+    assert _descriptors() == before
+    assert os.pread(files.content(files.open(nodes[0])).fd, 10, 0) == b"0"
+    files.close()
+
+
+def test_none_may_be_kept(view: View) -> None:
+    files = OpenFiles(view, idle=0)
+    before = _descriptors()
+    handle = files.open(_nodes(view)[0])
+    files.release(handle)
+    _bad(files, handle)
+    assert _descriptors() == before
+
+
+def test_texts_are_everybodys_own(view: View) -> None:
+    files = OpenFiles(view)
+    node = view.lookup(view.lookup(View.ROOT, b"0100"), b"path")
+    first, second = files.open(node), files.open(node)
+    assert first != second
+    assert is_text(first)
+    assert not is_text(files.open(_nodes(view)[0]))
+    assert files.content(first).text == b"/usr/bin/app\n"
+    files.release(first)
+    _bad(files, first)
+    files.release(second)
+    files.close()
+
+
+def test_what_cannot_be_opened_leaves_nothing(view: View) -> None:
+    files = OpenFiles(view)
+    before = _descriptors()
+    with pytest.raises(IsADirectoryError):
+        files.open(View.ROOT)
+    _bad(files, 5)
+    assert _descriptors() == before
