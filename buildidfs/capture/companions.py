@@ -11,6 +11,7 @@ by build ID, or where it has none by the checksum in the link.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 import zlib
@@ -25,7 +26,9 @@ from buildidfs.linux import openat2, statx
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    Look = Callable[[], "Companion | None"]
 
 DEBUG_ROOT: Final = b"/usr/lib/debug"
 CRC_MAX_BYTES: Final = 2 << 30
@@ -81,13 +84,21 @@ class Companions:
     """Looks for companions in one root directory.
 
     ``root_fd`` is the root (O_PATH will do) and stays the caller's. Nothing is opened on
-    ``refused_devices`` (values of st_dev).
+    ``refused_devices`` (values of st_dev). ``ask`` is given a path and what looks at it, which
+    may have to wait for a filesystem; it raises TimeoutError when it has waited long enough.
     """
 
-    def __init__(self, root_fd: int, memo: Memo, refused_devices: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        root_fd: int,
+        memo: Memo,
+        refused_devices: Collection[int] = (),
+        ask: Callable[[bytes, Look], Companion | None] | None = None,
+    ) -> None:
         self._root_fd = root_fd
         self._memo = memo
         self._refused = refused_devices
+        self._ask = ask
 
     def has_debug_root(self) -> bool:
         """Whether anything at all can be found by build ID here."""
@@ -144,8 +155,9 @@ class Companions:
     ) -> Iterator[Companion | Unreadable]:
         """The first of ``paths`` that has ``build_id``, and the checksum if there is a link."""
         for path in paths:
+            look = functools.partial(self._candidate, path, build_id, link)
             try:
-                companion = self._candidate(path, build_id, link)
+                companion = look() if self._ask is None else self._ask(path, look)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
                     yield Unreadable(path, error.strerror or str(error), error.errno or 0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
 from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
-from buildidfs.capture.companions import Companion, Companions
+from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.patience import Patience, slow_devices
 from buildidfs.capture.process import Moved, Process, Ways
@@ -125,6 +125,7 @@ class _Scan:
         self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self._slow_devices: set[tuple[int, int]] = set()
+        self._slow_namespaces: set[int] = set()
         self._patience = patience
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
@@ -196,7 +197,10 @@ class _Scan:
         self._mount_namespaces.add(process.mount_namespace)
         text = procfs.mountinfo(process.fd)
         self._own_mounts |= mounts.own_mount_devices(text)
-        self._slow_devices |= slow_devices(text)
+        slow = slow_devices(text)
+        self._slow_devices |= slow
+        if slow:
+            self._slow_namespaces.add(process.mount_namespace)
 
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
@@ -310,8 +314,7 @@ class _Scan:
         ``trust`` is that of the binary.
         """
         try:
-            refused = {os.makedev(*device) for device in self._own_mounts}
-            companions = Companions(process.root_fd, self._memo, refused)
+            companions = self._companions(process)
             if isinstance(binary, ElfFile):
                 yield from self._take(process, companions.of(path, binary), trust)
             elif self._has_debug_root(process, companions):
@@ -320,7 +323,20 @@ class _Scan:
             if error.errno not in _GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, _denied(error), error.errno or 0)
 
+    def _companions(self, process: Process) -> Companions:
+        refused = {os.makedev(*device) for device in self._own_mounts}
+        if process.mount_namespace not in self._slow_namespaces:
+            return Companions(process.root_fd, self._memo, refused)
+        return Companions(
+            process.root_fd,
+            self._memo,
+            refused,
+            lambda path, look: self._patience.ask(_place(process, path), look, _discard),
+        )
+
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
+        if process.mount_namespace in self._slow_namespaces:
+            return True  # nobody knows without waiting
         key = process.mount_namespace, process.root_path
         has = self._debug_roots.get(key)
         if has is None:
@@ -347,6 +363,20 @@ class _Scan:
                     yield SeenAgain(sighting, item.known)
                 else:
                     yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
+
+
+def _place(process: Process, path: bytes) -> tuple[int, int]:
+    """What a path is asked for together with, and given up with, in place of a device.
+
+    Where it leads is known when it has been followed. But what users mount beside their programs
+    does not tell of the place that is root's. There are no devices with such numbers.
+    """
+    return -2 if path.startswith(DEBUG_ROOT + b"/") else -1, process.mount_namespace
+
+
+def _discard(companion: Companion | None) -> None:
+    if companion is not None:
+        companion.close()
 
 
 def _denied(error: OSError) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.base import Unreadable
+from buildidfs.capture.patience import Patience
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.process import Ways
 from buildidfs.errors import UsageError
 from buildidfs.formats import elf
 from buildidfs.linux import mounts, procfs
 from buildidfs.model import BuildId, Kind, NamespaceSet, Trust
+from tests.support import silentfs
 from tests.support.children import cat_program, copied_cat, needs_root, running
 from tests.support.elfwriter import TEXT_SPLIT, Section, debuglink, elf_file
 from tests.support.filereader import FileReader
@@ -231,3 +234,26 @@ def test_a_thread_of_the_kernel_is_no_container() -> None:
     scanner = ProcScanner(Memory(), pids=threads, containers=["none"], initial=elsewhere)
     with pytest.raises(UsageError, match="none is running"):
         list(scanner)
+
+
+@pytest.mark.fuse
+@needs_root("mounts a filesystem")
+def test_debug_files_where_nobody_answers(tmp_path: Path) -> None:
+    path = tmp_path / "mapped.so"
+    path.write_bytes(elf_file([debuglink(b"app", 0)], build_id=ID))
+    hidden = tmp_path / ".debug"
+    hidden.mkdir()
+    with silentfs.served(hidden, path) as server, map_executable(path):
+        server.send_signal(signal.SIGSTOP)
+        result = scan(
+            ProcScanner(
+                Memory(),
+                pids=[os.getpid()],
+                initial=own_namespaces(),
+                patience=Patience(0.3),
+            )
+        )
+    assert os.fsencode(path) in result.paths()
+    reasons = {item.path: item.reason for item in result.unreadable}
+    assert reasons[os.fsencode(hidden / "app")] == "its filesystem does not answer"
+    assert not any(place.startswith(b"/usr/lib/debug/") for place in reasons)
