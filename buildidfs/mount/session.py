@@ -10,6 +10,7 @@ not holding a file open.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import resource
@@ -21,7 +22,7 @@ import trio
 
 from buildidfs.errors import MountError, StoreError
 from buildidfs.linux import mounts
-from buildidfs.mount import points
+from buildidfs.mount import files, points
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
 from buildidfs.mount.operations import Operations
@@ -165,6 +166,14 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # The kernel doubles the table of descriptors when it is full, and in a process with threads
+    # waits several milliseconds for it each time (expand_fdtable, synchronize_rcu). Not yet.
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 2 * files.IDLE))
+        finally:
+            os.close(null)
 
 
 def _adopt_log() -> None:
