@@ -77,13 +77,15 @@ def identity(fd: int) -> FileIdentity:
     return _identity(fd, b"", syscalls.AT_EMPTY_PATH)
 
 
-def identity_at(dir_fd: int, path: bytes, follow: bool = True) -> FileIdentity:
+def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
     """What identifies the file at ``path`` below ``dir_fd``, which is not opened.
 
     ``follow`` says whether a symbolic link at the end is followed, be it a magic one of /proc.
+    Without ``ask`` the kernel says what it has, and waits for no server (FUSE, network).
     Raises OSError.
     """
     flags = syscalls.AT_NO_AUTOMOUNT | (0 if follow else syscalls.AT_SYMLINK_NOFOLLOW)
+    flags |= 0 if ask else syscalls.AT_STATX_DONT_SYNC
     return _identity(dir_fd, syscalls.check_path(path), flags)
 
 

@@ -17,6 +17,7 @@ AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
 AT_NO_AUTOMOUNT = 0x800
 AT_EMPTY_PATH = 0x1000
+AT_STATX_DONT_SYNC = 0x4000
 
 # The same on every architecture that got it at or after Linux 5.1 (alpha aside).
 SYS_OPENAT2 = 437
