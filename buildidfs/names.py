@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from binascii import hexlify, unhexlify
 
-from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind
 
 KIND_OF: dict[bytes, Kind] = {
@@ -91,22 +90,3 @@ def split(build_id: bytes) -> tuple[bytes, bytes]:
     """Directory and entry of a build ID below ``.build-id/`` (for debuginfo add ``.debug``)."""
     text = hexlify(build_id)
     return text[:2], text[2:]
-
-
-def kind_named(text: str) -> Kind:
-    """The kind that any of its spellings names; raises `UsageError` listing those there are."""
-    try:
-        return KIND_OF[text.encode()]
-    except (KeyError, UnicodeEncodeError):
-        known = ", ".join(name.decode() for name in KIND_OF)
-        raise UsageError(f"no such kind of artifact: {text!r} (one of {known})") from None
-
-
-def kind_text(kind: Kind) -> str:
-    """What a kind is called in output and in debuginfod URLs."""
-    return kind.name.lower()
-
-
-def debuginfod_path(build_id: BuildId, kind: Kind) -> str:
-    """Path of an artifact on a debuginfod server, without leading slash."""
-    return f"buildid/{build_id}/{kind_text(kind)}"

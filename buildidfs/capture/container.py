@@ -53,17 +53,18 @@ def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
     return frozenset(_choose_one(text, labels) for text in wanted)
 
 
+def fits(text: str, label: str) -> bool:
+    """Whether a user who gave ``text`` may mean that container; see `choose`."""
+    manager, colon, its_id = text.rpartition(":")
+    if not its_id or (colon and not label.startswith(f"{manager}:")):
+        return text == label
+    return text == label or _same_beginning(its_id, label.partition(":")[2])
+
+
 def _choose_one(text: str, labels: Collection[str]) -> str:
     if text in labels:
         return text
-    manager, colon, its_id = text.rpartition(":")
-    fitting = sorted(
-        label
-        for label in labels
-        if (not colon or label.startswith(f"{manager}:"))
-        and its_id
-        and _same_beginning(its_id, label.partition(":")[2])
-    )
+    fitting = sorted(label for label in labels if fits(text, label))
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

@@ -75,13 +75,12 @@ def _filter(glob: str | None, container: str | None) -> Callable[[OriginRecord],
     """The test that an origin has to pass, or None when every one does."""
     if glob is None and container is None:
         return None
+    from buildidfs.capture.container import fits
+
     pattern = re.compile(os.fsencode(fnmatch.translate(glob or "*")))
 
     def wanted(record: OriginRecord) -> bool:
-        label = record.origin.container
-        if container is not None and not (
-            label == container or label.partition(":")[2].startswith(container)
-        ):
+        if container is not None and not fits(container, record.origin.container):
             return False
         return pattern.match(record.origin.path) is not None
 

@@ -61,11 +61,6 @@ def ioc_read(kind: int, number: int, size: int) -> int:
     return _IOC_READ << 30 | size << 16 | kind << 8 | number
 
 
-def ioc_write(kind: int, number: int, size: int) -> int:
-    """The request code of an ioctl that takes ``size`` bytes (_IOW)."""
-    return _IOC_WRITE << 30 | size << 16 | kind << 8 | number
-
-
 def ioc_read_write(kind: int, number: int, size: int) -> int:
     """The request code of an ioctl that takes and fills ``size`` bytes (_IOWR)."""
     return (_IOC_READ | _IOC_WRITE) << 30 | size << 16 | kind << 8 | number

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs import names
-from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind
 
 build_ids = st.binary(min_size=BuildId.MIN_BYTES, max_size=BuildId.MAX_BYTES).map(BuildId)
@@ -58,17 +57,5 @@ def test_every_kind_is_spelled() -> None:
     assert names.SPELLINGS[Kind.EXECUTABLE] == (b"elf", b"executable")
     assert names.SPELLINGS[Kind.DEBUGINFO] == (b"debug", b"debuginfo")
     for kind in Kind:
-        assert names.kind_named(names.kind_text(kind)) is kind
         assert all(names.KIND_OF[name] is kind for name in names.SPELLINGS[kind])
         assert names.PERF_KIND_OF[names.SPELLINGS[kind][0]] is kind
-
-
-@pytest.mark.parametrize("text", ["", "source", "ELF", "\udc80"])
-def test_unknown_kinds_are_refused_with_the_list(text: str) -> None:
-    with pytest.raises(UsageError, match="elf, executable, debug, debuginfo"):
-        names.kind_named(text)
-
-
-def test_debuginfod_path() -> None:
-    build_id = BuildId.from_hex("abcdef")
-    assert names.debuginfod_path(build_id, Kind.EXECUTABLE) == "buildid/abcdef/executable"
