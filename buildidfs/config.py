@@ -9,7 +9,6 @@ silently ignored is a setting that an operator believes in.
 from __future__ import annotations
 
 import os
-import tomllib
 from typing import Literal
 
 import msgspec
@@ -51,6 +50,8 @@ def parse(text: str, name: str) -> Settings:
 
     Raises `UsageError` naming the file and the key at fault.
     """
+    import tomllib  # not before there is a file
+
     try:
         settings = msgspec.convert(tomllib.loads(text), Settings)
     except tomllib.TOMLDecodeError as error:
