@@ -33,6 +33,9 @@ _STAMP_SLACK_S = 86_400
 #: Rows of the memo of which the oldest goes when it is full.
 _CANDIDATES = 8
 
+#: An origin is last seen to the minute: who scans often does not write for each file each time.
+_ORIGIN_SLACK_NS = 60_000_000_000
+
 _PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _WORLD_READABLE = 0o004
@@ -62,7 +65,9 @@ class Recorder:
         """Write the counters."""
         if self.changed:
             self.counters.announced += 1
-        self._txn.put(schema.COUNTERS_KEY, self.counters.pack(), db=self._meta)
+        counters = self.counters.pack()
+        if counters != self._txn.get(schema.COUNTERS_KEY, db=self._meta):
+            self._txn.put(schema.COUNTERS_KEY, counters, db=self._meta)
 
     # --- a capture -------------------------------------------------------------------------
 
@@ -281,12 +286,15 @@ class Recorder:
         if old is not None:
             times = schema.ORIGIN_TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
+            if first == times[0] and last - times[1] < _ORIGIN_SLACK_NS:
+                first, last = times
         elif named.origins >= schema.MAX_ORIGINS:
             self._drop_origin(ordinal)
         else:
             named.origins += 1
         value = schema.pack_origin(digest, kinds, sighting.origin, first, last)
-        self._txn.put(key, value, db=self._origins)
+        if value != old:
+            self._txn.put(key, value, db=self._origins)
         return old is None
 
     def _drop_origin(self, ordinal: int) -> None:

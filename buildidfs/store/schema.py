@@ -47,7 +47,7 @@ nobody else can use up all. Trust and mode belong to the bytes: seeing the same 
 better place raises both, in every row with that digest.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
-build ID: the one seen last longest ago is dropped for a new one, the very first stays.
+build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
 
 **names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",

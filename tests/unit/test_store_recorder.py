@@ -25,6 +25,7 @@ from tests.support.captures import (
 )
 
 EXECUTABLE, DEBUGINFO = Kind.EXECUTABLE, Kind.DEBUGINFO
+MINUTE = 60 * SECOND
 
 
 @pytest.fixture
@@ -67,13 +68,13 @@ def test_one_capture(store: Store) -> None:
 
 def test_the_same_again_changes_nothing(store: Store) -> None:
     first = commit(store, capture(store, b"bytes"))
-    again = commit(store, capture(store, b"bytes", at=sighting(seen_ns=NOW + 5)))
+    again = commit(store, capture(store, b"bytes", at=sighting(seen_ns=NOW + MINUTE)))
     (outcome,) = again.outcomes
     assert outcome.ordinal == first.outcomes[0].ordinal
     assert outcome == Outcome(outcome.ordinal), "nothing new in it"
     assert (again.changed, again.blobs_added, again.bytes_added) == ((), 0, 0)
     (record,) = store.origins(outcome.ordinal)
-    assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW + 5)
+    assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW + MINUTE)
 
 
 def test_executable_and_debuginfo_in_one_file_is_one_blob(store: Store) -> None:
@@ -307,6 +308,16 @@ def test_bytes_are_believed_under_the_build_id_they_were_seen_under(store: Store
     assert (trust(mine), trust(theirs)) == (Trust.HOST, Trust.CONTAINER)
 
 
+def test_seen_again_within_a_minute_writes_nothing(store: Store) -> None:
+    first = sighting(seen_ns=NOW, ctime_ns=0)
+    commit(store, capture(store, b"bytes", at=first))
+    (before,) = store.origins(1)
+    assert store.touch([Sighting(first.origin, NOW + MINUTE - 1)]) == []
+    assert store.origins(1) == [before]
+    assert store.touch([Sighting(first.origin, NOW + MINUTE)]) == []
+    assert store.origins(1)[0].last_seen_ns == NOW + MINUTE
+
+
 def test_dwz_files_are_found_by_name(store: Store) -> None:
     name = b"x86_64-linux-gnu/app.debug"
     at = sighting(b"/usr/lib/debug/.dwz/" + name, trust=Trust.CONTAINER)
@@ -487,7 +498,7 @@ def test_the_memo_is_bounded_and_the_old_go_first(
 def test_touch_is_a_new_sighting_of_known_bytes(store: Store) -> None:
     first = sighting()
     commit(store, capture(store, b"x", at=first, kinds=(EXECUTABLE, DEBUGINFO)))
-    again = Sighting(first.origin, NOW + 5)
+    again = Sighting(first.origin, NOW + MINUTE)
     elsewhere = sighting(b"/other", container="c", seen_ns=NOW + 3, trust=Trust.HOST)
     unknown = sighting(ino=1000)
     store.remember([NewAbsence(identity(ino=7), NOW, Absence.NOT_ELF)])
@@ -495,7 +506,7 @@ def test_touch_is_a_new_sighting_of_known_bytes(store: Store) -> None:
     assert list(store.check()) == []
     assert [
         (record.origin, record.first_seen_ns, record.last_seen_ns) for record in store.origins(1)
-    ] == [(first.origin, NOW, NOW + 5), (elsewhere.origin, NOW + 3, NOW + 3)]
+    ] == [(first.origin, NOW, NOW + MINUTE), (elsewhere.origin, NOW + 3, NOW + 3)]
     artifact = store.artifact(1, DEBUGINFO)
     assert artifact is not None
     assert artifact.trust is Trust.HOST
