@@ -16,9 +16,10 @@ run() { "$buildidfs" --store "$store" "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 
 container=
+mounted=
 cleanup() {
     [ -z "$container" ] || kill "$container" 2>/dev/null || true
-    ! mountpoint -q "$mountpoint" || run unmount "$mountpoint" || true
+    [ -z "$mounted" ] || run unmount "$mountpoint" || true
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -73,7 +74,10 @@ echo "there is no godot left, not in $work either, where it came from"
 
 say "Mount the store: here it is, under build ID $id"
 mkdir -p "$mountpoint"
-mountpoint -q "$mountpoint" || run mount "$mountpoint"
+if ! mountpoint -q "$mountpoint"; then
+    run mount "$mountpoint"
+    mounted=yes
+fi
 cat "$mountpoint/$id/path"
 ls -l "$mountpoint/$id"
 [ "$(sha256sum <"$mountpoint/$id/elf")" = "$digest" ]

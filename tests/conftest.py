@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from buildidfs.model import NamespaceSet
 
-_FOREIGN = ("DEBUGINFOD_", "BUILDIDFS_", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB")
+# Makefile exports the store and the mount point of `make up`, which are the user's own.
+_MAKE = ("MAKE", "MFLAGS", "STORE", "MOUNTPOINT")
+_FOREIGN = ("DEBUGINFOD_", "BUILDIDFS", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB", *_MAKE)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

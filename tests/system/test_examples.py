@@ -101,6 +101,20 @@ def test_container_exit(programs: Path, tmp_path: Path, own_places: bool) -> Non
 
 
 @pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+def test_container_exit_leaves_a_mount_that_was_there(programs: Path, buildidfs: BuildIdFs) -> None:
+    buildidfs("scan", "tree", tool("gcc"))
+    env = {"PATH": path_with(programs), "STORE": str(buildidfs.store)}
+    with buildidfs.mounted() as mount:
+        done = run(
+            [EXAMPLES / "container-exit.sh"], env=env | {"MOUNTPOINT": str(mount)}, check=True
+        )
+        assert "wait_for_godot (days=2)" in done.out, done
+        assert is_mountpoint(mount)
+
+
+@pytest.mark.root
 @pytest.mark.client
 def test_container_exit_cleans_up_after_a_failure(programs: Path, tmp_path: Path) -> None:
     broken = script(tmp_path / "broken/buildidfs", "exit 14")
