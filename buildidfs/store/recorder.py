@@ -33,7 +33,7 @@ _STAMP_SLACK_S = 86_400
 #: Rows of the memo of which the oldest goes when it is full.
 _CANDIDATES = 8
 
-#: An origin is last seen to the minute: who scans often does not write for each file each time.
+#: Who scans often does not write for each file each time: last seen is kept to the minute.
 _ORIGIN_SLACK_NS = 60_000_000_000
 
 _PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
@@ -65,9 +65,9 @@ class Recorder:
         """Write the counters."""
         if self.changed:
             self.counters.announced += 1
-        counters = self.counters.pack()
-        if counters != self._txn.get(schema.COUNTERS_KEY, db=self._meta):
-            self._txn.put(schema.COUNTERS_KEY, counters, db=self._meta)
+        value = self.counters.pack()
+        if value != self._txn.get(schema.COUNTERS_KEY, db=self._meta):
+            self._txn.put(schema.COUNTERS_KEY, value, db=self._meta)
 
     # --- a capture -------------------------------------------------------------------------
 
@@ -201,12 +201,28 @@ class Recorder:
         if row is None or not row.refs:
             return False
         ordinals = {ref[0] for ref in row.refs}
+        if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
+            return True
         if len(ordinals) == 1:  # else the memo does not tell which of them was meant
             for ref in row.refs:
                 self._raise(*ref, sighting.origin)
         for ordinal in ordinals:
             self._see(digest, row, ordinal, self._ordinal_row(ordinal), sighting)
         return True
+
+    def _just_seen(
+        self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
+    ) -> bool:
+        """Whether that very place was recorded within a minute: then there is nothing to write."""
+        key = schema.origin_key(ordinal, digest, sighting.origin)
+        old = self._txn.get(key, db=self._origins)
+        if old is None:
+            return False
+        first, last = schema.ORIGIN_TIMES.unpack_from(old)
+        if not first <= sighting.seen_ns < last + _ORIGIN_SLACK_NS:
+            return False
+        kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
+        return schema.pack_origin(digest, kinds, sighting.origin, first, last) == old
 
     def _see(
         self,
@@ -286,15 +302,12 @@ class Recorder:
         if old is not None:
             times = schema.ORIGIN_TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
-            if first == times[0] and last - times[1] < _ORIGIN_SLACK_NS:
-                first, last = times
         elif named.origins >= schema.MAX_ORIGINS:
             self._drop_origin(ordinal)
         else:
             named.origins += 1
         value = schema.pack_origin(digest, kinds, sighting.origin, first, last)
-        if value != old:
-            self._txn.put(key, value, db=self._origins)
+        self._txn.put(key, value, db=self._origins)
         return old is None
 
     def _drop_origin(self, ordinal: int) -> None:
