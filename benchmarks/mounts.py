@@ -140,7 +140,7 @@ def passthrough(bench: Bench, source: Path, *, read_ahead_kb: int = 0) -> Iterat
 
 def buildidfs(store: Path, *arguments: str | Path) -> list[str | Path]:
     """The command line of the product, run by this interpreter."""
-    return [sys.executable, "-m", "buildidfs", "--store", store, *arguments]
+    return [Path(sys.executable).with_name("buildidfs"), "--store", store, *arguments]
 
 
 @contextmanager

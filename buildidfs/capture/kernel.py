@@ -10,7 +10,6 @@ of a loaded module tell.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import sys
@@ -23,7 +22,16 @@ from buildidfs.capture.here import Here
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import notes
 from buildidfs.linux import namespaces, openat2, statx
-from buildidfs.model import BuildId, FileIdentity, Kind, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import (
+    BuildId,
+    FileIdentity,
+    Kind,
+    NamespaceSet,
+    Origin,
+    Sighting,
+    Trust,
+    fingerprint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -100,15 +108,15 @@ class KernelScanner:
 
     def _symbols_identity(self, build_id: BuildId) -> FileIdentity:
         """They stay the same in one boot, as long as the same modules are in the same places."""
-        state = hashlib.sha256(build_id + statx.boot_id())
+        state = build_id + statx.boot_id()
         try:
             with open(self._root + b"/proc/modules", "rb") as file:
                 for line in file:
                     fields = line.split()
-                    state.update(b"%s %s\n" % (fields[0], fields[-1]))
+                    state += b"%s %s\n" % (fields[0], fields[-1])
         except FileNotFoundError:
             pass  # a kernel that cannot load any
-        scope = b"kallsyms:" + state.digest()[:16]
+        scope = b"kallsyms:" + fingerprint(state)
         return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG | 0o400, 0, 0, scope)
 
     # --- modules ---------------------------------------------------------------------------

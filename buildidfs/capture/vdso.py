@@ -7,7 +7,6 @@ read once from our own memory, and from the first process met of another size.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
@@ -17,7 +16,16 @@ from buildidfs.capture.base import Memo, PinnedFile, SeenAgain
 from buildidfs.capture.files import memory_file
 from buildidfs.formats import elf, procmaps
 from buildidfs.linux import procfs, procmap_query
-from buildidfs.model import BuildId, FileIdentity, Kind, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import (
+    BuildId,
+    FileIdentity,
+    Kind,
+    NamespaceSet,
+    Origin,
+    Sighting,
+    Trust,
+    fingerprint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +74,7 @@ class VdsoFinder:
 
     def _found(self, data: bytes, build_id: BuildId, trust: Trust) -> PinnedFile | SeenAgain:
         # There is no file to ask for its identity, so the bytes themselves are it.
-        scope = b"vdso:" + hashlib.sha256(data).digest()[:16]
+        scope = b"vdso:" + fingerprint(data)
         identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
         origin = Origin(PATH, identity, self._initial, host=self._host, trust=trust, scanner="proc")
         sighting = Sighting(origin, time.time_ns())

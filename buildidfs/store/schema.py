@@ -83,6 +83,7 @@ from buildidfs.model import (
     Origin,
     Quality,
     Trust,
+    fingerprint,
 )
 
 FORMAT_VERSION: Final = 1
@@ -307,7 +308,7 @@ def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
         origin.identity.dev,
         origin.identity.ino,
     )
-    return U64.pack(ordinal) + _hashed(place)
+    return U64.pack(ordinal) + fingerprint(_encoder.encode(place))
 
 
 def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> bytes:
@@ -382,13 +383,7 @@ def seen_key(identity: FileIdentity) -> bytes | None:
         identity.uid,
         identity.gid,
     )
-    return _hashed(fields)
-
-
-def _hashed(fields: tuple[object, ...]) -> bytes:
-    from hashlib import blake2b  # loads OpenSSL: not for those who only read
-
-    return blake2b(_encoder.encode(fields), digest_size=16).digest()
+    return fingerprint(_encoder.encode(fields))
 
 
 def clamped(ns: int) -> int:
