@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     The one place where errors become exit codes (errors.py). With -vv the traceback of an
     unknown error is shown as well, for a bug report.
     """
+    # A command is over before there is garbage worth looking for; importing alone sets off dozens
+    # of collections.
+    gc.set_threshold(20_000, 20, 20)
     try:
         streams.prepare()
         result = cli.main(args=argv, prog_name="buildidfs", standalone_mode=False)
