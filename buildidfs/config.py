@@ -9,11 +9,14 @@ silently ignored is a setting that an operator believes in.
 from __future__ import annotations
 
 import os
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
 import msgspec
 
 from buildidfs.errors import UsageError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B|)", re.IGNORECASE)
 
 Namespace = Literal["net", "uts", "ipc", "pid", "user", "mnt", "cgroup"]
 
@@ -37,12 +40,58 @@ class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     gdb_scripts: Literal["zero", "keep"] = "zero"
 
 
+class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[capture]``: ``fuse_as_owner`` reads files on FUSE filesystems of other users, which root
+    may not read, as the user who mounted them.
+    """
+
+    fuse_as_owner: bool = False
+
+
+class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[watch]``: defaults of the options of ``buildidfs watch``.
+
+    A file that is not copied yet is kept open for ``pin_seconds``, and all of them together may
+    have ``pin_bytes``. ``exec_wait`` is the longest, in seconds, that ``strict`` holds up an exec.
+    """
+
+    strict: bool = False
+    exec_wait: Annotated[float, msgspec.Meta(ge=0.05, le=10)] = 0.2
+    pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
+    pin_bytes: int | str = 2 << 30
+    exclude: tuple[str, ...] = ()
+
+
+class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[up]``: what ``buildidfs up`` runs; an empty mount point means /buildid."""
+
+    mountpoint: str = ""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of buildidfs.toml(5)."""
 
     store: StoreSettings = StoreSettings()
     container: ContainerSettings = ContainerSettings()
     mount: MountSettings = MountSettings()
+    capture: CaptureSettings = CaptureSettings()
+    watch: WatchSettings = WatchSettings()
+    up: UpSettings = UpSettings()
+
+
+def size(value: int | str) -> int:
+    """Bytes from a number, or from text such as ``512MiB``, ``2G``, ``1.5 GB``.
+
+    K, M, G and T are powers of 1024 with or without "iB", of 1000 with "B". Raises `UsageError`.
+    """
+    if isinstance(value, int):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise UsageError(f"not a size: {value!r}; try 512MiB or 2G")
+    number, unit, suffix = found.groups()
+    base = 1000 if suffix.upper() == "B" and unit else 1024
+    return int(float(number) * base ** " KMGT".index(unit.upper() or " "))
 
 
 def parse(text: str, name: str) -> Settings:
@@ -60,6 +109,10 @@ def parse(text: str, name: str) -> Settings:
         raise UsageError(f"{name}: {error}") from error
     if not settings.container.namespaces:
         raise UsageError(f"{name}: container.namespaces names no namespace; try ['mnt']")
+    try:
+        size(settings.watch.pin_bytes)
+    except UsageError as error:
+        raise UsageError(f"{name}: watch.pin-bytes: {error}") from error
     return settings
 
 

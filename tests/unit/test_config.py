@@ -25,6 +25,16 @@ def test_every_key() -> None:
         [mount]
         options = ["noallow_other"]
         gdb-scripts = "keep"
+        [capture]
+        fuse-as-owner = true
+        [watch]
+        strict = true
+        exec-wait = 0.5
+        pin-seconds = 5
+        pin-bytes = "1GiB"
+        exclude = ["/tmp/*"]
+        [up]
+        mountpoint = "/srv/ids"
         """,
         "x.toml",
     )
@@ -32,6 +42,23 @@ def test_every_key() -> None:
     assert settings.container.namespaces == ("pid", "uts")
     assert settings.mount.options == ("noallow_other",)
     assert settings.mount.gdb_scripts == "keep"
+    assert settings.capture.fuse_as_owner
+    assert settings.watch == config.WatchSettings(True, 0.5, 5, "1GiB", ("/tmp/*",))
+    assert settings.up.mountpoint == "/srv/ids"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(7, 7), ("100", 100), ("512MiB", 512 << 20), ("2G", 2 << 30), ("1.5 GB", 1_500_000_000)],
+)
+def test_sizes(text: int | str, number: int) -> None:
+    assert config.size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-1", "1e9"])
+def test_what_is_not_a_size_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="not a size"):
+        config.size(text)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +69,8 @@ def test_every_key() -> None:
         ("[container]\nnamespaces = []", "names no namespace"),
         ("[mount]\ngdb-scripts = true", "gdb-scripts"),
         ("[store", "not valid TOML"),
+        ("[watch]\npin-bytes = 'much'", "watch.pin-bytes: not a size"),
+        ("[watch]\nexec-wait = 60", "exec-wait"),
     ],
 )
 def test_mistakes_are_named(text: str, said: str) -> None:
