@@ -171,7 +171,9 @@ class Origin(msgspec.Struct, frozen=True):
     ``path`` is the path as its users saw it, in their root, raw bytes; for what has no path it is
     the name perf uses (``[vdso]``, ``[kernel.kallsyms]``). ``container`` is a label for people,
     derived from namespaces and cgroup, empty on the host; never a key. ``scanner`` names what
-    saw it (proc, tree, kernel).
+    saw it (proc, tree, kernel). ``apart`` has bit 1<<i set when the i-th of `NamespaceSet` was
+    another one than the host's at that time, as far as both were known: with ``cgroup`` all that
+    is needed to ask later what another definition of a container says.
     """
 
     path: bytes
@@ -183,6 +185,7 @@ class Origin(msgspec.Struct, frozen=True):
     host: str = ""
     trust: Trust = Trust.UNKNOWN
     scanner: str = ""
+    apart: int = 0
 
 
 class Sighting(msgspec.Struct, frozen=True):

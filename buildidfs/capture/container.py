@@ -16,8 +16,32 @@ from buildidfs.model import FileIdentity, NamespaceSet, Trust
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+_NAMES: Final = NamespaceSet.__struct_fields__
 _GROUP_OR_OTHER_WRITE: Final = 0o022
 _SHOWN: Final = 5
+
+
+def apart(namespaces: NamespaceSet, initial: NamespaceSet) -> int:
+    """`Origin.apart`: bit 1<<i says that the i-th namespace is another one than the host's.
+
+    A namespace that is not known (0) counts as the host's.
+    """
+    bits = 0
+    for number, name in enumerate(_NAMES):
+        its, hosts = getattr(namespaces, name), getattr(initial, name)
+        if its != hosts and its and hosts:
+            bits |= 1 << number
+    return bits
+
+
+def apart_names(apart: int) -> list[str]:
+    """The names of the namespaces in such a number, in the order of `NamespaceSet`."""
+    return [name for number, name in enumerate(_NAMES) if apart & 1 << number]
+
+
+def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
+    """Whether what was seen ``apart`` so was in a container: every one of ``names`` is in it."""
+    return all(apart & 1 << _NAMES.index(name) for name in names)
 
 
 def is_contained(
@@ -27,20 +51,28 @@ def is_contained(
 
     A namespace that is not known (0) counts as the host's.
     """
-    for name in names:
-        its, hosts = getattr(namespaces, name), getattr(initial, name)
-        if not its or not hosts or its == hosts:
-            return False
-    return True
+    return in_container(apart(namespaces, initial), names)
 
 
-def label(cgroup_path: bytes, namespaces: NamespaceSet) -> str:
+def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
     """What to call the container of a process that is in one: ``docker:0123456789ab``.
 
-    Where the control group tells nothing, the inode number of the mount namespace is the name,
-    ``mnt:4026532177``, which is unique only as long as the container runs.
+    Where the control group tells nothing, the inode number of a namespace is the name,
+    ``mnt:4026532177``, which is unique only as long as the container runs. It is the mount
+    namespace, or the first of ``names``, what containers are here, if that is not among them.
     """
-    return cgroup.container_label(cgroup_path) or f"mnt:{namespaces.mnt}"
+    found = cgroup.container_label(cgroup_path)
+    if found is not None:
+        return found
+    kind = "mnt" if "mnt" in names else next(iter(names))
+    return f"{kind}:{getattr(namespaces, kind)}"
+
+
+def label_by(
+    cgroup_path: bytes, namespaces: NamespaceSet, apart: int, names: Collection[str]
+) -> str:
+    """What `Origin.container` would be had ``names`` been what containers are; may be empty."""
+    return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
 
 
 def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:

@@ -34,16 +34,17 @@ class Here:
         self._host = os.uname().nodename if host is None else host
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
-        self._cgroup, self._container = b"", ""
         pid_fd = procfs.open_pid(os.getpid())
         try:
             self._namespaces = namespaces.of(pid_fd)
             self._mnt_ns_id = namespaces.mnt_ns_id(pid_fd)
-            if container.is_contained(self._namespaces, self._initial, container_namespaces):
-                self._cgroup = cgroup.path(procfs.cgroup(pid_fd))
-                self._container = container.label(self._cgroup, self._namespaces)
+            self._cgroup = cgroup.path(procfs.cgroup(pid_fd))
         finally:
             os.close(pid_fd)
+        self._apart = container.apart(self._namespaces, self._initial)
+        self._container = container.label_by(
+            self._cgroup, self._namespaces, self._apart, container_namespaces
+        )
 
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
         """The claim that an open file is at ``path`` now. Raises OSError.
@@ -52,9 +53,9 @@ class Here:
         """
         identity = statx.identity(fd)
         if foreign:
-            seen_in, mnt_ns_id, trust = NamespaceSet(), 0, Trust.CONTAINER
+            seen_in, apart, mnt_ns_id, trust = NamespaceSet(), 0, 0, Trust.CONTAINER
         else:
-            seen_in, mnt_ns_id = self._namespaces, self._mnt_ns_id
+            seen_in, apart, mnt_ns_id = self._namespaces, self._apart, self._mnt_ns_id
             trust = container.trust(
                 identity,
                 seen_in.mnt,
@@ -71,5 +72,6 @@ class Here:
             self._host,
             trust,
             self._scanner,
+            apart,
         )
         return Sighting(origin, time.time_ns())

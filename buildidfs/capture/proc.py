@@ -287,6 +287,7 @@ class _Scan:
             self._host,
             trust,
             "proc",
+            process.apart,
         )
         return Sighting(origin, time.time_ns())
 

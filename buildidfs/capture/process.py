@@ -67,6 +67,7 @@ class Process:
         self.namespaces = NamespaceSet()
         self.mnt_ns_id = 0
         self.cgroup = b""
+        self.apart = 0
         self.container = ""
         self.root_path = b"/"
         self._root_fd = -1
@@ -87,8 +88,10 @@ class Process:
         self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
         self.cgroup = self._ways.cgroup_path(procfs.cgroup(self.fd))
         self.root_path = os.readlink(b"root", dir_fd=self.fd)
-        if container.is_contained(self.namespaces, initial, container_namespaces):
-            self.container = container.label(self.cgroup, self.namespaces)
+        self.apart = container.apart(self.namespaces, initial)
+        self.container = container.label_by(
+            self.cgroup, self.namespaces, self.apart, container_namespaces
+        )
 
     def is_gone(self) -> bool:
         """Whether it has ended, be it that its parent has yet to notice."""

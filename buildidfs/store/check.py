@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Digest
-from buildidfs.store import schema
+from buildidfs.store import places, schema
 from buildidfs.store.blobs import Blobs, digest_of
 from buildidfs.store.index import DAMAGE, prefixed, rank
 from buildidfs.store.paths import ROOT
@@ -135,7 +135,7 @@ class _Checker:
             if self._txn.get(value, db=self._tables["names"]) != key:
                 yield f"path {key.hex()} is not in its parent"
         for _, value in self._rows("origins"):
-            schema.unpack_origin(value)
+            places.unpack_origin(value)
 
     def _has_path(self, number: int) -> bool:
         return self._txn.get(schema.U32.pack(number), db=self._tables["paths"]) is not None

@@ -18,7 +18,7 @@ import msgspec
 
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
-from buildidfs.store import schema
+from buildidfs.store import places, schema
 from buildidfs.store.records import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Index:
             rows = [row for _, row in prefixed(txn, self._origins, schema.U64.pack(ordinal))]
         records = []
         for row in rows:
-            digest, kinds, origin, first, last = schema.unpack_origin(row)
+            digest, kinds, origin, first, last = places.unpack_origin(row)
             records.append(OriginRecord(origin, schema.KINDS_OF_MASK[kinds], digest, first, last))
         records.sort(key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
         return records

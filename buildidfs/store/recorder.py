@@ -14,7 +14,7 @@ import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin, Sighting, Trust
-from buildidfs.store import schema
+from buildidfs.store import places, schema
 from buildidfs.store.blobs import Staged
 from buildidfs.store.index import prefixed, rank
 from buildidfs.store.paths import PathWriter
@@ -214,15 +214,15 @@ class Recorder:
         self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
     ) -> bool:
         """Whether that very place was recorded within a minute: then there is nothing to write."""
-        key = schema.origin_key(ordinal, digest, sighting.origin)
+        key = places.origin_key(ordinal, digest, sighting.origin)
         old = self._txn.get(key, db=self._origins)
         if old is None:
             return False
-        first, last = schema.ORIGIN_TIMES.unpack_from(old)
+        first, last = places.TIMES.unpack_from(old)
         if not first <= sighting.seen_ns < last + _ORIGIN_SLACK_NS:
             return False
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-        return schema.pack_origin(digest, kinds, sighting.origin, first, last) == old
+        return places.pack_origin(digest, kinds, sighting.origin, first, last) == old
 
     def _see(
         self,
@@ -296,24 +296,24 @@ class Recorder:
         named: schema.OrdinalRow,
         sighting: Sighting,
     ) -> bool:
-        key = schema.origin_key(ordinal, digest, sighting.origin)
+        key = places.origin_key(ordinal, digest, sighting.origin)
         old = self._txn.get(key, db=self._origins)
         first = last = sighting.seen_ns
         if old is not None:
-            times = schema.ORIGIN_TIMES.unpack_from(old)
+            times = places.TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
         elif named.origins >= schema.MAX_ORIGINS:
             self._drop_origin(ordinal)
         else:
             named.origins += 1
-        value = schema.pack_origin(digest, kinds, sighting.origin, first, last)
+        value = places.pack_origin(digest, kinds, sighting.origin, first, last)
         self._txn.put(key, value, db=self._origins)
         return old is None
 
     def _drop_origin(self, ordinal: int) -> None:
         """Make room: not the first seen goes, but of the others the one last seen longest ago."""
         rows = prefixed(self._txn, self._origins, schema.U64.pack(ordinal))
-        times = [(*schema.ORIGIN_TIMES.unpack_from(value), key) for key, value in rows]
+        times = [(*places.TIMES.unpack_from(value), key) for key, value in rows]
         times.remove(min(times))
         self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
 

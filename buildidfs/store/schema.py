@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of a store, version 1. This file is its definition; nothing else packs or unpacks.
+"""The format of a store, version 1. This file is its definition.
+
+Nothing else packs or unpacks rows but `places`, which has those that tell of places.
 
 Directory, mode 0700:
 
@@ -48,6 +50,7 @@ better place raises both, in every row with that digest.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
+Rows may lack ``apart``, which came later.
 
 **names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
@@ -79,8 +82,6 @@ from buildidfs.model import (
     Digest,
     FileIdentity,
     Kind,
-    NamespaceSet,
-    Origin,
     Quality,
     Trust,
     fingerprint,
@@ -118,7 +119,6 @@ ORDINAL_KIND_VARIANT: Final = Struct(">QBH")
 PATH_ORDINAL: Final = Struct(">IQ")
 DWZ: Final = Struct(">QB")
 SEEN: Final = Struct(">IB")
-ORIGIN_TIMES: Final = Struct(">QQ")
 
 _COUNTERS: Final = Struct(">5Q4Q")
 _ORDINAL: Final = Struct(">BIHH4H")
@@ -269,102 +269,7 @@ class DigestRow(msgspec.Struct):
         return cls(size, list(ORDINAL_KIND_VARIANT.iter_unpack(value[U64.size :])))
 
 
-class OriginRow(msgspec.Struct, array_like=True):
-    """The msgpack part of a row of *origins*. Texts are bytes, whatever encoding they have."""
-
-    digest: bytes
-    kinds: int
-    path: bytes
-    dev: int
-    ino: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    mode: int
-    uid: int
-    gid: int
-    scope: bytes | None
-    namespaces: tuple[int, int, int, int, int, int, int]
-    mnt_ns_id: int
-    cgroup: bytes
-    container: bytes
-    host: bytes
-    trust: int
-    scanner: bytes
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(OriginRow)
-
-
-def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
-    """Key of a row of *origins*: the same for the same place, whenever it was seen."""
-    place = (
-        bytes(digest),  # msgpack knows no subclasses
-        origin.path,
-        _text(origin.host),
-        _text(origin.container),
-        origin.mnt_ns_id,
-        origin.identity.dev,
-        origin.identity.ino,
-    )
-    return U64.pack(ordinal) + fingerprint(_encoder.encode(place))
-
-
-def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> bytes:
-    """A row of *origins*."""
-    identity, spaces = origin.identity, origin.namespaces
-    row = OriginRow(
-        bytes(digest),
-        kinds,
-        origin.path,
-        identity.dev,
-        identity.ino,
-        identity.size,
-        clamped(identity.mtime_ns),
-        clamped(identity.ctime_ns),
-        identity.mode,
-        identity.uid,
-        identity.gid,
-        identity.scope,
-        (spaces.net, spaces.uts, spaces.ipc, spaces.pid, spaces.user, spaces.mnt, spaces.cgroup),
-        origin.mnt_ns_id,
-        origin.cgroup,
-        _text(origin.container),
-        _text(origin.host),
-        origin.trust,
-        _text(origin.scanner),
-    )
-    return ORIGIN_TIMES.pack(first, last) + _encoder.encode(row)
-
-
-def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
-    """The inverse of `pack_origin`: digest, kinds, origin, first and last seen."""
-    first, last = ORIGIN_TIMES.unpack_from(value)
-    row = _decoder.decode(memoryview(value)[ORIGIN_TIMES.size :])
-    identity = FileIdentity(
-        row.dev,
-        row.ino,
-        row.size,
-        row.mtime_ns,
-        row.ctime_ns,
-        row.mode,
-        row.uid,
-        row.gid,
-        row.scope,
-    )
-    origin = Origin(
-        row.path,
-        identity,
-        NamespaceSet(*row.namespaces),
-        row.mnt_ns_id,
-        row.cgroup,
-        row.container.decode("utf-8", "surrogateescape"),
-        row.host.decode("utf-8", "surrogateescape"),
-        _TRUSTS[row.trust],
-        row.scanner.decode("utf-8", "surrogateescape"),
-    )
-    return Digest(row.digest), row.kinds, origin, first, last
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def seen_key(identity: FileIdentity) -> bytes | None:
@@ -383,13 +288,9 @@ def seen_key(identity: FileIdentity) -> bytes | None:
         identity.uid,
         identity.gid,
     )
-    return fingerprint(_encoder.encode(fields))
+    return fingerprint(_encode(fields))
 
 
 def clamped(ns: int) -> int:
     """A time that fits 64 bits: inodes of a hostile filesystem image hold any number."""
     return min(max(ns, -(2**63)), 2**63 - 1)
-
-
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

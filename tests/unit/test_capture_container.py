@@ -100,3 +100,34 @@ def test_trust_needs_root_and_the_host(changes: dict[str, int], mnt: int, expect
 def test_owners_that_are_not_believed_do_not_count() -> None:
     trust = container.trust(identity(), HOST.mnt, HOST.mnt, owners_believed=False)
     assert trust is Trust.UNKNOWN
+
+
+def test_apart_has_a_bit_for_each_namespace_that_is_not_the_hosts() -> None:
+    its = NamespaceSet(net=10, uts=2, ipc=0, pid=40, user=5, mnt=60, cgroup=7)
+    bits = container.apart(its, HOST)
+    assert bits == 1 << 0 | 1 << 3 | 1 << 5
+    assert container.apart_names(bits) == ["net", "pid", "mnt"]
+    assert container.apart(HOST, HOST) == container.apart(its, NamespaceSet()) == 0
+    assert container.apart_names(container.apart(NamespaceSet(*range(20, 27)), HOST)) == list(
+        NamespaceSet.__struct_fields__
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mnt"], "mnt:60"),
+        (["pid", "mnt"], "mnt:60"),
+        (["pid"], "pid:40"),
+        (["pid", "net"], "pid:40"),
+        (["uts"], ""),
+        (["mnt", "uts"], ""),
+    ],
+)
+def test_label_by_another_definition(names: list[str], expected: str) -> None:
+    its = NamespaceSet(net=10, uts=2, ipc=3, pid=40, user=5, mnt=60, cgroup=7)
+    bits = container.apart(its, HOST)
+    assert container.label_by(b"/user.slice", its, bits, names) == expected
+    docker = b"/docker/" + b"0123456789abcdef" * 4
+    named = "docker:0123456789ab" if expected else ""
+    assert container.label_by(docker, its, bits, names) == named

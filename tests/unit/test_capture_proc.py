@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.capture import container
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.patience import Patience
 from buildidfs.capture.proc import ProcScanner
@@ -190,6 +191,17 @@ def test_containers_only_leaves_the_host_out(mapped: Path) -> None:
     result = scan(scanner)
     assert result.paths() == [VDSO]  # which is the same inside
     assert (result.again, result.unreadable) == ([], [])
+
+
+def test_which_namespaces_are_not_the_hosts_is_kept(mapped: Path) -> None:
+    own = own_namespaces()
+    initial = NamespaceSet(mnt=1, uts=own.uts, pid=2)
+    result = scan(ProcScanner(Memory(), pids=[os.getpid()], initial=initial))
+    (origin,) = [
+        seen.pinned.sighting.origin for seen in result.pinned if seen.path == os.fsencode(mapped)
+    ]
+    assert container.apart_names(origin.apart) == ["pid", "mnt"]
+    assert container.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
 
 
 def test_container_that_is_not_there() -> None:

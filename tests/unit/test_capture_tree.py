@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture import walk
+from buildidfs.capture import container, walk
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.tree import TreeScanner, identify_tree
 from buildidfs.model import Absence, BuildId, NamespaceSet, Trust
@@ -236,3 +236,13 @@ def test_what_a_container_is_can_be_said(tmp_path: Path) -> None:
         labels.append(scan(scanner).pinned[0].pinned.sighting.origin.container)
     assert labels[0]
     assert not labels[1]
+
+
+def test_which_namespaces_are_not_the_hosts_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(elf_file(build_id=ID))
+    own = own_namespaces()
+    initial = NamespaceSet(mnt=1, uts=own.uts, pid=2)
+    result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)], initial=initial))
+    origin = result.pinned[0].pinned.sighting.origin
+    assert container.apart_names(origin.apart) == ["pid", "mnt"]
+    assert container.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
