@@ -13,6 +13,7 @@ Directory, mode 0700:
                  without a blob are damage, blobs without a row are left by a crash and harmless.
     staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
     listeners/   one socket for each process that wants to hear of commits (see `notify`)
+    run/         one locked file for each long-running process (see `presence`)
 
 Integers are big-endian, so that keys sort by number. Times are nanoseconds of Unix time. A key
 part of variable length stands last. "msgpack" values are arrays: fields are only ever added at

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 StorePath = str | bytes | os.PathLike[str]
 
-_PARTS = (b"index", b"blobs", b"staging", b"listeners")
+_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"run")
 
 
 class Store:
