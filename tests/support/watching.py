@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs watch`` as a service manager runs it: started, ready, measured, told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.mounts import COMMAND
+from tests.support.shortlife import Expected, Result, compare
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.clients import Argument
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of all processes together: ``pss`` counts what they share once, ``rss`` each time."""
+
+    pss: int
+    rss: int
+
+
+class Watcher:
+    """A running ``buildidfs watch``."""
+
+    def __init__(self, store: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.store = store
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """What it wrote to its outputs."""
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> list[int]:
+        """The process IDs of it and of all its descendants."""
+        parents = {}
+        for entry in os.listdir("/proc"):
+            # Processes come and go; some are closed even to root.
+            with contextlib.suppress(OSError):
+                if entry.isdecimal():
+                    parents[int(entry)] = int(_stat(int(entry))[1])
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def cpu_seconds(self) -> float:
+        """The processor time all of it has used, with that of children it has waited for."""
+        ticks = 0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                ticks += sum(int(value) for value in _stat(pid)[11:15])
+        return ticks * _TICK
+
+    def memory(self) -> Memory:
+        """What all of it has in memory now."""
+        sums = {"Pss": 0, "Rss": 0}
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                for name, kilobytes in re.findall(r"^(Pss|Rss): +(\d+) kB", rollup, re.MULTILINE):
+                    sums[name] += int(kilobytes) << 10
+        return Memory(sums["Pss"], sums["Rss"])
+
+    def captured(self, expected: Expected, patience: float = 3.0) -> Result:
+        """Compare when all is in the store, or nothing more came for ``patience`` seconds."""
+        result = compare(self.store, expected)
+        changed = time.monotonic()
+
+        def settled() -> bool:
+            nonlocal result, changed
+            before, result = result, compare(self.store, expected)
+            if result != before:
+                changed = time.monotonic()
+            return result.complete or time.monotonic() - changed > patience
+
+        until(settled, "an end of what is captured", 120)
+        return result
+
+    def stop(self) -> None:
+        """Tell it to stop as a service manager does; fails unless it ends well and soon."""
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(60)
+        assert code == 0, f"watch ended with {code}: {self.log[-2000:]}"
+        assert "Traceback" not in self.log, self.log[-4000:]
+
+    def kill(self) -> None:
+        """Leave no process of it behind."""
+        left = self.processes()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(30)
+
+
+@contextlib.contextmanager
+def watching(
+    store: Path, *options: str, command: Sequence[Argument] = tuple(COMMAND)
+) -> Iterator[Watcher]:
+    """Run ``watch`` on a store, from when it says it is ready; expect that it stops well.
+
+    The log is beside the store. Whatever happens, no process of it outlives the block.
+    """
+    address = Path(f"{store}.notify")
+    log = Path(f"{store}.log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, log.open("wb") as output:
+        ready.bind(os.fspath(address))
+        ready.setblocking(False)
+        process = subprocess.Popen(
+            [os.fspath(word) for word in (*command, "--store", store, "watch", *options)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=_REPOSITORY,
+            env={**os.environ, "NOTIFY_SOCKET": os.fspath(address)},
+        )
+        watcher = Watcher(store, process, log)
+        try:
+            until(lambda: _is_ready(ready, process, watcher), "READY=1 of watch", 60)
+            yield watcher
+            watcher.stop()
+        finally:
+            if process.poll() is None:
+                watcher.kill()
+            address.unlink()
+
+
+def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes], watcher: Watcher) -> bool:
+    code = process.poll()
+    assert code is None, f"watch ended with {code}: {watcher.log[-2000:]}"
+    with contextlib.suppress(BlockingIOError):
+        return b"READY=1" in ready.recv(4096).split(b"\n")
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (proc(5)): the parent is number 1."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
