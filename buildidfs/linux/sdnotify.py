@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling whoever started this process how it is doing, and being told: the protocol of systemd.
+
+One datagram of ``NAME=VALUE`` lines to the socket that ``NOTIFY_SOCKET`` names. Source:
+sd_notify(3); the names of sockets: unix(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+_PATIENCE_S = 1.0
+_MOST_BYTES = 4096
+_UCRED = struct.Struct("iII")  # pid, uid, gid; credentials(7)
+
+
+class Notifier:
+    """The telling side. Without a ``NOTIFY_SOCKET`` nobody wants to know, and nothing is done.
+
+    Methods never fail, and wait for a second at most.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        name = os.fsencode(environ.get("NOTIFY_SOCKET", ""))
+        self._address = b"\0" + name[1:] if name.startswith(b"@") else name
+        self.watchdog_s = _watchdog(environ)
+        """Say `alive` at least this often, in seconds; None if nobody waits for it."""
+
+    def ready(self, status: str = "") -> None:
+        """Started up: what depends on this process may go on."""
+        self._send("READY=1", f"STATUS={status}")
+
+    def status(self, text: str) -> None:
+        """One line for people."""
+        self._send(f"STATUS={text}")
+
+    def alive(self) -> None:
+        """Not hanging: see ``watchdog_s``."""
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """About to end."""
+        self._send("STOPPING=1")
+
+    def _send(self, *assignments: str) -> None:
+        if not self._address:
+            return
+        lines = "\n".join(" ".join(each.split("\n")) for each in assignments)
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sender:
+            sender.settimeout(_PATIENCE_S)
+            sender.sendto(lines.encode("utf-8", "replace")[:_MOST_BYTES], self._address)
+
+
+class Inbox:
+    """The side that is told. Poll `fileno`, then `receive`."""
+
+    def __init__(self) -> None:
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        self._socket = socket.socket(socket.AF_UNIX, kind)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind("")  # the kernel finds a name
+
+    @property
+    def name(self) -> str:
+        """The value of ``NOTIFY_SOCKET`` for those who are to tell."""
+        return "@" + os.fsdecode(self._socket.getsockname()[1:])
+
+    def fileno(self) -> int:
+        """Readable when there is something to `receive`."""
+        return self._socket.fileno()
+
+    def receive(self) -> dict[str, str] | None:
+        """What one message says; None if there is none.
+
+        Everybody in the network namespace can reach the socket: what is not from root or from
+        the own user says nothing.
+        """
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _MOST_BYTES, socket.CMSG_SPACE(_UCRED.size)
+            )
+        except OSError:
+            return None
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                _, uid, _ = _UCRED.unpack(payload)
+                if uid in (0, os.geteuid()):
+                    lines = data.decode("utf-8", "replace").split("\n")
+                    return {name: text for name, _, text in (x.partition("=") for x in lines)}
+        return {}
+
+    def close(self) -> None:
+        """Hear no more; safe to call twice."""
+        self._socket.close()
+
+
+def _watchdog(environ: Mapping[str, str]) -> float | None:
+    """Half of the time allowed between two signs of life, as sd_watchdog_enabled(3) advises."""
+    allowed = environ.get("WATCHDOG_USEC", "")
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(allowed) / 2e6 if allowed.isdecimal() and int(allowed) else None
