@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that wait, open, until they are copied: bounded in time, bytes and number.
+
+An open file keeps its filesystem alive, and a deleted one its room: as long as it waits here the
+device of a container that has ended cannot be detached. So each has its time, and what there is
+too much of is let go, the biggest first: for the bytes of one of those a hundred others are kept.
+
+The size of a pin is the one that the file claims. What it takes on the disk would be nearer to what
+waiting costs, but is no more to be believed (FUSE says what it likes, and often nothing) and says
+less of how long copying takes, since holes are read and hashed like everything else. Who makes a
+huge file of holes has it let go first, and nobody else's.
+
+To close a file may take long: the last one of a filesystem unmounts it, and a FUSE server is asked
+first and may never answer. So a thread of its own closes, and another one what may not answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import queue
+import resource
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import BuildId, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# What the rest of the process has open: staged files of two batches, a copy of the descriptor of
+# each file in work, the index, sockets, descriptors on their way to be closed.
+_RESERVED: Final = 640
+_FEWEST: Final = 64
+# Each holds an inode and its name in the kernel's memory, about 2 KiB.
+_MOST: Final = 16_384
+# Of all places those that files may take which may not answer.
+_SLOW_SHARE: Final = 8
+# A pin that has waited for this part of its time goes before smaller ones.
+_URGENT: Final = 0.75
+# What close() waits for descriptors to be closed; those that take longer are left to the thread.
+_CLOSING_S: Final = 5.0
+
+
+class Pin(msgspec.Struct, eq=False):
+    """A file that was seen in use and is open, so that it is there until it is copied.
+
+    ``sighting`` has its origin in full; ``build_id`` is what a first look at the head of the file
+    said, None if nobody looked; ``key`` is what its catcher knows it by. ``since`` is the time of
+    ``time.monotonic()`` at which it was pinned. ``slow`` says that its filesystem may not answer.
+    ``tries`` counts the attempts to copy it. `Pins` closes ``fd``, which then is -1.
+    """
+
+    sighting: Sighting
+    fd: int
+    build_id: BuildId | None
+    key: bytes
+    since: float
+    slow: bool = False
+    tries: int = 0
+
+
+class LetGo(msgspec.Struct, frozen=True):
+    """A pin that was closed without having been copied, and why, in words for a person."""
+
+    pin: Pin
+    reason: str
+
+
+class _Entry:
+    __slots__ = ("after", "number", "overdue", "pin", "reason", "size")
+
+    def __init__(self, pin: Pin, number: int, overdue: float) -> None:
+        self.pin = pin
+        self.number = number  # in order of arrival
+        self.size = max(pin.sighting.origin.identity.size, 0)
+        self.overdue = overdue  # when its time is over
+        self.after = 0.0  # not to be taken before
+        self.reason = ""
+
+
+class _Sorted:
+    """Entries in the order of a number each; a few thousand move in a microsecond."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, int, _Entry]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, value: float, entry: _Entry) -> None:
+        bisect.insort(self._rows, (value, entry.number, entry))
+
+    def remove(self, value: float, entry: _Entry) -> None:
+        del self._rows[bisect.bisect_left(self._rows, (value, entry.number, entry))]
+
+    def first(self) -> _Entry | None:
+        return self._rows[0][2] if self._rows else None
+
+    def last(self) -> _Entry | None:
+        return self._rows[-1][2] if self._rows else None
+
+
+class _Queue:
+    """Those that may be taken now, by size and by age, and those that may be later."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.ready = _Sorted()
+        self._ready_by_age = _Sorted()
+        self.later = _Sorted()
+        self.changed = threading.Condition(lock)
+        self._urgent: _Entry | None = None  # taken because of its age, and still in work
+
+    def add(self, entry: _Entry) -> None:
+        if entry.after:
+            self.later.add(entry.after, entry)
+        else:
+            self._ripe(entry)
+        self.changed.notify()
+
+    def _ripe(self, entry: _Entry) -> None:
+        self.ready.add(entry.size, entry)
+        self._ready_by_age.add(entry.overdue, entry)
+
+    def remove(self, entry: _Entry) -> None:
+        if entry.after:
+            self.later.remove(entry.after, entry)
+        else:
+            self.ready.remove(entry.size, entry)
+            self._ready_by_age.remove(entry.overdue, entry)
+
+    def next(self, now: float, margin: float) -> _Entry | None:
+        """The one to take; one at a time before smaller ones, if it is over in ``margin`` s."""
+        while (entry := self.later.first()) is not None and entry.after <= now:
+            self.later.remove(entry.after, entry)
+            entry.after = 0.0
+            self._ripe(entry)
+        oldest = self._ready_by_age.first()
+        if self._urgent is None and oldest is not None and oldest.overdue - now <= margin:
+            self._urgent = oldest
+            return oldest
+        return self.ready.first()
+
+    def rested(self, entry: _Entry) -> None:
+        """It is not in work any more."""
+        if self._urgent is entry:
+            self._urgent = None
+
+
+class Pins:
+    """Keeps pins until they are copied, ``seconds`` at most; safe to use from several threads.
+
+    ``max_bytes`` bounds the sum of their sizes, ``max_count`` their number; the default is what
+    the limit of open files (RLIMIT_NOFILE, as it is now) allows. Those in work count, too, but
+    always leave half of the bytes to the others.
+    """
+
+    def __init__(
+        self, seconds: float = 30.0, max_bytes: int = 2 << 30, max_count: int | None = None
+    ) -> None:
+        self.seconds = seconds
+        self.max_bytes = max_bytes
+        self.max_count = _places() if max_count is None else max_count
+        self._lock = threading.Lock()
+        self._queues = (_Queue(self._lock), _Queue(self._lock))  # by Pin.slow
+        self._aged = threading.Condition(self._lock)
+        self._entries: dict[Pin, _Entry] = {}
+        self._by_size = _Sorted()  # these two have all that wait
+        self._by_age = _Sorted()
+        self._bytes = [0, 0]  # in work, waiting
+        self._slow = 0
+        self._number = 0
+        self._closed = False
+        self._closers = (_Closer("buildidfs-close"), _Closer("buildidfs-close-slow"))
+
+    def __len__(self) -> int:
+        """How many are held, with those in work."""
+        return len(self._entries)
+
+    @property
+    def held_bytes(self) -> int:
+        """The sizes of all that are held."""
+        return sum(self._bytes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing could be taken now; slow ones do not count."""
+        return not self._queues[False].ready
+
+    def put(self, pin: Pin) -> list[LetGo]:
+        """Take over a pin; returns what had to be let go for it, be it the pin itself."""
+        with self._lock:
+            if self._closed:
+                return [self._drop(pin, "the recorder is ending")]
+            if pin.slow and self._slow >= max(self.max_count // _SLOW_SHARE, 1):
+                return [self._drop(pin, "too many files wait for filesystems that may not answer")]
+            self._number += 1
+            entry = _Entry(pin, self._number, pin.since + self.seconds)
+            self._entries[pin] = entry
+            self._slow += pin.slow
+            self._wait(entry)
+            gone = []
+            while (reason := self._excess()) and (biggest := self._by_size.last()) is not None:
+                gone.append(self._let_go(biggest, reason))
+            return gone
+
+    def take(self, timeout: float | None = None, *, slow: bool = False) -> Pin | None:
+        """The pin to copy next: the smallest that waits, of several the oldest.
+
+        One at a time goes before smaller ones because its time is nearly over. It stays held
+        until `done` or `give_back`. None after ``timeout`` seconds (None: no limit), and when
+        closed. ``slow`` asks for those, and only those, whose filesystem may not answer.
+        """
+        line = self._queues[slow]
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while not self._closed:
+                now = time.monotonic()
+                if (entry := line.next(now, self.seconds * (1 - _URGENT))) is not None:
+                    line.remove(entry)
+                    self._work(entry)
+                    return entry.pin
+                ends = [] if until is None else [until]
+                if (later := line.later.first()) is not None:
+                    ends.append(later.after)
+                wait = min(ends) - now if ends else None
+                if until is not None and until <= now:
+                    return None
+                line.changed.wait(wait)
+        return None
+
+    def done(self, *pins: Pin) -> None:
+        """These are copied, or never will be: close them."""
+        with self._lock:
+            for pin in pins:
+                self._forget(self._entries[pin])
+                self._drop(pin, "")
+
+    def give_back(self, pin: Pin, delay: float, reason: str = "") -> None:
+        """Copying failed for a ``reason`` that may pass: let it wait again until its time is over.
+
+        It can be taken after ``delay`` seconds. When closed meanwhile it is closed.
+        """
+        with self._lock:
+            entry = self._entries[pin]
+            if self._closed:
+                self._forget(entry)
+                self._drop(pin, "")
+                return
+            self._rest(entry)
+            entry.after = time.monotonic() + delay if delay > 0 else 0.0
+            entry.reason = reason or entry.reason
+            self._wait(entry)
+
+    def expire(self, timeout: float | None = 0.0) -> list[LetGo]:
+        """Let go of those whose time is over, but not of those in work.
+
+        Waits so many seconds (None: no limit) until there is one; returns none when closed.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                gone = []
+                while (oldest := self._by_age.first()) is not None and oldest.overdue <= now:
+                    reason = oldest.reason or f"not copied within {self.seconds:g} s"
+                    gone.append(self._let_go(oldest, reason))
+                if gone or self._closed or (until is not None and until <= now):
+                    return gone
+                ends = [] if until is None else [until]
+                if oldest is not None:
+                    ends.append(oldest.overdue)
+                self._aged.wait(min(ends) - now if ends else None)
+
+    def close(self) -> list[LetGo]:
+        """Let go of all that wait and take no more; whoever waits in `take` gets None.
+
+        Call it again when those in work are `done`: it waits until descriptors are closed.
+        """
+        with self._lock:
+            self._closed = True
+            gone = []
+            while (entry := self._by_age.first()) is not None:
+                gone.append(self._let_go(entry, "the recorder is ending"))
+            for line in self._queues:
+                line.changed.notify_all()
+            self._aged.notify_all()
+        for closer in self._closers:
+            closer.drain(_CLOSING_S)
+        return gone
+
+    # --- with the lock held ----------------------------------------------------------------
+
+    def _excess(self) -> str:
+        """Why there are too many, if there are."""
+        if len(self._entries) > self.max_count:
+            return f"more than {self.max_count} files wait to be copied"
+        working, waiting = self._bytes
+        if waiting > max(self.max_bytes - working, self.max_bytes // 2):
+            return f"more than {self.max_bytes >> 20} MiB wait to be copied"
+        return ""
+
+    def _wait(self, entry: _Entry) -> None:
+        first = self._by_age.first()
+        self._bytes[True] += entry.size
+        self._by_size.add(entry.size, entry)
+        self._by_age.add(entry.overdue, entry)
+        self._queues[entry.pin.slow].add(entry)
+        if first is None or entry.overdue < first.overdue:
+            self._aged.notify()
+
+    def _work(self, entry: _Entry) -> None:
+        self._bytes[True] -= entry.size
+        self._bytes[False] += entry.size
+        self._by_size.remove(entry.size, entry)
+        self._by_age.remove(entry.overdue, entry)
+
+    def _rest(self, entry: _Entry) -> None:
+        self._bytes[False] -= entry.size
+        self._queues[entry.pin.slow].rested(entry)
+
+    def _forget(self, entry: _Entry) -> None:
+        self._rest(entry)
+        self._slow -= entry.pin.slow
+        del self._entries[entry.pin]
+
+    def _let_go(self, entry: _Entry, reason: str) -> LetGo:
+        self._queues[entry.pin.slow].remove(entry)
+        self._work(entry)
+        self._forget(entry)
+        return self._drop(entry.pin, reason)
+
+    def _drop(self, pin: Pin, reason: str) -> LetGo:
+        fd, pin.fd = pin.fd, -1
+        self._closers[pin.slow].close(fd)
+        return LetGo(pin, reason)
+
+
+class _Closer:
+    """A thread that closes descriptors; begun with the first one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._fds: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def close(self, fd: int) -> None:
+        """Have it closed; the caller holds the lock of `Pins`."""
+        self._fds.put(fd)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def drain(self, seconds: float) -> None:
+        """Wait so long until all are closed."""
+        if self._thread is None:
+            return
+        self._fds.put(None)
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            self._thread = None
+            _close(self._left())
+
+    def _run(self) -> None:
+        while (fd := self._fds.get()) is not None:
+            _close((fd,))
+
+    def _left(self) -> list[int]:
+        left = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                fd = self._fds.get_nowait()
+                left += [] if fd is None else [fd]
+        return left
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):  # what a filesystem has to say of it now
+            os.close(fd)
+
+
+def _places() -> int:
+    """How many files may wait, by the limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    return min(max(soft - _RESERVED, _FEWEST), _MOST)
