@@ -21,8 +21,9 @@ import msgspec
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
 from buildidfs.errors import StoreError
 from buildidfs.ingest import staging
+from buildidfs.ingest.batch import BATCH_ROWS, Batch, at_another_place
 from buildidfs.model import Absence, FileIdentity, Sighting
-from buildidfs.store import NewAbsence, NewCapture, Staged, Store
+from buildidfs.store import NewAbsence, NewCapture, Store
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, str], None]
 """Called now and then with the number of items done and the path at hand."""
 
-_BATCH_FILES: Final = 128
-_BATCH_BYTES: Final = 256 << 20
-_TOUCH_BATCH: Final = 4096
 _WAITING_PER_WORKER: Final = 8
 _PROGRESS_S: Final = 0.1
 # A worker that comes back from the kernel waits this long for the scanner, which is all Python;
@@ -126,28 +124,6 @@ class _Job:
         self.more: list[Sighting] = []
 
 
-class _Batch:
-    """What goes into the index together, and the job that each capture came from, if any."""
-
-    __slots__ = ("absent", "captures", "size")
-
-    def __init__(self) -> None:
-        self.captures: list[tuple[NewCapture, _Job | None]] = []
-        self.absent: list[NewAbsence] = []
-        self.size = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.captures or self.absent)
-
-    def is_full(self) -> bool:
-        """Whether enough has come together to be worth a transaction."""
-        return (
-            len(self.captures) >= _BATCH_FILES
-            or self.size >= _BATCH_BYTES
-            or len(self.absent) >= _TOUCH_BATCH
-        )
-
-
 class _Run:
     """One run of `Ingest`; belongs to the thread that called it."""
 
@@ -160,8 +136,8 @@ class _Run:
         self._writer: ThreadPoolExecutor | None = None
         self._jobs: deque[_Job] = deque()
         self._pending: dict[FileIdentity, _Job] = {}
-        self._batch = _Batch()
-        self._committing: tuple[_Batch, Future[CommitResult]] | None = None
+        self._batch: Batch[_Job | None] = Batch()
+        self._committing: tuple[Batch[_Job | None], Future[CommitResult]] | None = None
         self._touched: list[Sighting] = []
 
     def take(self, item: Found) -> None:
@@ -175,7 +151,7 @@ class _Run:
         elif item.known.build_id is not None:
             summary.held += 1
             self._touched.append(item.sighting)
-            if len(self._touched) >= _TOUCH_BATCH:
+            if len(self._touched) >= BATCH_ROWS:
                 self._touch()
         elif item.known.absence is not None:
             summary.absent[item.known.absence] += 1
@@ -237,9 +213,7 @@ class _Run:
             self._forget(job)
             raise
         if isinstance(outcome, NewCapture):
-            self._batch.captures.append((outcome, job))
-            if isinstance(outcome.content, Staged):
-                self._batch.size += outcome.content.size
+            self._batch.add(outcome, job)
             return
         self._forget(job)
         if isinstance(outcome, NewAbsence):
@@ -261,7 +235,7 @@ class _Run:
         Raises `StoreError` because of either.
         """
         self._join()
-        batch, self._batch = self._batch, _Batch()
+        batch, self._batch = self._batch, Batch()
         if not batch:
             return
         captures = [capture for capture, _ in batch.captures]
@@ -281,7 +255,7 @@ class _Run:
             (batch, future), self._committing = self._committing, None
             self._record(batch, future.result)
 
-    def _record(self, batch: _Batch, commit: Callable[[], CommitResult]) -> None:
+    def _record(self, batch: Batch[_Job | None], commit: Callable[[], CommitResult]) -> None:
         """Count what a commit did, and go on with what waited for it. Raises `StoreError`."""
         try:
             result = commit()
@@ -307,7 +281,7 @@ class _Run:
             self.summary.new_ids += outcome.new_id
             if job is not None:
                 self._batch.captures += [
-                    (_at_another_place(capture, sighting), None) for sighting in job.more
+                    (at_another_place(capture, sighting), None) for sighting in job.more
                 ]
 
     def _touch(self) -> None:
@@ -327,14 +301,3 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(count, name)
-
-
-def _at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
-    """The capture of the same file seen elsewhere, whose bytes the store has by now."""
-    content = capture.content
-    origin = msgspec.structs.replace(sighting.origin, identity=capture.sighting.origin.identity)
-    return msgspec.structs.replace(
-        capture,
-        sighting=Sighting(origin, sighting.seen_ns),
-        content=content.digest if isinstance(content, Staged) else content,
-    )

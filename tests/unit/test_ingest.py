@@ -17,7 +17,7 @@ from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadab
 from buildidfs.capture.files import memory_file
 from buildidfs.capture.tree import TreeScanner
 from buildidfs.errors import IntegrityError, StoreFull, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, run, staging
+from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, run, staging
 from buildidfs.linux import statx
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import CommitResult, Staged, Store
@@ -229,7 +229,7 @@ def test_memo_of_an_unknown_file(store: Watched) -> None:
 def test_many_files_in_many_batches(
     store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_BATCH_FILES", 7)
+    monkeypatch.setattr(batch, "BATCH_FILES", 7)
     count = 100
     files = tmp_path / "files"
     files.mkdir()
@@ -438,7 +438,7 @@ class FailingCommit(Watched):
 def test_commit_that_fails_is_told_and_the_rest_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_BATCH_FILES", 2)
+    monkeypatch.setattr(batch, "BATCH_FILES", 2)
     monkeypatch.setattr(run, "_WAITING_PER_WORKER", 1)
     paths = [write(tmp_path / f"{n}", elf_file(build_id=b"%020d" % n)) for n in range(6)]
     with FailingCommit.open(tmp_path / "store", create=True) as store:

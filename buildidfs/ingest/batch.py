@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into the index together, for one scan as for one that never ends."""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from buildidfs.model import Sighting
+from buildidfs.store import NewAbsence, NewCapture, Staged
+
+# Enough to be worth a transaction: an fsync or two for each file, one for all rows.
+BATCH_FILES: Final = 128
+BATCH_BYTES: Final = 256 << 20
+# Rows without bytes cost next to nothing each.
+BATCH_ROWS: Final = 4096
+
+Job = TypeVar("Job")
+
+
+class Batch(Generic[Job]):
+    """Captures to be committed, and the job that each came from."""
+
+    __slots__ = ("absent", "captures", "size")
+
+    def __init__(self) -> None:
+        self.captures: list[tuple[NewCapture, Job]] = []
+        self.absent: list[NewAbsence] = []
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.captures or self.absent)
+
+    def add(self, capture: NewCapture, job: Job) -> None:
+        """Take in one capture; ``size`` counts the bytes that were staged for it."""
+        self.captures.append((capture, job))
+        if isinstance(capture.content, Staged):
+            self.size += capture.content.size
+
+    def is_full(self) -> bool:
+        """Whether enough has come together to be worth a transaction."""
+        return (
+            len(self.captures) >= BATCH_FILES
+            or self.size >= BATCH_BYTES
+            or len(self.absent) >= BATCH_ROWS
+        )
+
+    def split(self, limit: int) -> Batch[Job]:
+        """Take out the first captures, ``limit`` at most, and everything that is absent."""
+        first: Batch[Job] = Batch()
+        taken, self.captures = self.captures[:limit], self.captures[limit:]
+        for capture, job in taken:
+            first.add(capture, job)
+        first.absent, self.absent = self.absent, []
+        self.size -= first.size
+        return first
+
+
+def at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
+    """The capture of the same file seen elsewhere, whose bytes the store has by now."""
+    content = capture.content
+    origin = msgspec.structs.replace(sighting.origin, identity=capture.sighting.origin.identity)
+    return msgspec.structs.replace(
+        capture,
+        sighting=Sighting(origin, sighting.seen_ns),
+        content=content.digest if isinstance(content, Staged) else content,
+    )
