@@ -7,8 +7,10 @@ from buildidfs.store.blobs import Staged
 from buildidfs.store.records import (
     CommitResult,
     Held,
+    JournalRecord,
     NewAbsence,
     NewCapture,
+    NewSeen,
     OriginRecord,
     Outcome,
     Remembered,
@@ -19,8 +21,10 @@ from buildidfs.store.store import Store
 __all__ = [
     "CommitResult",
     "Held",
+    "JournalRecord",
     "NewAbsence",
     "NewCapture",
+    "NewSeen",
     "OriginRecord",
     "Outcome",
     "Remembered",

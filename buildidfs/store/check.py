@@ -28,7 +28,13 @@ def problems(env: Environment, blobs: Blobs, *, digests: bool) -> Iterator[str]:
     """Lines for people, none for a sound store. Holds one read transaction while it runs."""
     with env.read() as txn:
         checker = _Checker(env.tables, txn, blobs)
-        parts = (checker.ids(), checker.artifacts(), checker.blobs(digests), checker.places())
+        parts = (
+            checker.ids(),
+            checker.artifacts(),
+            checker.blobs(digests),
+            checker.places(),
+            checker.journal(),
+        )
         for part in parts:
             try:
                 yield from part
@@ -136,6 +142,23 @@ class _Checker:
                 yield f"path {key.hex()} is not in its parent"
         for _, value in self._rows("origins"):
             places.unpack_origin(value)
+
+    def journal(self) -> Iterator[str]:
+        """Every row of the journal has its place in the order of time, and nothing else has."""
+        if not self._tables.keys() >= schema.LATER_TABLES:
+            return  # a store from before, opened for reading
+        for key, value in self._rows("journal"):
+            record = places.unpack_journal(key, value)
+            if record.last_seen_ns < record.first_seen_ns:
+                yield f"journal row {key.hex()} was last seen before it was first seen"
+            order = schema.U64.pack(record.last_seen_ns) + key
+            if self._txn.get(order, db=self._tables["recent"]) is None:
+                yield f"journal row {key.hex()} has no place in the order of time"
+        for order, _ in self._rows("recent"):
+            if self._txn.get(order[8:], db=self._tables["journal"]) is None:
+                yield f"the order of time has a journal row {order[8:].hex()} that is not there"
+        if self._count("journal") != self._count("recent"):
+            yield f"{self._count('journal')} journal rows are ordered as {self._count('recent')}"
 
     def _has_path(self, number: int) -> bool:
         return self._txn.get(schema.U32.pack(number), db=self._tables["paths"]) is not None

@@ -24,7 +24,7 @@ import lmdb
 
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.store.failures import FULL, full, show
-from buildidfs.store.schema import TABLES
+from buildidfs.store.schema import LATER_TABLES, TABLES
 
 if TYPE_CHECKING:
     Table = lmdb._Database
@@ -46,7 +46,11 @@ _READ_ALL = """
 import sys, lmdb
 env = lmdb.open(".", readonly=True, lock=False, max_dbs=64, map_size=int(sys.argv[1]))
 for name in sys.argv[2:]:
-    with env.begin(db=env.open_db(name.encode(), create=False)) as txn:
+    try:
+        table = env.open_db(name.encode(), create=False)
+    except lmdb.NotFoundError:
+        continue  # for whoever opens the tables to say
+    with env.begin(db=table) as txn:
         for key, value in txn.cursor():
             pass
 """
@@ -153,12 +157,21 @@ class Environment:
             )
 
     def _open_tables(self, create: bool) -> dict[str, Table]:
+        """All tables; those of `LATER_TABLES` only if they are there or can be made."""
+        tables = {}
         if self.read_only:
-            return {name: self._lmdb.open_db(name.encode(), create=False) for name in TABLES}
+            for name in TABLES:
+                try:
+                    tables[name] = self._lmdb.open_db(name.encode(), create=False)
+                except lmdb.NotFoundError:
+                    if name not in LATER_TABLES:
+                        raise
+            return tables
         with self._lmdb.begin(write=True) as txn:
-            return {
-                name: self._lmdb.open_db(name.encode(), txn=txn, create=create) for name in TABLES
-            }
+            for name in TABLES:
+                make = create or name in LATER_TABLES
+                tables[name] = self._lmdb.open_db(name.encode(), txn=txn, create=make)
+        return tables
 
     # --- transactions ----------------------------------------------------------------------
 
@@ -269,9 +282,10 @@ class Environment:
     # --- the rest --------------------------------------------------------------------------
 
     def entries(self) -> dict[str, int]:
-        """Number of rows of each table."""
+        """Number of rows of each table, 0 for one that is not there yet."""
         with self.read() as txn:
-            return {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
+            there = {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
+        return dict.fromkeys(TABLES, 0) | there
 
     def bytes_used(self) -> int:
         """Bytes the index takes on disk."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that tell of places: those of *origins*. `schema` describes them."""
+"""Rows that tell of places: those of *origins* and *journal*. `schema` describes them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from typing import Final
 
 import msgspec
 
-from buildidfs.model import Digest, FileIdentity, NamespaceSet, Origin, Trust, fingerprint
+from buildidfs.model import (
+    BuildId,
+    Digest,
+    FileIdentity,
+    NamespaceSet,
+    Origin,
+    Trust,
+    fingerprint,
+)
 from buildidfs.store import schema
+from buildidfs.store.records import JournalRecord
 
 TIMES: Final = Struct(">QQ")
+
+#: Fingerprint of the path, mnt_ns_id, boot ID; behind it stands who saw it.
+_JOURNAL_PLACE: Final = Struct(">16sQ16s")
 
 _TRUSTS: Final = tuple(Trust)
 
@@ -115,6 +127,77 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         row.apart,
     )
     return Digest(row.digest), row.kinds, origin, first, last
+
+
+class JournalRow(msgspec.Struct, array_like=True):
+    """The msgpack part of a row of *journal*."""
+
+    build_id: bytes
+    path: bytes
+    namespaces: tuple[int, int, int, int, int, int, int]
+    apart: int
+    cgroup: bytes
+    container: bytes
+    host: bytes
+    scanner: bytes
+
+
+_decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
+
+
+def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
+    """What keys in *journal* begin with for a path in a mount namespace; None: of any boot."""
+    prefix = _JOURNAL_PLACE.pack(fingerprint(path), mnt_ns_id, boot or b"")
+    return prefix if boot is not None else prefix[:-16]
+
+
+def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | None) -> bytes:
+    """Key of a row of *journal*; ``label`` is what the control group says of the container."""
+    who = (
+        bytes(build_id),  # msgpack knows no subclasses
+        _text(origin.container),
+        None if label is None else _text(label),
+        origin.namespaces,
+        _text(origin.host),
+    )
+    place = _JOURNAL_PLACE.pack(fingerprint(origin.path), origin.mnt_ns_id, boot)
+    return place + fingerprint(_encode(who))
+
+
+def pack_journal(origin: Origin, build_id: BuildId, first: int, last: int) -> bytes:
+    """A row of *journal*."""
+    row = JournalRow(
+        bytes(build_id),
+        origin.path,
+        msgspec.structs.astuple(origin.namespaces),
+        origin.apart,
+        origin.cgroup,
+        _text(origin.container),
+        _text(origin.host),
+        _text(origin.scanner),
+    )
+    return TIMES.pack(first, last) + _encode(row)
+
+
+def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
+    """The inverse of `journal_key` and `pack_journal`."""
+    _, mnt_ns_id, boot = _JOURNAL_PLACE.unpack_from(key)
+    first, last = TIMES.unpack_from(value)
+    row = _decode_journal(memoryview(value)[TIMES.size :])
+    return JournalRecord(
+        BuildId(row.build_id),
+        row.path,
+        NamespaceSet(*row.namespaces),
+        row.apart,
+        mnt_ns_id,
+        row.cgroup,
+        row.container.decode("utf-8", "surrogateescape"),
+        row.host.decode("utf-8", "surrogateescape"),
+        boot if any(boot) else b"",
+        row.scanner.decode("utf-8", "surrogateescape"),
+        first,
+        last,
+    )
 
 
 def _text(text: str) -> bytes:

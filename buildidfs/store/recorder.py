@@ -33,9 +33,6 @@ _STAMP_SLACK_S = 86_400
 #: Rows of the memo of which the oldest goes when it is full.
 _CANDIDATES = 8
 
-#: Who scans often does not write for each file each time: last seen is kept to the minute.
-_ORIGIN_SLACK_NS = 60_000_000_000
-
 _PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _WORLD_READABLE = 0o004
@@ -219,7 +216,7 @@ class Recorder:
         if old is None:
             return False
         first, last = places.TIMES.unpack_from(old)
-        if not first <= sighting.seen_ns < last + _ORIGIN_SLACK_NS:
+        if not first <= sighting.seen_ns < last + schema.LAST_SEEN_SLACK_NS:
             return False
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
         return places.pack_origin(digest, kinds, sighting.origin, first, last) == old

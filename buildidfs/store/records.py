@@ -15,6 +15,7 @@ from buildidfs.model import (
     Digest,
     FileIdentity,
     Kind,
+    NamespaceSet,
     Origin,
     Quality,
     Sighting,
@@ -43,6 +44,17 @@ class NewAbsence(msgspec.Struct, frozen=True):
     identity: FileIdentity
     seen_ns: int
     absence: Absence
+
+
+class NewSeen(msgspec.Struct, frozen=True):
+    """That a file with this build ID was seen, for the journal; its bytes need not be here.
+
+    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one.
+    """
+
+    sighting: Sighting
+    build_id: BuildId
+    boot: bytes | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -84,6 +96,27 @@ class OriginRecord(msgspec.Struct, frozen=True):
     last_seen_ns: int
 
 
+class JournalRecord(msgspec.Struct, frozen=True):
+    """That a path had this build ID, for whom, and when first and last (Unix time, ns).
+
+    The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
+    is not known: ``mnt_ns_id`` is unambiguous only together with it.
+    """
+
+    build_id: BuildId
+    path: bytes
+    namespaces: NamespaceSet
+    apart: int
+    mnt_ns_id: int
+    cgroup: bytes
+    container: str
+    host: str
+    boot: bytes
+    scanner: str
+    first_seen_ns: int
+    last_seen_ns: int
+
+
 class Held(msgspec.Struct, frozen=True):
     """What the store knows of bytes it holds."""
 
@@ -110,7 +143,8 @@ class StoreStats(msgspec.Struct, frozen=True):
     """How much a store holds. Sizes in bytes; ``artifacts`` counts (build ID, kind) by kind.
 
     ``variants`` counts what is kept but not served, ``remembered`` the files that will be
-    recognised without being read, ``free_bytes`` what an unprivileged writer may still use.
+    recognised without being read, ``free_bytes`` what an unprivileged writer may still use,
+    ``journal`` the rows of the journal.
     """
 
     ids: int
@@ -123,3 +157,4 @@ class StoreStats(msgspec.Struct, frozen=True):
     remembered: int
     index_bytes: int
     free_bytes: int
+    journal: int = 0

@@ -33,6 +33,9 @@ the end, and a reader ignores what it does not know.
     pathids    path u32, ordinal u64                  empty
     dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
+    journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
+               u64, boot ID (16), BLAKE2b-128 of who
+    recent     last seen u64, key in *journal*        empty
 
 **meta**. One row. ``next_ordinal`` and ``next_path`` only grow: numbers are never used again, since
 inode numbers of a mount are made of them; both stay below 2**31. ``announced`` counts the commits
@@ -66,6 +69,14 @@ the time of the last sighting in seconds, give or take a day. At most 2**20 rows
 the place of the oldest of a few. The table may be emptied at any time. ``MEMO_EPOCH`` is part of
 what is hashed: raised when the program learns to identify what it could not before, it makes every
 old row unreachable.
+
+**journal, recent**. What build ID a path had, when and for whom, as it was seen, whether or not its
+bytes were captured. *who* is build ID, container, what the control group says of the container
+(nothing where all namespaces are the host's), namespaces and host. The boot ID is zeros where it is
+not known. Last seen is kept to the minute; the rest of a row is that of the last sighting written.
+*recent* has one row for each of *journal*, in order of last seen. At most 2**20 rows: the one last
+seen longest ago goes. A store made before there was a journal lacks both tables until it is opened
+for writing; without them it is empty.
 """
 
 from __future__ import annotations
@@ -93,8 +104,11 @@ FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (
     "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
-    "pathids", "dwz", "seen",
+    "pathids", "dwz", "seen", "journal", "recent",
 )  # fmt: skip
+
+#: Tables that a store of the same format may not have yet.
+LATER_TABLES: Final = frozenset(("journal", "recent"))
 
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
@@ -103,6 +117,11 @@ MAX_ORIGINS: Final = 256
 MAX_PATHS: Final = 1024
 MAX_DWZ_NAME: Final = 500
 MAX_SEEN: Final = 2**20
+MAX_JOURNAL: Final = 2**20
+
+#: Who scans often does not write for each file each time: last seen is kept to the minute.
+LAST_SEEN_SLACK_NS: Final = 60_000_000_000
+
 MEMO_EPOCH: Final = b"1"
 
 ABSENCE_TAGS: Final = {

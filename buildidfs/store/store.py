@@ -12,24 +12,26 @@ Methods may be called from any thread; one thread at a time commits.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
+from buildidfs.errors import StoreError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Sighting
-from buildidfs.store import environment, schema
+from buildidfs.store import environment, layout
 from buildidfs.store.blobs import Blobs, Staged, digest_of
-from buildidfs.store.failures import show, translated
+from buildidfs.store.failures import show
 from buildidfs.store.index import Index
+from buildidfs.store.journal import Journal, JournalWriter
 from buildidfs.store.paths import PathTree
 from buildidfs.store.recorder import Recorder, load_counters
 from buildidfs.store.records import (
     CommitResult,
     Held,
+    JournalRecord,
     NewAbsence,
     NewCapture,
+    NewSeen,
     OriginRecord,
     Remembered,
     StoreStats,
@@ -54,6 +56,7 @@ class Store:
         self._blobs = blobs
         self._index = Index(env)
         self._paths = PathTree(env, self._index)
+        self._journal = Journal(env)
         # The hot ones without a step in between.
         self.artifact = self._index.artifact
         self.ordinal = self._index.ordinal
@@ -80,8 +83,8 @@ class Store:
         """
         root = os.path.abspath(os.fsencode(path))
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
-            _make(root, map_size)
-        _check_format(root)
+            layout.make(root, map_size)
+        layout.check_format(root)
         env = environment.acquire(root, read_only=read_only, map_size=map_size)
         try:
             with env.read() as txn:
@@ -226,10 +229,14 @@ class Store:
         return digest_of(fd)
 
     def commit(
-        self, captures: Sequence[NewCapture], absent: Sequence[NewAbsence] = ()
+        self,
+        captures: Sequence[NewCapture],
+        absent: Sequence[NewAbsence] = (),
+        seen: Sequence[NewSeen] = (),
     ) -> CommitResult:
         """Make a batch durable and visible, all or nothing, and tell the listeners.
 
+        ``seen`` goes into the journal, of which nobody is told.
         Closes what was staged, whatever happens. The batch may be as long as the limit of open
         files allows. Raises `StoreFull`, `StoreError`, and `IntegrityError` for a digest that
         the store does not hold.
@@ -249,11 +256,13 @@ class Store:
             for absence in absent:
                 recorder.absent(absence)
             recorder.finish()
+            if seen:
+                JournalWriter(env, txn).add(seen)
             changed = tuple(sorted(recorder.changed))
             size = sum(sizes[digest] for digest in added)
             return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
 
-        if not captures and not absent:
+        if not captures and not absent and not seen:
             return CommitResult()
         result, count = env.write(work)
         if result.changed:
@@ -284,6 +293,31 @@ class Store:
     def remember(self, absent: Sequence[NewAbsence]) -> None:
         """Remember files without a build ID; `commit` does the same in passing."""
         self.commit((), absent)
+
+    # --- the journal -----------------------------------------------------------------------
+
+    def journal(self, entries: Sequence[NewSeen]) -> None:
+        """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
+
+        Nothing is written for what was seen within the minute. Raises `StoreFull`, `StoreError`.
+        """
+        self.commit((), (), entries)
+
+    def journal_since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
+        """What was last seen at ``since_ns`` (Unix time) or later, in order of last seen.
+
+        What is seen again while the caller works comes again, with its new time.
+        """
+        return self._journal.since(since_ns)
+
+    def journal_at(
+        self, mnt_ns_id: int, path: bytes, boot: bytes | None = None
+    ) -> list[JournalRecord]:
+        """What was seen at a path in a mount namespace, last seen first.
+
+        ``boot`` is a boot ID; None looks at all boots, among which the number is ambiguous.
+        """
+        return self._journal.at(mnt_ns_id, path, boot)
 
     # --- the whole -------------------------------------------------------------------------
 
@@ -322,6 +356,7 @@ class Store:
             remembered=entries["seen"],
             index_bytes=env.bytes_used(),
             free_bytes=self._blobs.free_bytes(),
+            journal=entries["journal"],
         )
 
     def check(self, *, digests: bool = False) -> Iterator[str]:
@@ -340,60 +375,3 @@ class Store:
         if self.read_only:
             raise StoreError(f"store {show(self.path)} was opened for reading only")
         return env
-
-
-def _make(root: bytes, map_size: int | None) -> None:
-    """Lay out a store; ``format`` comes last and makes it one."""
-    with translated(root):
-        os.makedirs(root, 0o700, exist_ok=True)
-        foreign = set(os.listdir(root)) - set(_PARTS)
-        foreign = {name for name in foreign if not name.startswith(b".format.")}
-        if foreign and not os.path.exists(os.path.join(root, b"format")):
-            raise StoreError(f"{show(root)} is not a store, and not empty")
-        os.chmod(root, 0o700)
-        for part in (b"index", b"blobs", b"listeners"):
-            os.makedirs(os.path.join(root, part), 0o700, exist_ok=True)
-
-    def begin(txn: Txn) -> None:
-        meta = env.tables["meta"]
-        txn.put(schema.COUNTERS_KEY, schema.Counters().pack(), overwrite=False, db=meta)
-
-    env = environment.acquire(root, read_only=False, create=True, map_size=map_size)
-    try:
-        env.write(begin)
-    finally:
-        environment.release(env)
-    with translated(root):
-        draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % schema.FORMAT_VERSION)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(draft, os.path.join(root, b"format"))
-        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def _check_format(root: bytes) -> None:
-    try:
-        with open(os.path.join(root, b"format"), "rb") as file:
-            text = file.read(64)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreMissing(
-            f"no store at {show(root)}: a scan makes one, --store names another"
-        ) from error
-    except OSError as error:
-        raise StoreError(f"store {show(root)}: {error.strerror}") from error
-    version = text.removeprefix(schema.FORMAT_PREFIX).strip()
-    if not text.startswith(schema.FORMAT_PREFIX) or not version.isdigit():
-        raise StoreVersionError(f"store {show(root)}: its format file is not that of a store")
-    if int(version) != schema.FORMAT_VERSION:
-        raise StoreVersionError(
-            f"store {show(root)} has format {int(version)}, this program reads "
-            f"{schema.FORMAT_VERSION}: use a newer buildidfs"
-        )

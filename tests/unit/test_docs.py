@@ -238,7 +238,7 @@ def test_environment_variables_are_in_the_page() -> None:
 @pytest.mark.parametrize(("key", "section"), settings().items())
 def test_setting_is_in_the_page(key: str, section: str) -> None:
     text = page("buildidfs.toml.5").partition(f" [{section}] ")[2]
-    assert re.search(rf" {re.escape(key.removeprefix(f'{section}.'))} = ", text), key
+    assert re.search(rf"(?:^| ){re.escape(key.removeprefix(f'{section}.'))} = ", text), key
 
 
 def test_settings_of_the_page_and_the_example_are_accepted() -> None:
@@ -271,7 +271,8 @@ def test_format_is_in_the_page() -> None:
     for table in schema.TABLES[1:]:
         assert re.search(rf"\b{table}\b", listed), table
         assert re.search(rf"\b{table}\b", explained), table
-    for number in (schema.MAX_ORIGINS, schema.MAX_PATHS, schema.MAX_DWZ_NAME):
+    limits = (schema.MAX_ORIGINS, schema.MAX_PATHS, schema.MAX_DWZ_NAME, schema.MAX_JOURNAL)
+    for number in limits:
         assert str(number) in explained
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buildidfs.model import Artifact, Digest, Kind, Quality
-from buildidfs.store import Store, environment, schema
+from buildidfs.errors import IntegrityError
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality
+from buildidfs.store import NewSeen, Store, environment, schema
 from buildidfs.store.environment import Environment
 from tests.support.captures import capture, sighting
 
@@ -187,3 +188,53 @@ def test_nothing_is_wrong_with_an_empty_store(tmp_path: Path) -> None:
     with Store.create(tmp_path / "empty") as store:
         assert list(store.check(digests=True)) == []
         assert store.held(Digest(bytes(32))) is None
+
+
+def _journal_row(env: Environment) -> tuple[bytes, bytes]:
+    with env.read() as txn, txn.cursor(env.tables["journal"]) as cursor:
+        assert cursor.first()
+        return cursor.item()
+
+
+def _without_order(store: Store, env: Environment) -> None:
+    key, value = _journal_row(env)
+    _delete(env, "recent", value[8:16] + key)
+
+
+def _without_row(store: Store, env: Environment) -> None:
+    _delete(env, "journal", _journal_row(env)[0])
+
+
+def _ordered_twice(store: Store, env: Environment) -> None:
+    _put(env, "recent", bytes(8) + _journal_row(env)[0], b"")
+
+
+def _turned_times(store: Store, env: Environment) -> None:
+    key, value = _journal_row(env)
+    _put(env, "journal", key, b"\xff" * 8 + value[8:])
+
+
+def _garbled(store: Store, env: Environment) -> None:
+    key, value = _journal_row(env)
+    _put(env, "journal", key, value[:16] + b"\xc1")
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (_without_order, "has no place in the order of time"),
+        (_without_order, "1 journal rows are ordered as 0"),
+        (_without_row, "that is not there"),
+        (_ordered_twice, "1 journal rows are ordered as 2"),
+        (_turned_times, "was last seen before it was first seen"),
+        (_garbled, "rows that cannot be read"),
+    ],
+)
+def test_damage_to_the_journal(store: Store, env: Environment, damage: Damage, line: str) -> None:
+    store.journal([NewSeen(sighting(), BuildId(b"\x01\x01"))])
+    assert list(store.check()) == []
+    damage(store, env)
+    _finds(store, line)
+    if damage in (_without_row, _garbled):
+        with pytest.raises(IntegrityError):
+            list(store.journal_since())
