@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
@@ -55,6 +57,7 @@ def mount(
     unmount`. What is captured later appears at once.
     """
     from buildidfs import daemon
+    from buildidfs.linux.sdnotify import Notifier
 
     if not session.verbosity:
         session.start_logging()
@@ -67,4 +70,5 @@ def mount(
         options=chosen,
         gdb_scripts=gdb_scripts or session.settings.mount.gdb_scripts,
         foreground=foreground,
+        ready=Notifier(os.environ).ready,
     )

@@ -90,10 +90,12 @@ def mount(
     options: Sequence[str] = (),
     gdb_scripts: str = "zero",
     foreground: bool = False,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
 
-    Raises `MountError`, `StoreMissing`, `StoreVersionError`.
+    In the foreground ``ready`` is called when it can be read. Raises `MountError`, `StoreMissing`,
+    `StoreVersionError`.
     """
     from buildidfs.mount import background
     from buildidfs.mount import options as mount_options
@@ -102,7 +104,7 @@ def mount(
     if foreground:
         from buildidfs.mount import session
 
-        session.run(chosen)
+        session.run(chosen, ready)
     else:
         background.start(chosen)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mount that outlives the command which made it.
+"""What outlives the command that started it: a mount, or whatever else runs until it is ended.
 
 The process detaches before it opens the index or starts an event loop, neither of which survives a
 fork, and tells its parent through a pipe how it went: the parent returns when files can be read,
@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 from buildidfs import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.mount.options import MountOptions
+
+    Work = Callable[[Callable[[], None]], None]
 
 _READY = b"ready"
 _SYSLOG = "/dev/log"
@@ -31,11 +35,26 @@ def start(options: MountOptions, log_file: str | None = None) -> None:
     Messages then go to ``log_file``, or else to syslog where there is one. Raises what
     `session.run` raises.
     """
+
+    def serve(ready: Callable[[], None]) -> None:
+        from buildidfs.mount import session
+
+        session.run(options, ready)
+
+    detach(serve, log_file)
+
+
+def detach(work: Work, log_file: str | None = None) -> None:
+    """Do ``work`` in a process of its own; returns when that calls the function it is given.
+
+    It has no terminal, and / for its directory; messages go where `start` says. An error of ours
+    that it raises before it is ready is raised here.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _detach(options, writing, log_file)
+        _leave(work, writing, log_file)
     os.close(writing)
     with open(reading, "rb") as pipe:
         said = pipe.read()
@@ -44,7 +63,7 @@ def start(options: MountOptions, log_file: str | None = None) -> None:
         raise _error(said)
 
 
-def _detach(options: MountOptions, writing: int, log_file: str | None) -> NoReturn:
+def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
     """Become a process of its own, and run. Never returns into the parent's code."""
     code = 1
     try:
@@ -55,17 +74,17 @@ def _detach(options: MountOptions, writing: int, log_file: str | None) -> NoRetu
         # As from a fresh start: whatever the parent did with these was for itself.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        code = _run(options, writing, log_file)
+        code = _run(work, writing, log_file)
     except errors.BuildIdFsError as error:
         code = error.exit_code
     except BaseException:
-        log.exception("the mount ended with an error that is a fault of this program")
+        log.exception("ended by an error that is a fault of this program")
     finally:
         logging.shutdown()
         os._exit(code)
 
 
-def _run(options: MountOptions, writing: int, log_file: str | None) -> int:
+def _run(work: Work, writing: int, log_file: str | None) -> int:
     pending = [writing]
 
     def tell(text: bytes) -> None:
@@ -76,9 +95,7 @@ def _run(options: MountOptions, writing: int, log_file: str | None) -> int:
 
     try:
         _redirect(log_file)
-        from buildidfs.mount import session
-
-        session.run(options, lambda: tell(_READY))
+        work(lambda: tell(_READY))
     except errors.BuildIdFsError as error:
         if not pending:
             log.error("%s", error)  # the parent is gone
@@ -125,4 +142,4 @@ def _error(said: bytes) -> errors.BuildIdFsError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):
         return kind(text)
-    return errors.MountError("the mount process was killed before it could mount")
+    return errors.MountError("the process in the background was killed before it was ready")

@@ -43,7 +43,8 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
     """
     shown = os.fsdecode(point)
     point = os.path.realpath(point)
-    _clear(point, shown)
+    clear(point)
+    _check_free(point, shown)
     _check_directory(point, shown)
     _check_fuse(allow_other=allow_other)
 
@@ -99,19 +100,32 @@ def _take_away_as_user(point: bytes) -> bool:
     raise MountError(f"cannot unmount {os.fsdecode(point)}: {reason}")
 
 
-def _clear(point: bytes, shown: str) -> None:
-    """Take away what killed mounts have left, which may lie on top of each other."""
-    while (top := mounted_at(point)) is not None:
-        ours = top.fstype == mounts.FILESYSTEM_TYPE
-        if _answers(point):
-            if ours:
-                raise MountError(f"{shown} is busy: a store is mounted there already")
-            return
-        if not ours:
-            kind = top.fstype.decode(errors="replace")
-            raise MountError(f"{shown} is busy: the {kind} mounted there does not answer")
-        log.info("%s: taking away what a killed mount has left", shown)
+def clear(point: bytes) -> bool:
+    """Take away what killed mounts of ours have left at ``point``; whether there was something.
+
+    They may lie on top of each other. Raises `MountError`.
+    """
+    found = False
+    while _is_ours(mounted_at(point)) and not _answers(point):
+        log.info("%s: taking away what a killed mount has left", os.fsdecode(point))
         take_away(point)
+        found = True
+    return found
+
+
+def _is_ours(mount: mountinfo.MountInfo | None) -> bool:
+    return mount is not None and mount.fstype == mounts.FILESYSTEM_TYPE
+
+
+def _check_free(point: bytes, shown: str) -> None:
+    top = mounted_at(point)
+    if top is None:
+        return
+    if _is_ours(top):
+        raise MountError(f"{shown} is busy: a store is mounted there already")
+    if not _answers(point):
+        kind = top.fstype.decode(errors="replace")
+        raise MountError(f"{shown} is busy: the {kind} mounted there does not answer")
 
 
 def _answers(point: bytes) -> bool:

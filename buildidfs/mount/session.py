@@ -28,6 +28,7 @@ from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
+from buildidfs.store.presence import Presence
 from buildidfs.view import View
 
 if TYPE_CHECKING:
@@ -60,8 +61,13 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         stack.callback(_close, point, device)
         _listen(stack, store, view, absences, operations)
         _collect_rarely()
+
+        def answering() -> None:
+            stack.enter_context(Presence(store.path, "mount", mountpoint=point))
+            ready()
+
         try:
-            trio.run(_serve, point, device, options.read_ahead_kib, ready)
+            trio.run(_serve, point, device, options.read_ahead_kib, answering)
         except BaseExceptionGroup as group:
             raise MountError(f"serving {os.fsdecode(point)} failed: {_first(group)}") from group
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.errors import MountError
+from buildidfs.linux.sdnotify import Inbox
 from buildidfs.mount import options, points
 from buildidfs.store import Store, notify
+from buildidfs.store.presence import present
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.mounts import is_mountpoint
@@ -136,6 +138,36 @@ def test_unmounting_from_outside(buildidfs: BuildIdFs, place: Path, loop: str) -
         buildidfs("unmount", place)
         assert server.wait(20) == 0
     assert not is_mountpoint(place)
+
+
+@pytest.mark.parametrize("foreground", [True, False])
+def test_a_mount_is_present_while_it_answers(
+    buildidfs: BuildIdFs, place: Path, foreground: bool
+) -> None:
+    def mounts() -> list[bytes]:
+        return [each.path("mountpoint") for each in present(buildidfs.store, "mount")]
+
+    assert mounts() == []
+    with contextlib.ExitStack() as stack:
+        if foreground:
+            stack.enter_context(_serving(buildidfs))
+            until(mounts, "the mount among those present")
+        else:
+            buildidfs("mount", place)
+        assert mounts() == [os.fsencode(place)]
+        buildidfs("unmount", place)
+        until(lambda: not mounts(), "the mount gone from those present")
+
+
+def test_a_service_manager_is_told_when_it_answers(
+    buildidfs: BuildIdFs, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox()
+    monkeypatch.setenv("NOTIFY_SOCKET", inbox.name)
+    with contextlib.closing(inbox), _serving(buildidfs):
+        told = until(inbox.receive, "the message")
+        assert told["READY"] == "1"
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
 
 
 def test_unmounting_while_a_file_is_open(buildidfs: BuildIdFs, place: Path) -> None:
