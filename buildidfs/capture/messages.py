@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the catcher and the process that records its catches say to each other.
+
+One message to a datagram, msgpack; a `Caught` has the descriptor of the file with it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+
+import msgspec
+
+from buildidfs.model import BuildId, FileIdentity, NamespaceSet
+
+MAX_BYTES = 16 << 10
+"""A path has at most 4096 bytes; what else is in a message is small."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a catcher is told when it starts.
+
+    ``strict`` holds up each exec until its file is held, ``exec_wait`` seconds at most;
+    ``store_dev`` is the st_dev that the store is on.
+    """
+
+    strict: bool = False
+    exec_wait: float = 0.2
+    store_dev: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a process lives. ``cgroup`` is a path; ``chrooted``: its root is its own."""
+
+    namespaces: NamespaceSet
+    mnt_ns_id: int
+    cgroup: bytes
+    chrooted: bool = False
+
+
+class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A file that was mapped executable, open: readable, or O_PATH if it is ``slow``.
+
+    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. ``slow``
+    says that its filesystem may not answer. With ``build_id`` there is no descriptor: too many
+    files were waiting, and only what it is was kept.
+    """
+
+    key: bytes
+    pid: int
+    seen_ns: int
+    path: bytes
+    identity: FileIdentity
+    place: Place
+    slow: bool = False
+    build_id: BuildId | None = None
+
+
+class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A file was mapped that could not be opened any more, or not at all, and why."""
+
+    pid: int
+    path: bytes
+    reason: str
+    errno: int
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Mappings may have gone unseen, ``count`` of them if that is known: look at all processes."""
+
+    count: int
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """From now on nothing is missed; ``degraded`` says in words what is less than it could be."""
+
+    degraded: tuple[str, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The catcher cannot work and ends; ``privilege`` if it is one that is lacking."""
+
+    reason: str
+    privilege: bool = False
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Sums since the start: records read, files sent, missed and let go, records lost."""
+
+    records: int = 0
+    caught: int = 0
+    missed: int = 0
+    unpinned: int = 0
+    lost: int = 0
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """These were not captured: send them again when they are met again."""
+
+    keys: tuple[bytes, ...]
+
+
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    return _encode(message)
+
+
+def send(sock: socket.socket, data: bytes, fd: int = -1) -> None:
+    """Send an encoded message, with a copy of ``fd`` unless it is -1.
+
+    Raises BlockingIOError when there is no room, OSError when nobody listens any more.
+    """
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else ()
+    sock.sendmsg([data], rights)
+
+
+def receive(sock: socket.socket) -> tuple[Message, int] | None:
+    """The next message, and the descriptor that came with it or -1; None at the end.
+
+    Raises BlockingIOError when nothing is waiting, OSError, and ValueError for what is no message.
+    """
+    data, ancillary, _, _ = sock.recvmsg(MAX_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
+    fd = fds[0] if fds else -1
+    if not data:
+        return None
+    try:
+        return _decoder.decode(data), fd
+    except msgspec.MsgspecError as error:
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        raise ValueError(f"not a message: {error}") from error

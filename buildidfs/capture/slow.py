@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mounts may never answer, found out without asking the filesystem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.linux import statmount
+
+if TYPE_CHECKING:
+    from buildidfs.model import FileIdentity
+
+# From linux/magic.h and the filesystems' own headers: FUSE, NFS, SMB, CIFS, SMB2, Ceph, 9P, AFS,
+# Coda, Lustre, GFS2, OCFS2, BeeGFS, GPFS, OrangeFS.
+_MAGICS: Final = frozenset(
+    (
+        0x65735546, 0x6969, 0x517B, 0xFF534D42, 0xFE534D42, 0x00C36400, 0x01021997, 0x5346414F,
+        0x6B414653, 0x73757245, 0x0BD00BD0, 0x01161970, 0x7461636F, 0x19830326, 0x47504653,
+        0x20030528,
+    )
+)  # fmt: skip
+_MOST: Final = 4096
+
+
+class SlowMounts:
+    """What was learned of mounts, by their number that is never used again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
+
+    def is_slow(self, identity: FileIdentity, mnt_ns_id: int) -> bool:
+        """Whether a file's filesystem depends on somebody's answer, or nobody knows.
+
+        One on a block device does not. A mount that is not attached any more cannot be asked for.
+        """
+        if identity.scope == b"":
+            return False
+        if not identity.scope:
+            return True
+        mount = int.from_bytes(identity.scope[-8:], "little")
+        slow = self._known.get(mount)
+        if slow is None:
+            try:
+                slow = statmount.magic(mount, mnt_ns_id) in _MAGICS
+            except OSError:
+                return True
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[mount] = slow
+        return slow

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How soon a process gets to run, and what its threads are called.
+
+Source: sched(7), prctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from buildidfs.linux import syscalls
+
+_PR_SET_NAME = 15
+_NICE = -15
+
+
+def hurry(priority: int = 1) -> str:
+    """Run this thread before all that is not real-time; says in words what is lacking, if anything.
+
+    SCHED_RR takes CAP_SYS_NICE (or RLIMIT_RTPRIO); where it is refused a low nice value is tried.
+    What is started from here on does not inherit it.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        return ""
+    except OSError as error:
+        refused = f"no real-time scheduling ({error.strerror}; needs CAP_SYS_NICE)"
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    except OSError:
+        return f"{refused}, and no better nice value either: what is short-lived may be missed"
+    return (
+        f"{refused}, runs at nice {_NICE} instead: on a busy host what is short-lived may be missed"
+    )
+
+
+def name_thread(name: bytes) -> None:
+    """What ps and top call this thread: at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def _prctl(option: int, value: int) -> None:
+    if syscalls.libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise syscalls.last_error()
