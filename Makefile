@@ -3,6 +3,7 @@
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
 # make bench     measure against the bars in ARCHITECTURE.md
+# make bench-capture  the part of it that is about live capture
 # make test-fresh  make up, test and check in a new Debian root that has only git, make, python3
 
 STORE ?= /var/lib/buildidfs
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export STORE MOUNTPOINT
 
-.PHONY: up down test check bench test-fresh clean
+.PHONY: up down test check bench bench-capture test-fresh clean
 
 up: $(VENV)/.user
 	scripts/up $(BIN)/buildidfs
@@ -33,6 +34,11 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	scripts/install-packages bench
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+bench-capture: $(VENV)/.dev
+	scripts/install-packages bench
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS) capture capture-busy capture-peer \
+		capture-writers watch-perf watch-spawn watch-compile watch-memory
 
 test-fresh:
 	scripts/test-fresh

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import clients, publish, reads, requests, scale, scanning
+from benchmarks import capture, clients, publish, reads, requests, scale, scanning, watchcost
 from benchmarks.bench import (
     Bench,
     Benchmark,
@@ -44,6 +44,8 @@ _BENCHMARKS: dict[str, Benchmark] = {
     **clients.ROWS,
     **scale.ROWS,
     **scanning.ROWS,
+    **capture.ROWS,
+    **watchcost.ROWS,
 }
 
 

@@ -61,6 +61,11 @@ class Expected:
         """Both kinds together."""
         return self.executables | self.shared_objects
 
+    def add(self, other: Expected) -> None:
+        """Expect those, too."""
+        self.executables |= other.executables
+        self.shared_objects |= other.shared_objects
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -176,9 +181,7 @@ class ShortLife:
         expected = Expected()
         try:
             for number in range(items):
-                one = self._make(names.place / str(number), config)
-                expected.executables |= one.executables
-                expected.shared_objects |= one.shared_objects
+                expected.add(self._make(names.place / str(number), config))
                 if config == "crun":
                     cgroup = f"/{names.cgroup}/{number}"
                     write_bundle(names.place / str(number), cgroup, _microseconds(life))

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``buildidfs watch`` catches of programs that are gone at once, and what perf has of them.
+
+Every item is an executable and a shared object that nobody has seen before, alone on a filesystem
+in a mount namespace, all of which is destroyed when the program ends after a millisecond
+(tests/support/shortlife.py). Bytes are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.bench import Bench, Benchmark, require
+from benchmarks.mounts import buildidfs
+from benchmarks.report import Row
+from tests.support.shortlife import CONFIGS, Expected, Result, ShortLife, compare_perf_cache
+from tests.support.watching import Watcher, watching
+
+MODES: dict[str, tuple[str, ...]] = {"watch": (), "watch --strict": ("--strict",)}
+_LOADED = ("host", "tmpfs", "overlay", "crun")
+_LARGE = 20_000_000
+
+
+class Workload(NamedTuple):
+    """Items of one kind: where, how many at a time, and how many seconds each lives."""
+
+    config: str
+    concurrency: int
+    life: float
+
+    def __str__(self) -> str:
+        return f"{self.config}, {self.concurrency} at a time, {self.life * 1000:g} ms"
+
+
+_WORKLOADS = [
+    *(Workload(config, concurrency, 0.001) for config in CONFIGS for concurrency in (1, 8)),
+    *(Workload(config, concurrency, 0) for config in CONFIGS[:3] for concurrency in (1, 8)),
+]
+
+
+@contextmanager
+def watched(bench: Bench, store: Path, *options: str) -> Iterator[Watcher]:
+    """``watch`` on a store, without a scan at the start: what is there already is not measured."""
+    command = buildidfs(store)[:1]
+    with watching(store, "--no-scan", *options, command=command) as watcher:
+        yield watcher
+    bench.say(f"watch said: {watcher.log.strip()[-300:]}")
+
+
+@contextmanager
+def items(bench: Bench, padding: int = 0) -> Iterator[ShortLife]:
+    """What makes and runs items."""
+    require("gcc", "gcc")
+    require("crun", "crun")
+    require("mksquashfs", "squashfs-tools")
+    require("mkfs.ext4", "e2fsprogs")
+    with bench.scratch("shortlife") as place, ShortLife(place / "items", padding) as made:
+        yield made
+
+
+def capture(bench: Bench) -> Iterator[Row]:
+    """Rows for every configuration, with and without --strict, on a machine with nothing to do."""
+    yield from _captured(bench, _WORKLOADS, "", 100)
+
+
+def capture_busy(bench: Bench) -> Iterator[Row]:
+    """The same for some of them, while every CPU has two other processes that never wait."""
+    loads = [load for load in _WORKLOADS if load.config in _LOADED and load.life]
+    hogs = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        yield from _captured(bench, loads, f", {len(hogs)} busy loops", 99.5)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def _captured(bench: Bench, loads: Sequence[Workload], what: str, strict: float) -> Iterator[Row]:
+    count = bench.size(300, 40)
+    for mode, options in MODES.items():
+        wrong = 0
+        with (
+            items(bench) as made,
+            bench.scratch("watched") as place,
+            watched(bench, place / "store", *options) as watcher,
+        ):
+            for load in loads:
+                bench.say(f"{mode}{what}: {load}")
+                before = watcher.cpu_seconds()
+                expected = made.run(load.config, count, load.concurrency, load.life)
+                result = watcher.captured(expected)
+                cpu = (watcher.cpu_seconds() - before) / count
+                wrong += result.wrong_bytes
+                yield _row(f"{mode}{what}: {load}", strict if options else 99.5, result, cpu)
+        yield Row(f"{mode}{what}: files with other bytes than those that ran", "=", 0, wrong)
+
+
+def _row(what: str, limit: float, result: Result, cpu: float) -> Row:
+    return Row(
+        f"{what}; captured", ">=", limit, min(result.exe_percent, result.so_percent), "%",
+        detail=f"exe {result.exe_percent:.1f} %, so {result.so_percent:.1f} %, "
+        f"wrong {result.wrong_bytes}, {cpu * 1000:.1f} ms of CPU an item",
+    )  # fmt: skip
+
+
+def peer(bench: Bench) -> Iterator[Row]:
+    """Rows for the share of the same files that perf's own cache has after a recording."""
+    perf = require("perf", "linux-perf")
+    count = bench.size(100, 20)
+    for options in ((), ("--buildid-all",)):
+        sums = [0, 0]
+        details = []
+        with items(bench) as made:
+            for config in CONFIGS:
+                name = " ".join(["perf record -a", *options])
+                bench.say(f"{name}: {config}")
+                with bench.scratch("perf") as place:
+                    cache, data = place / "cache", place / "perf.data"
+                    recording = [
+                        perf, "--buildid-dir", cache, "record", "-q", "-a", *options,
+                        "-e", "cpu-clock", "-o", data, "--",
+                    ]  # fmt: skip
+                    expected = made.run(config, count, 8, under=recording)
+                    result = compare_perf_cache(cache, expected)
+                sums[0] += result.exe_captured
+                sums[1] += result.so_captured
+                details.append(f"{config} {result.exe_captured}+{result.so_captured}")
+        value = 100 * max(sums) / (count * len(CONFIGS))
+        yield Row(
+            f"the peer, {name}, the same items, 8 at a time: in its cache", "<", 99.5, value, "%",
+            detail=f"exe+so of {count}: {', '.join(details)}",
+        )  # fmt: skip
+
+
+def writers(bench: Bench) -> Iterator[Row]:
+    """Rows for 20 MB files that are still being written when they are mapped, or just were."""
+    for mode, options in MODES.items():
+        for what, use in (
+            ("mapped while they are written", _map_while_written),
+            ("executed when their last byte is written", _execute_when_written),
+        ):
+            count = bench.size(20, 5)
+            bench.say(f"{mode}: {count} files {what}")
+            with items(bench, _LARGE) as made, bench.scratch("writers") as place:
+                store = place / "store"
+                expected = Expected()
+                with watched(bench, store, *options) as watcher:
+                    for number in range(count):
+                        expected.add(use(made, place / f"{number}"))
+                    result = watcher.captured(expected)
+            yield Row(
+                f"{mode}: {count} files of 20 MB {what}: stored truncated", "=", 0,
+                result.wrong_bytes, detail=f"{len(expected.files) - len(result.lost)} of "
+                f"{len(expected.files)} files stored",
+            )  # fmt: skip
+
+
+def _map_while_written(made: ShortLife, place: Path) -> Expected:
+    """A process maps the library when a tenth of it is there, and ends with its last byte."""
+    place.mkdir()
+    ready, target = place / "libready.so", place / "libitem.so"
+    expected = made.write(place / "exe", ready)
+    mapper = None
+    try:
+        with target.open("wb", buffering=0) as file:
+            for chunk in _chunks(ready):
+                file.write(chunk)
+                if mapper is None:
+                    mapper = _mapping(target)
+                time.sleep(0.01)
+    finally:
+        if mapper is not None:
+            mapper.kill()
+            mapper.wait()
+    target.unlink()
+    return Expected(shared_objects=expected.shared_objects)
+
+
+def _mapping(path: Path) -> subprocess.Popen[bytes]:
+    """A process that has mapped a file as code."""
+    program = (
+        "import mmap, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "held = mmap.mmap(file, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)\n"
+        "os.close(file)\n"
+        "print('mapped', flush=True)\n"
+        "os.read(0, 1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout
+    process.stdout.readline()
+    return process
+
+
+def _execute_when_written(made: ShortLife, place: Path) -> Expected:
+    """A slow copy of the executable is run when it is complete, and deleted when that ends."""
+    place.mkdir()
+    ready, target = place / "ready", place / "exe"
+    expected = made.write(ready, place / "libitem.so")
+    with target.open("wb", buffering=0) as file:
+        target.chmod(0o755)
+        for chunk in _chunks(ready):
+            file.write(chunk)
+            time.sleep(0.01)
+    subprocess.run([target, "1000"], check=True)
+    target.unlink()
+    (place / "libitem.so").unlink()
+    return expected
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_LARGE // 10):
+            yield chunk
+
+
+ROWS: dict[str, Benchmark] = {
+    "capture": capture,
+    "capture-busy": capture_busy,
+    "capture-peer": peer,
+    "capture-writers": writers,
+}
