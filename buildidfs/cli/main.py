@@ -26,6 +26,7 @@ _BROKEN_PIPE = 128 + 13
         "unmount": "unmount:unmount",
         "list": "list:list_",
         "show": "show:show",
+        "journal": "journal:journal",
         "get": "get:get",
         "stats": "stats:stats",
     },

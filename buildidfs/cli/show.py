@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable, size
 
 if TYPE_CHECKING:
@@ -20,17 +21,22 @@ if TYPE_CHECKING:
     "show",
     short_help="Show all that is known of a build ID.",
     epilog=exit_status(
-        ["buildidfs show 8e9f", "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb"],
+        [
+            "buildidfs show 8e9f",
+            "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "buildidfs show --namespaces mnt,pid 8e9f",
+        ],
         {
-            2: "a prefix that several build IDs share",
+            2: "a prefix that several build IDs share, or no such namespace",
             30: "nothing is known of that build ID",
         },
     ),
 )
 @click.argument("id_", metavar="ID", type=BuildIdArgument())
+@namespaces_option
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def show(session: Session, id_: str, json_: bool) -> None:
+def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool) -> None:
     """Show all that is known of a build ID (a unique prefix is enough).
 
     Its variants, the one that is served first; where each was seen, newest first; and what is
@@ -45,7 +51,7 @@ def show(session: Session, id_: str, json_: bool) -> None:
         origins = store.origins(ordinal)
         missing = _missing(store, ordinal)
     shown = {kind: kept for kind, kept in variants.items() if kept}
-    (_as_json if json_ else _as_text)(build_id, shown, origins, missing)
+    (_as_json if json_ else _as_text)(build_id, shown, origins, missing, names)
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
@@ -85,6 +91,7 @@ def _as_json(
     variants: dict[Kind, list[Artifact]],
     origins: list[OriginRecord],
     missing: list[str],
+    names: tuple[str, ...] | None,
 ) -> None:
     json_line(
         {
@@ -111,17 +118,9 @@ def _as_json(
                     **path_fields(record.origin.path),
                     "kinds": [kind.name.lower() for kind in record.kinds],
                     "sha256": record.digest.hex(),
-                    "container": record.origin.container,
-                    "cgroup": record.origin.cgroup.decode("utf-8", "replace"),
-                    "mnt_ns_id": record.origin.mnt_ns_id,
-                    "namespaces": {
-                        name: getattr(record.origin.namespaces, name)
-                        for name in record.origin.namespaces.__struct_fields__
-                    },
+                    **whose_fields(record.origin, names),
                     "device": record.origin.identity.dev,
                     "inode": record.origin.identity.ino,
-                    "host": record.origin.host,
-                    "scanner": record.origin.scanner,
                     "first_seen": record.first_seen_ns / 1e9,
                     "last_seen": record.last_seen_ns / 1e9,
                 }
@@ -137,6 +136,7 @@ def _as_text(
     variants: dict[Kind, list[Artifact]],
     origins: list[OriginRecord],
     missing: list[str],
+    names: tuple[str, ...] | None,
 ) -> None:
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
@@ -149,7 +149,7 @@ def _as_text(
             )
     click.echo("seen")
     for record in origins:
-        where = printable(record.origin.container.encode()) or "the host"
+        where = printable(container_of(record.origin, names).encode()) or "the host"
         click.echo(
             f"  {printable(record.origin.path)}\n"
             f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.model import BuildId
+from buildidfs.store import NewSeen, Store
+from tests.support.captures import sighting
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.elfwriter import elf_file
@@ -30,8 +33,9 @@ def output_section() -> dict[str, str]:
     argv = [tool("groff"), "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", ROOT / "man/buildidfs.1"]
     page = run(argv, check=True).out
     text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
-    general, *items = re.split(r"^ {5}(?=(?:scan|list|show|stats)\b)", text, flags=re.MULTILINE)
-    names = ("scan tree --dry-run", "scan", "list", "show", "stats")
+    names = ("scan tree --dry-run", "scan", "list", "show", "journal", "stats")
+    start = rf"^ {{5}}(?=(?:{'|'.join(names)})\b)"
+    general, *items = re.split(start, text, flags=re.MULTILINE)
     said = [" ".join(each.split()) for each in items]
     return {
         next(name for name in names if each.startswith(f"{name} ")): f"{general} {each}"
@@ -64,9 +68,12 @@ def test_fields_are_in_the_page(
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
         "list": ["list"],
         "show": ["show", build_id[::-1].hex()],
+        "journal": ["journal"],
         "stats": ["stats"],
     }
     assert set(output_section) == set(commands)
+    with Store.create(buildidfs.store) as store:
+        store.journal([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
     for name, words in commands.items():
         done = buildidfs(*words, "--json", check=False)
         assert done.rc in (0, 3), done

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs journal``: which build ID was seen at which path, for whom and when."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
+from buildidfs.cli.output import json_line, moment, path_fields, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.store import JournalRecord
+
+_SECOND = 1_000_000_000
+_AGO = re.compile(r"(\d{1,9})([smhdw])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_EPOCH = re.compile(r"@(\d{1,10})(?:\.(\d{1,9}))?")
+
+
+def point_in_time(text: str, now_ns: int) -> int:
+    """A point in time as a user says it, in nanoseconds of Unix time.
+
+    So long ago (``90s``, ``10m``, ``2h``, ``3d``, ``1w``), a date with or without a time (ISO
+    8601; local unless it has an offset), or ``@`` and seconds of Unix time. Raises ValueError.
+    """
+    if found := _AGO.fullmatch(text):
+        return max(now_ns - int(found[1]) * _UNITS[found[2]] * _SECOND, 0)
+    if found := _EPOCH.fullmatch(text):
+        return int(found[1]) * _SECOND + int((found[2] or "").ljust(9, "0"))
+    from datetime import datetime
+
+    try:
+        return max(int(datetime.fromisoformat(text).timestamp()) * _SECOND, 0)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
+    if value is None:
+        return 0
+    try:
+        return point_in_time(value, time.time_ns())
+    except ValueError:
+        raise click.BadParameter(
+            f"not a time: {value!r}; try 10m, 2h, 3d, 2026-11-22 or @1700000000", ctx, param
+        ) from None
+
+
+@click.command(
+    "journal",
+    short_help="Show which build ID was seen where and when.",
+    epilog=exit_status(
+        [
+            "buildidfs journal --since 10m",
+            "buildidfs journal --path '*/libc.so.6' --container docker:0f5c3e8d1b2a",
+            "buildidfs journal --since 2026-11-22 --namespaces pid,uts --json",
+        ],
+        {
+            2: "not a time, or no such namespace",
+            11: "no store at that place; 13 unknown format",
+            20: "a row of the journal is damaged",
+        },
+    ),
+)
+@click.option(
+    "--since", metavar="T", callback=_since, help="Only what was seen since (10m, 2h, 3d, a date)."
+)
+@click.option("--container", metavar="LABEL", help="Only what was seen in this container.")
+@click.option(
+    "--path", "globs", metavar="GLOB", multiple=True, help="Only what was seen at such a path."
+)
+@namespaces_option
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def journal(
+    session: Session,
+    since: int,
+    container: str | None,
+    globs: tuple[str, ...],
+    names: tuple[str, ...] | None,
+    json_: bool,
+) -> None:
+    """Show which build ID was seen where and when, in the order in which it was last seen.
+
+    Also what could not be captured: a line says missing where the store holds no bytes.
+    """
+    wanted = _filter(globs, container, names)
+    show = _json if json_ else _text
+    with session.open_store() as store:
+        for row in store.journal_since(since):
+            if wanted(row):
+                ordinal = store.ordinal(row.build_id)
+                show(row, ordinal is not None and store.kinds(ordinal) != 0, names)
+    sys.stdout.flush()
+
+
+def _filter(
+    globs: tuple[str, ...], container: str | None, names: tuple[str, ...] | None
+) -> Callable[[JournalRecord], bool]:
+    """The test that a row has to pass."""
+    if not globs and container is None:
+        return lambda row: True
+    import fnmatch
+    import os
+
+    from buildidfs.capture.container import fits
+
+    # A path may have what is special in a pattern, and can still be given as it is.
+    exact = {os.fsencode(glob) for glob in globs}
+    patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
+
+    def wanted(row: JournalRecord) -> bool:
+        if container is not None and not fits(container, container_of(row, names)):
+            return False
+        return (
+            not patterns
+            or row.path in exact
+            or any(pattern.match(row.path) for pattern in patterns)
+        )
+
+    return wanted
+
+
+def _text(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
+    where = printable(container_of(row, names).encode("utf-8", "surrogateescape")) or "-"
+    sys.stdout.write(
+        f"{moment(row.last_seen_ns)}  {where:20}  {row.build_id.hex():40}"
+        f"  {'' if held else 'missing':7}  {printable(row.path)}\n"
+    )
+
+
+def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
+    json_line(
+        {
+            "build_id": row.build_id.hex(),
+            **path_fields(row.path),
+            "held": held,
+            **whose_fields(row, names),
+            "boot_id": row.boot.hex(),
+            "first_seen": row.first_seen_ns / 1e9,
+            "last_seen": row.last_seen_ns / 1e9,
+        }
+    )
