@@ -20,6 +20,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,6 +188,7 @@ class ShortLife:
                     write_bundle(names.place / str(number), cgroup, _microseconds(life))
             yield expected, names
         finally:
+            _remove_cgroups(names.cgroup)
             shutil.rmtree(names.place, ignore_errors=True)
 
     def _launching(
@@ -239,6 +241,22 @@ class ShortLife:
 
 def _expecting(exe: Copy, library: Copy) -> Expected:
     return Expected({exe.build_id: exe.sha256}, {library.build_id: library.sha256})
+
+
+def _remove_cgroups(name: str) -> None:
+    """Kill the containers and remove the cgroups that are left where crun itself was killed."""
+    for top in (Path("/sys/fs/cgroup", name), Path("/sys/fs/cgroup/unified", name)):
+        if top.exists():
+            (top / "cgroup.kill").write_text("1")
+            until(partial(_removed, top), f"the end of {top}")
+
+
+def _removed(top: Path) -> bool:
+    for cgroup in (*top.glob("*/"), top):
+        # Busy until the last process in it is reaped.
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
+    return not top.exists()
 
 
 def _microseconds(seconds: float) -> str:
