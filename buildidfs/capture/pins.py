@@ -23,14 +23,11 @@ import queue
 import resource
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from buildidfs.model import BuildId, Sighting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # What the rest of the process has open: staged files of two batches, a copy of the descriptor of
 # each file in work, the index, sockets, descriptors on their way to be closed.
@@ -195,6 +192,14 @@ class Pins:
     def idle(self) -> bool:
         """Whether nothing could be taken now; slow ones do not count."""
         return not self._queues[False].ready
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that are held were given back for a reason, and wait for their next try."""
+        with self._lock:
+            return len(self._by_age) == len(self._entries) and all(
+                entry.reason for entry in self._entries.values()
+            )
 
     def put(self, pin: Pin) -> list[LetGo]:
         """Take over a pin; returns what had to be let go for it, be it the pin itself."""
@@ -368,23 +373,16 @@ class _Closer:
         self._thread.join(seconds)
         if not self._thread.is_alive():
             self._thread = None
-            _close(self._left())
+            while not self._fds.empty():  # what came behind the end
+                _close(self._fds.get())
 
     def _run(self) -> None:
         while (fd := self._fds.get()) is not None:
-            _close((fd,))
-
-    def _left(self) -> list[int]:
-        left = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                fd = self._fds.get_nowait()
-                left += [] if fd is None else [fd]
-        return left
+            _close(fd)
 
 
-def _close(fds: Iterable[int]) -> None:
-    for fd in fds:
+def _close(fd: int | None) -> None:
+    if fd is not None:
         with contextlib.suppress(OSError):  # what a filesystem has to say of it now
             os.close(fd)
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Outcome = NewCapture | NewAbsence | Unreadable
 
+WRITTEN_TO: Final = "somebody keeps writing to it"
+"""Said with ETXTBSY of a file that may be captured later."""
+
 _ATTEMPTS: Final = 3
 # Longer than a tick of any filesystem's clock, at 100 a second. A file that was written to within
 # the current tick can be written to again without a trace in its times.
@@ -66,7 +69,18 @@ def capture(store: Store, pinned: PinnedFile) -> Outcome:
                     outcome.content.close()
         except OSError as error:
             return Unreadable(path, error.strerror or str(error), error.errno or 0)
-        return Unreadable(path, "somebody keeps writing to it", errno.ETXTBSY)
+        return Unreadable(path, WRITTEN_TO, errno.ETXTBSY)
+
+
+def premature(fd: int) -> tuple[float, str]:
+    """In how many seconds it is worth to begin with a file, and what it waits for, if anything.
+
+    Zero is now. `capture` would wait itself, and copy what it then has to drop. Raises OSError.
+    """
+    age = time.time_ns() - os.fstat(fd).st_ctime_ns
+    if 0 <= age < _RESTING_NS and leases.has_writer(fd):
+        return _PAUSE, WRITTEN_TO
+    return (max(_SETTLED_NS - age, 0) / 1e9 if age >= 0 else 0.0), ""
 
 
 def _is_torn(outcome: Outcome) -> bool:
