@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import contextlib
 import mmap
 import os
 import signal
@@ -17,7 +18,7 @@ from buildidfs.capture import container
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.patience import Patience
 from buildidfs.capture.proc import ProcScanner
-from buildidfs.capture.process import Ways
+from buildidfs.capture.process import Process, Ways
 from buildidfs.errors import UsageError
 from buildidfs.formats import elf
 from buildidfs.linux import mounts, procfs
@@ -234,12 +235,9 @@ def test_host_is_believed_only_where_root_wrote(
 def test_a_thread_of_the_kernel_is_no_container() -> None:
     threads = []
     for pid in procfs.pids():
-        fd = procfs.open_pid(pid)
-        try:
-            if procfs.is_kernel_thread(fd):
+        with contextlib.suppress(OSError), Process(pid, Ways()) as process:  # some end meanwhile
+            if procfs.is_kernel_thread(process.fd):
                 threads.append(pid)
-        finally:
-            os.close(fd)
     if not threads:
         pytest.skip("no thread of the kernel can be seen in this pid namespace")
     elsewhere = NamespaceSet(mnt=1)
