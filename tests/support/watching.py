@@ -86,6 +86,7 @@ class Watcher:
 
         def settled() -> bool:
             nonlocal result, changed
+            assert self._process.poll() is None, f"watch ended: {self.log[-2000:]}"
             before, result = result, compare(self.store, expected)
             if result != before:
                 changed = time.monotonic()
