@@ -311,6 +311,9 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=int(argv[0]))
     options = msgspec.json.decode(argv[1], type=Options)
     scheduling.name_thread(b"buildidfs-catch")
+    # Meant for who started us, at a terminal or by systemd; we end when nobody listens any more.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

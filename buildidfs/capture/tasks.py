@@ -2,8 +2,8 @@
 """Where the processes live that events speak of, without asking /proc each time.
 
 Most processes live where their parent does, so all that do share one `Home`, which is looked at
-once. The kernel reuses the numbers in the events as soon as a namespace is gone, but a change always
-shows: a process is born with those of its parent, or enters new ones while it still holds the old,
+once. The kernel reuses the numbers in the events as soon as a namespace is gone, but changes always
+show: a process is born with those of its parent, or enters new ones while it still holds the old,
 so a number that is the same means the same namespace.
 """
 

@@ -8,6 +8,7 @@ it ends by itself the owner is told, and can start it again: what was mapped mea
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from buildidfs.capture.messages import Message, Options
+
+_log = logging.getLogger(__name__)
 
 _START_S: Final = 20.0
 _END_S: Final = 5.0
@@ -144,6 +147,10 @@ class Watcher:
             if isinstance(message, Failed):
                 reason = message.reason
                 continue
-            self._receive(message, fd)
+            try:
+                self._receive(message, fd)
+            except Exception:
+                # The top of this thread: the next message may be taken, whatever this one did.
+                _log.exception("a message of the catcher could not be dealt with")
         if not self._stopping:
             self._ended(reason)

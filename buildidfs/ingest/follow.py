@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.base import Found, PinnedFile, Unreadable
 from buildidfs.capture.pins import LetGo, Pin, Pins
 from buildidfs.ingest import staging
-from buildidfs.ingest.jobs import Failed, Job, Jobs
+from buildidfs.ingest.jobs import Captured, Failed, Job, Jobs
 from buildidfs.ingest.reluctant import Reluctant
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ def _ignore_failed(what: Pin | Sighting, reason: str) -> None:
     """The default: nobody wants to know."""
 
 
+def _ignore_captured(sighting: Sighting, build_id: BuildId) -> None:
+    """Likewise."""
+
+
 def _ignore_recovered() -> None:
     """Likewise."""
 
@@ -52,8 +56,9 @@ class Follow:
     """Takes into ``store`` what waits in ``pins``, with so many ``workers``, from now on.
 
     ``failed`` is told of each sighting that was not captured: whoever caught it should forget that
-    it did. ``recovered`` is told when the store can be written again after something was lost that
-    a scan may find. Both are called in threads of this object and must be quick.
+    it did. ``captured`` is told of each file whose bytes are new. ``recovered`` is told when the
+    store can be written again after something was lost that a scan may find. All are called in
+    threads of this object and must be quick.
 
     Methods may be called from any thread. They raise what ended a thread, should that happen: then
     nothing goes into the store any more.
@@ -66,12 +71,20 @@ class Follow:
         *,
         workers: int = 2,
         failed: Failed = _ignore_failed,
+        captured: Captured = _ignore_captured,
         recovered: Callable[[], None] = _ignore_recovered,
     ) -> None:
         self._store = store
         self._pins = pins
         self._workers = workers
-        self._jobs = Jobs(store, pins, is_idle=self._is_idle, failed=failed, recovered=recovered)
+        self._jobs = Jobs(
+            store,
+            pins,
+            is_idle=self._is_idle,
+            failed=failed,
+            captured=captured,
+            recovered=recovered,
+        )
         self._committer = self._jobs.committer
         self._reluctant = Reluctant(store, pins.seconds)
         self._lock = threading.Lock()
@@ -89,11 +102,16 @@ class Follow:
         """What it has come to so far; changes under the eyes of who reads it."""
         return self._jobs.counters
 
+    def check(self) -> None:
+        """Raise what ended a thread, if anything did."""
+        if self._fault is not None:
+            raise self._fault
+
     # --- what is seen ------------------------------------------------------------------------
 
     def take(self, item: Found) -> None:
         """Take what a scan found; waits while too much of it is waiting."""
-        self._check()
+        self.check()
         if isinstance(item, PinnedFile):
             self._take_pinned(item)
         elif isinstance(item, Unreadable):
@@ -107,17 +125,17 @@ class Follow:
 
     def seen(self, sighting: Sighting, build_id: BuildId) -> None:
         """A file that the store holds, under that build ID, was seen."""
-        self._check()
+        self.check()
         self._committer.see(sighting, build_id, held=True)
 
     def note(self, sighting: Sighting, build_id: BuildId) -> None:
         """A file was seen whose bytes are not to be had: into the journal only."""
-        self._check()
+        self.check()
         self._committer.see(sighting, build_id)
 
     def absent(self, new: NewAbsence) -> None:
         """A file without a build ID was seen, and is to be remembered."""
-        self._check()
+        self.check()
         self._jobs.count(absent=1)
         self._committer.absent(new)
 
@@ -133,7 +151,7 @@ class Follow:
         """
         until = time.monotonic() + timeout
         while self._jobs.scanned or not self._pins.at_rest:
-            self._check()
+            self.check()
             if time.monotonic() >= until:
                 return False
             self._committer.flush(min(until, time.monotonic() + _POLL_S))
@@ -175,10 +193,6 @@ class Follow:
             self._fault = self._fault or fault
             self._committer.abandon()
             self._pins.close()
-
-    def _check(self) -> None:
-        if self._fault is not None:
-            raise self._fault
 
     def _is_idle(self) -> bool:
         return self._pins.idle and self._scans.empty()
@@ -224,7 +238,7 @@ class Follow:
             try:
                 self._scans.put(pinned, timeout=_LOOK_S)
             except queue.Full:
-                self._check()
+                self.check()
                 continue
             with self._lock:
                 self._scanners = [thread for thread in self._scanners if thread.is_alive()]

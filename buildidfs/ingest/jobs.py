@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Failed = Callable[[Pin | Sighting, str], None]
 """Called for what was seen and could not be captured, with the reason in words for a person."""
 
+Captured = Callable[[Sighting, BuildId], None]
+"""Called for a file whose bytes were new to the store, once they are there for good."""
+
 # Attempts at a file that somebody writes to are frequent at first: most writers are about to end.
 _FIRST_DELAY_S: Final = 0.1
 _LAST_DELAY_S: Final = 1.0
@@ -64,6 +67,7 @@ class Jobs:
         *,
         is_idle: Callable[[], bool],
         failed: Failed,
+        captured: Captured,
         recovered: Callable[[], None],
     ) -> None:
         self.counters = Counters()
@@ -73,6 +77,7 @@ class Jobs:
         self._pins = pins
         self._is_idle = is_idle
         self._failed = failed
+        self._captured = captured
         self._lock = threading.Lock()
         self._pending: dict[FileIdentity, Job] = {}
         self._busy = 0
@@ -146,6 +151,7 @@ class Jobs:
             self._failed(_told(job), outcome.refused)
         elif outcome.new_blob:
             self.count(captured=1, new_ids=outcome.new_id)
+            self._captured(capture.sighting, capture.build_id)
             if _log.isEnabledFor(logging.INFO):
                 _log.info("captured %s (%s)", show(path), capture.build_id)
         else:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs watch``: capture what is mapped from now on, until stopped."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+
+if TYPE_CHECKING:
+    import threading
+
+    from buildidfs.cli.watch_output import Presenter
+    from buildidfs.daemon.watch import Watch, WatchOptions
+    from buildidfs.linux.sdnotify import Notifier
+    from buildidfs.store.presence import Presence
+
+_TURN_S = 0.25
+_TOLD_S = 2.0
+
+
+@click.command(
+    "watch",
+    epilog=exit_status(
+        [
+            "buildidfs watch",
+            "buildidfs watch --strict --exclude '/tmp/*'",
+            "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
+        ],
+        {10: "store error", 60: "a privilege is missing that --strict needs"},
+    ),
+)
+@click.option(
+    "--strict/--no-strict", default=None, help="Hold up each exec until its file is held."
+)
+@click.option("--no-scan", is_flag=True, help="Leave out what runs already.")
+@click.option(
+    "--container",
+    "containers",
+    metavar="LABEL",
+    multiple=True,
+    help="Only this container: its label, or the beginning of its ID.",
+)
+@click.option(
+    "--exclude", metavar="GLOB", multiple=True, help="Not what has such a path in its container."
+)
+@click.option(
+    "--pin-seconds",
+    metavar="N",
+    type=click.FloatRange(0.1, 3600),
+    help="Keep a file that is not copied yet open for so long.  [default: 30]",
+)
+@click.option(
+    "--pin-bytes", metavar="SIZE", help="Keep files open of so many bytes.  [default: 2GiB]"
+)
+@click.option("--json", "json_", is_flag=True, help="Print each event as a JSON object.")
+@click.pass_obj
+def watch(
+    session: Session,
+    strict: bool | None,
+    no_scan: bool,
+    containers: tuple[str, ...],
+    exclude: tuple[str, ...],
+    pin_seconds: float | None,
+    pin_bytes: str | None,
+    json_: bool,
+) -> int:
+    """Capture every binary in the moment it is mapped, in whatever mount namespace.
+
+    A container may be gone a millisecond later. Begins to follow, then scans what runs already,
+    then goes on until it is stopped with SIGTERM or SIGINT. Prints a line of counts each minute.
+
+    With --strict an exec waits until its file is held (at most 0.2 s, see buildidfs.toml(5)),
+    so that not even the shortest is missed.
+    """
+    from buildidfs import config
+    from buildidfs.daemon.watch import WatchOptions
+
+    defaults = session.settings.watch
+    options = WatchOptions(
+        strict=defaults.strict if strict is None else strict,
+        exec_wait=defaults.exec_wait,
+        pin_seconds=defaults.pin_seconds if pin_seconds is None else pin_seconds,
+        pin_bytes=config.size(defaults.pin_bytes if pin_bytes is None else pin_bytes),
+        containers=containers,
+        exclude=(*defaults.exclude, *exclude),
+        scan=not no_scan,
+        container_namespaces=session.settings.container.namespaces,
+    )
+    return _run(session, options, json_=json_)
+
+
+def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
+    """Watch until a signal says to stop."""
+    import signal
+    import threading
+
+    from buildidfs import daemon
+    from buildidfs.cli.watch_output import Presenter
+    from buildidfs.daemon.watch import Watch
+    from buildidfs.linux.sdnotify import Notifier
+    from buildidfs.store.presence import Presence
+
+    if session.verbosity == 0:
+        session.start_logging()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    presenter = Presenter(json_=json_, quiet=session.is_quiet)
+    notifier = Notifier(os.environ)
+    # What reads as other users is forked before there are threads.
+    with daemon.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
+        watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
+        try:
+            with Presence(store.path, "watch", mode="starting", strict=options.strict) as presence:
+                watching.start()
+                notifier.ready("following what is mapped")
+                _follow(watching, stop, presenter, presence, notifier)
+                notifier.stopping()
+        finally:
+            watching.close()
+        presenter.end(watching.state())
+    return 0
+
+
+def _follow(
+    watching: Watch,
+    stop: threading.Event,
+    presenter: Presenter,
+    presence: Presence,
+    notifier: Notifier,
+) -> None:
+    """Until ``stop`` is set: tell everybody who wants to know how it is going."""
+    from buildidfs.cli.watch_output import as_facts, one_line
+
+    told = alive = -math.inf
+    while True:
+        watching.tend()
+        now = time.monotonic()
+        state = watching.state()
+        presenter.turn(state, now)
+        if now - told >= _TOLD_S:
+            told = now
+            presence.update(**as_facts(state))
+            notifier.status(one_line(state))
+        if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
+            alive = now
+            notifier.alive()
+        if stop.wait(_TURN_S):
+            return

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``buildidfs watch`` does: catcher, scans, pins and ingest, put together on one store.
+
+The catcher is asked to follow before anything is scanned, so that between the two nothing is
+missed; what both see is recognised by the memo and by the pending work. Where events are refused
+all that is left is to scan again and again, which misses what lives for less.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import re
+import resource
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import container, files
+from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.capture.kernel import KernelScanner
+from buildidfs.capture.live import LiveSightings
+from buildidfs.capture.messages import Caught, Counts, Lost, Missed, Options
+from buildidfs.capture.pins import Pin, Pins
+from buildidfs.capture.proc import ProcScanner
+from buildidfs.capture.watcher import Watcher
+from buildidfs.daemon.scans import Scans
+from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.ingest import StoreMemo
+from buildidfs.ingest.counters import Counters
+from buildidfs.ingest.follow import Follow
+from buildidfs.model import BuildId, Sighting
+from buildidfs.store.failures import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from buildidfs.capture.asowner import AsOwner
+    from buildidfs.capture.base import Found
+    from buildidfs.capture.messages import Message
+    from buildidfs.store import Store
+
+POLL_S: Final = 2.0
+"""Between two scans where events are refused, in seconds."""
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+_FIRST_PAUSE_S: Final = 0.5
+_LAST_PAUSE_S: Final = 60.0
+_NAMED_EACH_MINUTE: Final = 10
+_DENIED: Final = frozenset((1, 13))  # EPERM, EACCES
+
+_log = logging.getLogger(__name__)
+
+
+class WatchOptions(msgspec.Struct, frozen=True):
+    """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
+
+    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``exec_wait`` is the
+    longest, in seconds, that ``strict`` holds up an exec; ``scan`` is False to leave out what
+    runs already.
+    """
+
+    strict: bool = False
+    exec_wait: float = 0.2
+    pin_seconds: float = 30.0
+    pin_bytes: int = 2 << 30
+    containers: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    scan: bool = True
+    container_namespaces: tuple[str, ...] = ("mnt",)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something happened to a file: ``captured``, or ``not captured`` for a ``reason``."""
+
+    name: str
+    sighting: Sighting
+    build_id: BuildId | None = None
+    reason: str = ""
+
+
+class WatchState(msgspec.Struct):
+    """How a watch is doing. ``mode`` is ``following``, ``polling`` or ``interrupted``.
+
+    ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
+    since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
+    """
+
+    mode: str
+    degraded: tuple[str, ...]
+    catcher: Counts
+    ingest: Counters
+    waiting: int
+    waiting_bytes: int
+    scans: int
+    restarts: int
+    idle: bool
+
+
+class Watch:
+    """Captures into ``store`` what is mapped from `start` to `close`.
+
+    Call `tend` now and then, a few times a second, in the thread that called `start`.
+    ``as_owner`` reads the FUSE filesystems of other users; ``tell`` hears of each capture, in
+    threads of this object.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: WatchOptions,
+        *,
+        as_owner: AsOwner | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._tell = tell
+        self._options = options
+        self._as_owner = as_owner
+        self._memo = StoreMemo(store)
+        self._live = LiveSightings(options.container_namespaces)
+        self._excluded = _globs(options.exclude)
+        _prepare_process()
+        self._pins = Pins(options.pin_seconds, options.pin_bytes)
+        self._follow = Follow(
+            store,
+            self._pins,
+            failed=self._not_captured,
+            captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
+            recovered=self._recovered,
+        )
+        self._scans = Scans(self._look)
+        self._watcher = Watcher(
+            Options(options.strict, options.exec_wait, os.stat(store.path).st_dev),
+            self._heard,
+            self._ended,
+        )
+        self._mode = "interrupted"
+        self._degraded: tuple[str, ...] = ()
+        self._counts = self._earlier = Counts()
+        self._restarts = 0
+        self._why_ended = ""
+        self._pause = _FIRST_PAUSE_S
+        self._restart_at: float | None = None
+        self._followed_since = 0.0
+        self._named = 0
+        self._named_since = 0.0
+
+    def start(self) -> None:
+        """Begin; returns when nothing is missed any more, or only scans are possible.
+
+        Raises `CapabilityError` for a strict watch without the privilege, `BuildIdFsError`.
+        """
+        try:
+            self._begin_to_follow()
+        except CapabilityError as error:
+            if self._options.strict:
+                raise
+            self._mode = "polling"
+            self._degraded = (f"{error}: scanning every {POLL_S:g} s instead",)
+            _log.warning("%s", self._degraded[0])
+        self._scans.start()
+        if self._mode == "polling":
+            self._scans.every(POLL_S)
+        elif self._options.scan:
+            self._scans.everything("start")
+
+    def tend(self) -> None:
+        """Start the catcher again when that is due. Raises what ended the work, if anything did."""
+        self._follow.check()
+        if self._restart_at is None or time.monotonic() < self._restart_at:
+            return
+        self._restart_at = None
+        _log.warning("the catcher ended (%s): starting it again", self._why_ended)
+        self._watcher.close()
+        try:
+            self._begin_to_follow()
+        except BuildIdFsError as error:
+            self._ended(str(error))
+            return
+        self._scans.everything("the catcher was started again")
+
+    def state(self) -> WatchState:
+        """How it is doing now."""
+        return WatchState(
+            self._mode,
+            self._degraded,
+            _added(self._earlier, self._counts),
+            self._follow.counters,
+            len(self._pins),
+            self._pins.held_bytes,
+            self._scans.count,
+            self._restarts,
+            self._scans.is_idle and not len(self._pins),
+        )
+
+    def close(self) -> None:
+        """End: what is staged is committed, what waits is let go and noted. Safe to call twice."""
+        self._restart_at = None
+        self._watcher.close()
+        self._scans.close()
+        self._follow.close()
+
+    # --- the catcher -----------------------------------------------------------------------
+
+    def _begin_to_follow(self) -> None:
+        ready = self._watcher.start()
+        self._mode = "following"
+        self._followed_since = time.monotonic()
+        if ready.degraded != self._degraded:
+            self._degraded = ready.degraded
+            for text in ready.degraded:
+                _log.warning("%s", text)
+
+    def _ended(self, reason: str) -> None:
+        """The catcher is gone: try again, later each time unless it was well for a while."""
+        now = time.monotonic()
+        if self._mode == "following" and now - self._followed_since > _LAST_PAUSE_S:
+            self._pause = _FIRST_PAUSE_S
+        self._mode, self._why_ended = "interrupted", reason
+        self._earlier, self._counts = _added(self._earlier, self._counts), Counts()
+        self._restarts += 1
+        self._restart_at = now + self._pause
+        self._pause = min(self._pause * 2, _LAST_PAUSE_S)
+
+    def _heard(self, message: Message, fd: int) -> None:
+        if isinstance(message, Caught):
+            self._caught(message, fd)
+        elif isinstance(message, Counts):
+            self._counts = message
+        elif isinstance(message, Lost):
+            self._scans.everything(message.reason)
+        elif isinstance(message, Missed):
+            _log.info("missed %s: %s", show(message.path), message.reason)
+            if message.errno in _DENIED:
+                self._scans.process(message.pid)
+
+    def _caught(self, caught: Caught, fd: int) -> None:
+        sighting = self._live.of(caught, fd)
+        if not self._is_wanted(sighting):
+            _close(fd)
+            return
+        if caught.build_id is not None:
+            self._follow.note(sighting, caught.build_id)
+            self._watcher.forget((caught.key,))
+            return
+        known = None if caught.slow else self._memo.recall(caught.identity)
+        if known is not None:
+            _close(fd)
+            if known.build_id is not None:
+                self._follow.seen(sighting, known.build_id)
+            return
+        build_id = None
+        if not caught.slow:
+            try:
+                found = files.identify(fd)
+            except OSError:
+                found = None  # whoever copies it will say why
+            build_id = found if isinstance(found, BuildId) else None
+        pin = Pin(sighting, fd, build_id, caught.key, time.monotonic(), caught.slow)
+        self._follow.let_go(self._pins.put(pin))
+        if build_id is not None:
+            self._scans.process(caught.pid)
+
+    # --- scans -----------------------------------------------------------------------------
+
+    def _look(self, pids: Sequence[int] | None, ending: threading.Event) -> None:
+        for item in self._found(pids):
+            if ending.is_set():
+                if isinstance(item, PinnedFile):
+                    item.close()
+                return
+            if isinstance(item, Unreadable):
+                # Around a catch it is usual that the process is gone.
+                if pids is not None and item.errno not in _DENIED:
+                    continue
+                _log.info("cannot read %s: %s", show(item.path), item.reason)
+            elif not self._is_wanted(item.sighting):
+                if isinstance(item, PinnedFile):
+                    item.close()
+                continue
+            self._follow.take(item)
+
+    def _found(self, pids: Sequence[int] | None) -> Iterator[Found]:
+        namespaces = self._options.container_namespaces
+        yield from ProcScanner(
+            self._memo, pids=pids, container_namespaces=namespaces, as_owner=self._as_owner
+        )
+        if pids is None and not self._options.containers:
+            yield from KernelScanner(self._memo, container_namespaces=namespaces)
+
+    def _recovered(self) -> None:
+        self._scans.everything("the store can be written again")
+
+    # --- both ------------------------------------------------------------------------------
+
+    def _is_wanted(self, sighting: Sighting) -> bool:
+        origin = sighting.origin
+        if self._excluded is not None and self._excluded.match(origin.path):
+            return False
+        wanted = self._options.containers
+        return not wanted or any(container.fits(text, origin.container) for text in wanted)
+
+    def _not_captured(self, what: Pin | Sighting, reason: str) -> None:
+        if isinstance(what, Pin):
+            self._watcher.forget((what.key,))
+            sighting, build_id = what.sighting, what.build_id
+        else:
+            sighting, build_id = what, None
+        self._tell(Event("not captured", sighting, build_id, reason))
+        now = time.monotonic()
+        if now - self._named_since > 60:
+            self._named_since, self._named = now, 0
+        self._named += 1
+        level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
+        origin = sighting.origin
+        where = f" in {origin.container}" if origin.container else ""
+        _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+
+
+def _prepare_process() -> None:
+    """Many open files, and threads that do not wait long for each other."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
+    """What matches any of the globs; None if there are none."""
+    if not patterns:
+        return None
+    return re.compile(
+        b"|".join(
+            fnmatch.translate(os.fsdecode(p)).encode(errors="surrogateescape") for p in patterns
+        )
+    )
+
+
+def _added(one: Counts, other: Counts) -> Counts:
+    return Counts(
+        *(
+            a + b
+            for a, b in zip(
+                msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True
+            )
+        )
+    )
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
