@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import errno
 import contextlib
+import errno
 import mmap
 import os
 import signal
