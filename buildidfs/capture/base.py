@@ -71,12 +71,13 @@ class Unreadable(msgspec.Struct, frozen=True):
     """Something that could not be captured, and why, in words for a person.
 
     ``errno`` groups the reasons (0: not an operating system error); ``path`` names the file or
-    process, raw bytes.
+    process, raw bytes. ``build_id`` is what the kernel says of a mapped file, where it was asked.
     """
 
     path: bytes
     reason: str
     errno: int = 0
+    build_id: BuildId | None = None
 
 
 Found = PinnedFile | SeenAgain | Unreadable

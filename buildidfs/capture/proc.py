@@ -17,23 +17,24 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import container, files
 from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
+from buildidfs.capture.fusefiles import FuseFiles, Owned
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.patience import Patience, slow_devices
-from buildidfs.capture.process import Moved, Process, Ways
+from buildidfs.capture.process import Moved, Process, Ways, denied
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
-from buildidfs.linux import capabilities, mounts, namespaces, openat2, procfs
+from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.model import FileIdentity, NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from buildidfs.capture.asowner import AsOwner
     from buildidfs.model import BuildId, Mapping
 
 _ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
-_DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 # Mount namespace, container, and the file. The path is part of it because an overlay may show one
 # device and inode number for files of different layers, and because each name is worth knowing.
@@ -49,7 +50,8 @@ class ProcScanner:
     ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict it;
     ``containers_only`` leaves out what is not in a container, that is every process that shares
     one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
-    namespaces, by default those we run on. ``ways`` and ``patience`` are for tests.
+    namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
+    it; without, that is `Unreadable`. ``ways`` and ``patience`` are for tests.
 
     Iterating raises `UsageError` for a container that is not there, or not the only one. A process
     that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
@@ -65,6 +67,7 @@ class ProcScanner:
         container_namespaces: Collection[str] = ("mnt",),
         host: str | None = None,
         initial: NamespaceSet | None = None,
+        as_owner: AsOwner | None = None,
         ways: Ways | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -77,6 +80,7 @@ class ProcScanner:
         self._initial = initial
         self._ways = ways
         self._patience = patience or Patience()
+        self._as_owner = as_owner
 
     def __iter__(self) -> Iterator[Found]:
         scan = _Scan(
@@ -86,6 +90,7 @@ class ProcScanner:
             self._container_namespaces,
             self._ways or Ways(),
             self._patience,
+            FuseFiles(self._memo, self._patience, self._as_owner),
         )
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
@@ -113,6 +118,7 @@ class _Scan:
         container_namespaces: Collection[str],
         ways: Ways,
         patience: Patience,
+        fuse: FuseFiles,
     ) -> None:
         self._memo = memo
         self._host = host
@@ -127,6 +133,7 @@ class _Scan:
         self._slow_devices: set[tuple[int, int]] = set()
         self._slow_namespaces: set[int] = set()
         self._patience = patience
+        self._fuse = fuse
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
@@ -186,7 +193,7 @@ class _Scan:
                         yield found
         except OSError as error:
             if error.errno not in _GONE:
-                yield Unreadable(b"/proc/%d" % pid, _denied(error), error.errno or 0)
+                yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
             elif asked_for and not os.path.exists(f"/proc/{pid}"):
                 yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
 
@@ -218,10 +225,13 @@ class _Scan:
             except OSError as error:
                 if error.errno in _GONE and process.is_gone():
                     return
-                # Another process with the same file may let us in.
-                path = process.path_in_root(mapping)
-                self._failed[key] = Unreadable(path, _denied(error), error.errno or 0)
-                continue
+                owned = self._fuse.take(process, mapping, error)
+                if not isinstance(owned, Owned):
+                    # Another process with the same file may let us in.
+                    path = process.path_in_root(mapping)
+                    self._failed[key] = owned or Unreadable(path, denied(error), error.errno or 0)
+                    continue
+                yield from self._owned(process, process.path_in_root(mapping), owned)
             self._met.add(key)
             self._failed.pop(key, None)
 
@@ -231,20 +241,19 @@ class _Scan:
             return process.pin(mapping)
 
         def pin_and_read() -> tuple[int, FileIdentity]:
-            path_fd, identity = process.pin(mapping)
-            try:
-                if stat.S_ISREG(identity.mode):
-                    fd = openat2.reopen_regular(path_fd)
-                    try:
-                        os.pread(fd, 1, 0)
-                    finally:
-                        os.close(fd)
-            except BaseException:
-                os.close(path_fd)
-                raise
-            return path_fd, identity
+            return process.pin_and_read(mapping)
 
         return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
+
+    def _owned(self, process: Process, path: bytes, owned: Owned) -> Iterator[Found]:
+        trust = self._trust_in(process)  # its server is not the host's
+        sighting = self._sighting(process, path, owned.identity, trust)
+        if owned.known is not None:
+            yield SeenAgain(sighting, owned.known)
+        else:
+            yield PinnedFile(sighting, owned.fd)
+        if owned.binary is not None:
+            yield from self._debug_files(process, path, owned.binary, trust)
 
     def _may_be_opened(self, mapping: Mapping) -> bool:
         if mapping.dev in self._own_mounts:
@@ -322,7 +331,7 @@ class _Scan:
                 yield from self._take(process, companions.by_build_id(binary), trust)
         except OSError as error:
             if error.errno not in _GONE:
-                yield Unreadable(b"/proc/%d/root" % process.pid, _denied(error), error.errno or 0)
+                yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
 
     def _companions(self, process: Process) -> Companions:
         refused = {os.makedev(*device) for device in self._own_mounts}
@@ -378,13 +387,3 @@ def _place(process: Process, path: bytes) -> tuple[int, int]:
 def _discard(companion: Companion | None) -> None:
     if companion is not None:
         companion.close()
-
-
-def _denied(error: OSError) -> str:
-    """Why the system refused, and what would help."""
-    reason = error.strerror or str(error)
-    if error.errno in _DENIED and "CAP_" not in reason:
-        lacking = capabilities.missing_for_scan()
-        if lacking:
-            reason += f"; needs {', '.join(lacking)}: run as root"
-    return reason

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
 from buildidfs.formats import cgroup, elf, procmaps
-from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx
+from buildidfs.linux import capabilities, namespaces, openat2, procfs, procmap_query, statx
 from buildidfs.model import BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EP
 
 # A mapping that is not where it was: the process has gone on, or is gone.
 _MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+_DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 
 class Moved(Exception):
@@ -155,6 +157,21 @@ class Process:
                 self._ways.map_files = False
         return self._pin_exe(mapping) or self._pin_by_path(mapping)
 
+    def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """`pin`, and read a byte, to learn whether the filesystem answers at all."""
+        fd, identity = self.pin(mapping)
+        try:
+            if stat.S_ISREG(identity.mode):
+                readable = openat2.reopen_regular(fd)
+                try:
+                    os.pread(readable, 1, 0)
+                finally:
+                    os.close(readable)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
     def _pin_map_file(self, mapping: Mapping) -> tuple[int, FileIdentity]:
         name = procfs.map_file_name(mapping.start, mapping.end)
         fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
@@ -207,7 +224,7 @@ class Process:
         """Whether a file has the build ID that the mapped one has in memory. Raises OSError."""
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             return False
-        in_memory = self._build_id_in_memory(mapping)
+        in_memory = self.build_id_in_memory(mapping)
         if in_memory is None:
             return False
         fd = openat2.reopen_regular(path_fd)
@@ -216,8 +233,11 @@ class Process:
         finally:
             os.close(fd)
 
-    def _build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
-        """The build ID of a mapped file, read through the mappings of its beginning."""
+    def build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file, read through the mappings of its beginning, or None.
+
+        The process may have changed it there, but then it could have mapped another file too.
+        """
         parts = [
             part
             for part in self._mappings()
@@ -237,6 +257,16 @@ class Process:
         except OSError:
             return None
         return answer if isinstance(answer, BuildId) else None
+
+
+def denied(error: OSError) -> str:
+    """Why the system refused, and what would help."""
+    reason = error.strerror or str(error)
+    if error.errno in _DENIED and "CAP_" not in reason:
+        lacking = capabilities.missing_for_scan()
+        if lacking:
+            reason += f"; needs {', '.join(lacking)}: run as root"
+    return reason
 
 
 def _same_name(link: bytes, mapping: Mapping) -> bool:

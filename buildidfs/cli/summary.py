@@ -32,6 +32,7 @@ def as_json(summary: Summary) -> None:
                     **path_fields(item.path),
                     "reason": item.reason,
                     "errno": errno.errorcode.get(item.errno, ""),
+                    "build_id": str(item.build_id) if item.build_id else None,
                 }
                 for item in summary.unreadable
             ],
@@ -56,8 +57,9 @@ def report(summary: Summary, *, quiet: bool = False) -> None:
     reasons = Counter(item.reason for item in summary.unreadable)
     for why, count in reasons.most_common():
         click.echo(f"buildidfs: {count} not readable: {why}", err=True)
-        paths = [item.path for item in summary.unreadable if item.reason == why]
-        for path in paths[:_SHOWN]:
-            click.echo(f"    {printable(path)}", err=True)
-        if len(paths) > _SHOWN:
-            click.echo(f"    and {len(paths) - _SHOWN} more", err=True)
+        items = [item for item in summary.unreadable if item.reason == why]
+        for item in items[:_SHOWN]:
+            known = f" (build ID {item.build_id})" if item.build_id else ""
+            click.echo(f"    {printable(item.path)}{known}", err=True)
+        if len(items) > _SHOWN:
+            click.echo(f"    and {len(items) - _SHOWN} more", err=True)

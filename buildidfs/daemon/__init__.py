@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
+    from buildidfs.capture.asowner import AsOwner
     from buildidfs.capture.base import Found, Unreadable
     from buildidfs.config import Settings
     from buildidfs.ingest import Summary
@@ -42,17 +44,30 @@ def scan_processes(
     memo = StoreMemo(store)
 
     def everything() -> Iterator[Found]:
-        yield from ProcScanner(
-            memo,
-            pids=pids,
-            containers=containers,
-            containers_only=containers_only,
-            container_namespaces=settings.container.namespaces,
-        )
+        with as_owner(settings) as reads_as_owner:
+            yield from ProcScanner(
+                memo,
+                pids=pids,
+                containers=containers,
+                containers_only=containers_only,
+                container_namespaces=settings.container.namespaces,
+                as_owner=reads_as_owner,
+            )
         if pids is None and containers is None and not containers_only:
             yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
 
     return _ingest(store, everything(), progress)
+
+
+def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
+    """What reads files on FUSE filesystems of other users, if the settings want that."""
+    if not settings.capture.fuse_as_owner:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from buildidfs.capture.asowner import AsOwner
+
+    return AsOwner()
 
 
 def scan_tree(

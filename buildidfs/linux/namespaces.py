@@ -16,6 +16,7 @@ _LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"n
 _U64 = struct.Struct("=Q")
 _NSIO = 0xB7
 _NS_GET_MNTNS_ID = syscalls.ioc_read(_NSIO, 5, _U64.size)
+_NS_GET_PARENT = _NSIO << 8 | 2
 
 _INIT = 1
 _KTHREADD = 2
@@ -31,6 +32,11 @@ def of(pid_fd: int) -> NamespaceSet:
     if not inodes[5]:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return NamespaceSet(*inodes)
+
+
+def mnt(pid_fd: int) -> int:
+    """The mount namespace of a process alone; 0 when it is gone. Raises OSError."""
+    return _inode(pid_fd, b"ns/mnt")
 
 
 def of_pid(pid: int) -> NamespaceSet:
@@ -84,6 +90,24 @@ def mnt_ns_id(pid_fd: int) -> int:
     finally:
         os.close(fd)
     return int(_U64.unpack(answer)[0])
+
+
+def foreign_users(pid_fd: int) -> list[int]:
+    """Descriptors of the process's user namespace, its parent, and so on, up to but without ours.
+
+    Empty for a process in our own. The caller closes them. Raises OSError as `of` does.
+    """
+    ours = os.stat("/proc/self/ns/user")
+    found: list[int] = []
+    fd = os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    while not os.path.samestat(os.fstat(fd), ours):
+        found.append(fd)
+        try:
+            fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+        except OSError:
+            return found  # EPERM: what is above is none of our business
+    os.close(fd)
+    return found
 
 
 def _inode(pid_fd: int, link: bytes) -> int:

@@ -26,6 +26,7 @@ _ADDRESS_AT = 16
 _SIZE = struct.Struct("=I")
 _NAME_SIZE_AT = 80
 _NAME_ADDRESS_AT = 88
+_BUILD_ID_SIZE_AT = 84
 
 _REQUEST = syscalls.ioc_read_write(ord("f"), 17, _QUERY.size)
 
@@ -34,6 +35,7 @@ _COVERING_OR_NEXT = 0x10
 _FILE_BACKED = 0x20
 
 _NAME_MAX = 4096
+_BUILD_ID_MAX = 20  # BUILD_ID_SIZE_MAX of linux/buildid.h
 _ADDRESS_LIMIT = 1 << 64
 _DELETED = b" (deleted)"
 
@@ -64,6 +66,30 @@ def vdso(maps_fd: int) -> tuple[int, int] | None:
         if name == b"[vdso]":
             return start, end
     return None
+
+
+def build_id(maps_fd: int, address: int) -> bytes | None:
+    """The build ID of the file that is mapped at ``address``, as the kernel reads it.
+
+    None if nothing is mapped there, or no file with a build ID of 1 to 20 bytes in a note that a
+    program header leads to. The kernel may have to ask the filesystem for the page.
+
+    Raises OSError as `executable_file_mappings` does.
+    """
+    buffer = ctypes.create_string_buffer(_BUILD_ID_MAX)
+    query = bytearray(_QUERY.size)
+    _QUERY.pack_into(
+        query, 0,
+        _QUERY.size, 0, address, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, _BUILD_ID_MAX,
+        0, ctypes.addressof(buffer),
+    )  # fmt: skip
+    try:
+        fcntl.ioctl(maps_fd, _REQUEST, query)
+    except FileNotFoundError:
+        return None
+    (size,) = _SIZE.unpack_from(query, _BUILD_ID_SIZE_AT)
+    return buffer.raw[:size] or None
 
 
 _Answer = tuple[int, int, int, int, int, int, bytes]

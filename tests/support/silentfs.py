@@ -27,7 +27,9 @@ from tests.support.waiting import until
 _APP = pyfuse3.InodeT(2)
 
 
-class _Operations(pyfuse3.Operations):
+class Operations(pyfuse3.Operations):
+    """Of a filesystem with one file, ``fd``, that is not to be remembered."""
+
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
@@ -65,7 +67,7 @@ class _Operations(pyfuse3.Operations):
 
 def _serve(mountpoint: str, file: str) -> None:
     options = {"fsname=silent", "exec"} | (pyfuse3.default_options - {"default_permissions"})
-    pyfuse3.init(_Operations(os.open(file, os.O_RDONLY)), mountpoint, options)
+    pyfuse3.init(Operations(os.open(file, os.O_RDONLY)), mountpoint, options)
     trio.run(pyfuse3.main)
 
 

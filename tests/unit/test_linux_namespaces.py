@@ -13,7 +13,7 @@ import pytest
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
 from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.clients import tool
+from tests.support.clients import run, tool
 
 _KINDS = tuple(field.name for field in msgspec.structs.fields(NamespaceSet))
 
@@ -99,3 +99,30 @@ def test_a_mount_namespace_is_never_taken_for_an_earlier_one(tmp_path: Path) -> 
             seen.append(_mnt_ns_id(child.pid))
             assert _mnt_ns_id(child.pid) == seen[-1]
     assert len(set(seen)) == len(seen)
+
+
+def _foreign_users(pid: int) -> list[int]:
+    """Inode numbers of the user namespaces above a process that are not ours."""
+    pid_fd = procfs.open_pid(pid)
+    try:
+        fds = namespaces.foreign_users(pid_fd)
+    finally:
+        os.close(pid_fd)
+    try:
+        return [os.fstat(fd).st_ino for fd in fds]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_user_namespaces_from_the_inside_out() -> None:
+    assert _foreign_users(os.getpid()) == []
+    unshare = [tool("unshare"), "-U", "-r"]
+    if run([*unshare, tool("true")]).rc != 0:
+        pytest.skip("this machine does not let users make user namespaces")
+    # The middle one stays a parent of the last while that runs.
+    with running([*unshare, *unshare, cat_program()]) as child:
+        found = _foreign_users(child.pid)
+        assert len(found) == len(set(found)) == 2
+        assert found[0] == os.stat(f"/proc/{child.pid}/ns/user").st_ino
+        assert os.stat("/proc/self/ns/user").st_ino not in found

@@ -17,7 +17,9 @@ import pytest
 
 from buildidfs.formats import procmaps
 from buildidfs.linux import procfs, procmap_query
+from tests.support import echo
 from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
+from tests.support.elfwriter import elf_file
 
 if TYPE_CHECKING:
     from buildidfs.model import Mapping
@@ -312,3 +314,47 @@ def test_a_file_called_vdso_is_not_the_vdso(me: int, tmp_path: Path) -> None:
     if b"[vdso]" not in names:
         pytest.skip("this kernel gives its processes no vDSO")
     assert real == (names[b"[vdso]"].start, names[b"[vdso]"].end)
+
+
+@needs_query
+def test_build_id_of_what_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    build_id = echo.build(path)
+    with running([path]) as child, _maps_of(child.pid) as (pid_fd, maps_fd):
+        path.unlink()  # the name does not matter
+        (mapping,) = [each for each in _queried(pid_fd) if each.path == os.fsencode(path)]
+        told = procmap_query.build_id(maps_fd, mapping.start)
+        assert told is not None
+        assert told.hex() == build_id
+        assert procmap_query.build_id(maps_fd, mapping.end - 1) == told
+        assert procmap_query.build_id(maps_fd, 0) is None
+
+
+@needs_query
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (elf_file(build_id=b"\1" * 20), b"\1" * 20),
+        (elf_file(build_id=b"\1\2"), b"\1\2"),
+        (elf_file(build_id=b"\1" * 32), None),
+        (elf_file(build_id=None), None),
+        (b"text", None),
+    ],
+)
+def test_build_ids_that_the_kernel_does_not_tell(
+    tmp_path: Path, content: bytes, told: bytes | None
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with _mapped_as_it_is(path) as (maps_fd, address):
+        assert procmap_query.build_id(maps_fd, address) == told
+
+
+@contextlib.contextmanager
+def _mapped_as_it_is(path: Path) -> Iterator[tuple[int, int]]:
+    """Map an executable page of a file of ours; its map, and where it is."""
+    with path.open("rb") as file:
+        area = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    with area, _maps_of(os.getpid()) as (pid_fd, maps_fd):
+        (mapping,) = [each for each in _queried(pid_fd) if each.path == os.fsencode(path)]
+        yield maps_fd, mapping.start
