@@ -29,6 +29,7 @@ _BROKEN_PIPE = 128 + 13
         "journal": "journal:journal",
         "get": "get:get",
         "stats": "stats:stats",
+        "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=exit_status(

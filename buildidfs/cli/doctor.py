@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs doctor``: whether this machine is fit for capturing, and what to do if not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line
+from buildidfs.errors import CapabilityError, IncompleteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.daemon.doctor import Finding
+
+
+@click.command(
+    "doctor",
+    short_help="Check kernel, privileges, limits, FUSE, clock and store.",
+    epilog=exit_status(
+        [
+            "buildidfs doctor",
+            "buildidfs -q doctor",
+            "buildidfs doctor --json | jq 'select(.state == \"failed\")'",
+        ],
+        {
+            3: "something failed: captures are missing, or nothing can be mounted",
+            60: "a privilege is missing, from which whatever else failed may follow",
+        },
+    ),
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each finding.")
+@click.pass_obj
+def doctor(session: Session, json_: bool) -> int:
+    """Check the kernel, privileges, limits, FUSE, the clock and the store; change nothing.
+
+    Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed, and
+    what is not ok comes with its remedy. With -q only what is not ok is shown.
+    """
+    from buildidfs.daemon.doctor import PRIVILEGES, examine
+
+    failed: set[str] = set()
+    area = ""
+    for finding in _shown(examine(session.store_path, session.settings), failed, session.is_quiet):
+        if json_:
+            json_line(
+                {
+                    "area": finding.area,
+                    "name": finding.name,
+                    "state": finding.state,
+                    "found": finding.found,
+                    "remedy": finding.remedy,
+                }
+            )
+            continue
+        if finding.area != area:
+            click.echo(f"{finding.area}:")
+            area = finding.area
+        click.echo(f"{finding.state:<8}  {finding.name}: {finding.found}")
+        if finding.remedy:
+            click.echo(f"          -> {finding.remedy}")
+    if PRIVILEGES in failed:
+        return CapabilityError.exit_code
+    return IncompleteError.exit_code if failed else 0
+
+
+def _shown(findings: Iterator[Finding], failed: set[str], quiet: bool) -> Iterator[Finding]:
+    """Those to be shown; the areas in which something failed are added to ``failed``."""
+    for finding in findings:
+        if finding.state == "failed":
+            failed.add(finding.area)
+        if not quiet or finding.state != "ok":
+            yield finding

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs doctor`` under conditions that are really as bad as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import restricted
+from tests.support.clients import Argument, Result, run, tool
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
+from tests.support.restricted import as_nobody, limited, unshared, without
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.root
+
+_AREAS = ["privileges", "kernel", "limits", "fuse", "clock", "store"]
+_MIB = 1 << 20
+
+
+class Report:
+    """What ``doctor --json`` said."""
+
+    def __init__(self, result: Result) -> None:
+        assert "Traceback" not in result.text, str(result)
+        assert result.err == "", str(result)
+        self.result = result
+        self.rc = result.rc
+        self.findings = [json.loads(line) for line in result.out.splitlines()]
+
+    def __getitem__(self, name: str) -> dict[str, str]:
+        (found,) = [each for each in self.findings if each["name"] == name]
+        return found
+
+    def state(self, name: str) -> str:
+        """ok, degraded or failed."""
+        return self[name]["state"]
+
+    def failed(self) -> list[str]:
+        """The names of what failed."""
+        return [each["name"] for each in self.findings if each["state"] == "failed"]
+
+
+def _words(store: Path) -> list[Argument]:
+    return ["--store", store, "doctor", "--json"]
+
+
+def _doctor(store: Path, *options: Argument) -> Report:
+    return Report(run([*COMMAND, "--store", store, *options, "doctor", "--json"], cwd=ROOT))
+
+
+@pytest.fixture
+def store(directory: Path) -> Path:
+    """A store that holds something."""
+    buildidfs = BuildIdFs(directory)
+    buildidfs("scan", "tree", tool("true"))
+    return buildidfs.store
+
+
+def _listing(store: Path) -> list[tuple[str, int, int, int]]:
+    """Everything below a directory, and when it was changed; readers register in the lock file."""
+    return sorted(
+        (str(path), path.lstat().st_mode, path.lstat().st_mtime_ns, path.lstat().st_size)
+        for path in [store, *store.rglob("*")]
+        if path.name != "lock.mdb"
+    )
+
+
+# --- all is well ---------------------------------------------------------------------------
+
+
+@pytest.mark.host
+@pytest.mark.fuse
+def test_nothing_has_failed_for_root_on_the_host(store: Path) -> None:
+    before = _listing(store)
+    report = _doctor(store)
+    assert report.failed() == []
+    assert report.rc == 0
+    assert list(dict.fromkeys(each["area"] for each in report.findings)) == _AREAS
+    for each in report.findings:
+        assert each["found"], each
+        assert bool(each["remedy"]) == (each["state"] != "ok"), each
+    assert "1 build IDs, 1 blobs" in report["index"]["found"]
+    assert _listing(store) == before
+
+
+@pytest.mark.host
+@pytest.mark.fuse
+def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
+    report = _doctor(directory / "none" / "store")
+    assert report.rc == 0, report.failed()
+    assert "the first scan makes it" in report["directory"]["found"]
+    assert list(directory.iterdir()) == []
+
+
+def test_lines_for_people_begin_with_the_state(store: Path) -> None:
+    result = run([*COMMAND, "--store", store, "doctor"], cwd=ROOT)
+    lines = result.out.splitlines()
+    assert [line.removesuffix(":") for line in lines if line.endswith(":")] == _AREAS
+    states = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert {"ok"} <= {*states} - {f"{area}:" for area in _AREAS} <= {"ok", "degraded", "failed"}
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith(("degraded", "failed")):
+            assert after.startswith("          -> "), line
+        elif not line.startswith(" "):
+            assert not after.startswith(" "), line
+
+
+def test_quiet_shows_only_what_is_not_ok(store: Path) -> None:
+    store.chmod(0o755)
+    result = run([*COMMAND, "-q", "--store", store, "doctor"], cwd=ROOT)
+    assert "degraded  directory: " in result.out
+    assert "chmod 700" in result.out
+    assert not [line for line in result.out.splitlines() if line.startswith("ok")]
+    assert {each["state"] for each in _doctor(store, "-q").findings} <= {"degraded", "failed"}
+
+
+def test_it_is_quick(store: Path) -> None:
+    took = []
+    for _ in range(5):
+        begin = time.monotonic()
+        _doctor(store)
+        took.append(time.monotonic() - begin)
+    assert min(took) < 1.5, took
+
+
+# --- privileges ----------------------------------------------------------------------------
+
+
+def test_nobody_is_told_what_to_ask_for(store: Path) -> None:
+    report = Report(as_nobody(*_words(store)))
+    assert report.rc == 60
+    for name in ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE"):
+        assert report.state(name) == "failed"
+        assert name in report[name]["remedy"]
+    assert report.state("processes") == "failed"
+    assert report.state("mapped files") == "failed"
+    assert report.state("directory") == "failed"
+    assert report.state("real-time scheduling") == "degraded"
+    assert report.state("leases") == "ok", "files of one's own can be leased"
+    assert report.state("CAP_SYS_ADMIN") == "degraded"
+    paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
+    assert report.state("perf events") == ("failed" if paranoid >= 0 else "ok")
+
+
+@pytest.mark.parametrize(
+    ("dropped", "expected"),
+    [
+        (["sys_ptrace"], {"CAP_SYS_PTRACE": "failed"}),
+        (["dac_read_search", "dac_override"], {"CAP_DAC_READ_SEARCH": "failed"}),
+        (["dac_read_search"], {"CAP_DAC_READ_SEARCH": "ok"}),
+        (["checkpoint_restore"], {"CAP_CHECKPOINT_RESTORE": "ok", "mapped files": "ok"}),
+        (
+            ["checkpoint_restore", "sys_admin"],
+            {"CAP_CHECKPOINT_RESTORE": "failed", "mapped files": "failed"},
+        ),
+        (["perfmon"], {"CAP_PERFMON": "ok", "perf events": "ok"}),
+        (["perfmon", "sys_admin"], {"CAP_PERFMON": "failed", "perf events": "failed"}),
+        (["sys_nice"], {"CAP_SYS_NICE": "degraded", "real-time scheduling": "degraded"}),
+        (["lease"], {"CAP_LEASE": "degraded"}),
+        (["ipc_lock"], {"CAP_IPC_LOCK": "degraded"}),
+        (["syslog"], {"CAP_SYSLOG": "degraded"}),
+        (["sys_admin"], {"CAP_SYS_ADMIN": "degraded", "helper": "failed"}),
+    ],
+)
+def test_a_capability_that_is_missing_is_named(
+    store: Path, dropped: list[str], expected: dict[str, str]
+) -> None:
+    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
+        expected = {name: state for name, state in expected.items() if "perf" not in name.lower()}
+    report = Report(without(dropped, *_words(store)))
+    assert {name: report.state(name) for name in expected} == expected, str(report.result)
+    if any(state == "failed" for name, state in expected.items() if name.startswith("CAP_")):
+        assert report.rc == 60
+    for name, state in expected.items():
+        if name.startswith("CAP_") and state != "ok":
+            assert name.removeprefix("CAP_") in report[name]["remedy"]
+
+
+def test_strict_needs_what_it_needs(store: Path, directory: Path) -> None:
+    config = directory / "strict.toml"
+    config.write_text("[watch]\nstrict = true\n[capture]\nfuse-as-owner = true\n")
+    dropped = ["sys_admin", "setuid"]
+    report = Report(without(dropped, "--config", config, *_words(store)))
+    assert report.rc == 60
+    names = ["CAP_SYS_ADMIN", "CAP_SETUID", "fanotify permission"]
+    assert [report.state(name) for name in names] == ["failed"] * 3
+    assert report.state("CAP_SETGID") == "ok"
+    assert report.state("fanotify queue") in ("ok", "degraded")
+    relaxed = Report(without(dropped, *_words(store)))
+    assert relaxed.state("fanotify permission") == "ok"
+    assert "--strict" in relaxed["fanotify permission"]["found"]
+    assert "CAP_SETUID" not in [each["name"] for each in relaxed.findings]
+
+
+def test_in_a_pid_namespace_only_its_processes_are_seen(store: Path) -> None:
+    options = ["--pid", "--fork", "--mount-proc"]
+    report = Report(unshared(options, *_words(store)))
+    assert report.state("PID namespace") == "failed"
+    assert "not the first one" in report["PID namespace"]["found"]
+    assert report.rc == 60
+
+
+def test_proc_of_another_pid_namespace_is_noticed(store: Path) -> None:
+    report = Report(unshared(["--pid", "--fork"], *_words(store)))
+    assert report.state("PID namespace") == "failed"
+    assert "another PID namespace" in report["PID namespace"]["found"]
+
+
+def test_root_of_a_user_namespace_is_no_root(store: Path) -> None:
+    options = ["--user", "--map-root-user", "--mount"]
+    if run([tool("unshare"), *options, tool("true")]).rc != 0:
+        pytest.skip("user namespaces are not allowed here")
+    report = Report(unshared(options, *_words(store)))
+    assert report.rc == 60
+    assert report.state("user namespace") == "failed"
+    assert report.state("CAP_SYS_PTRACE") == "ok", "it has it, in there"
+    assert report.state("mapped files") == "failed"
+
+
+@pytest.mark.host
+def test_a_mount_namespace_of_its_own_is_noticed(store: Path) -> None:
+    assert _doctor(store).state("mount namespace") == "ok"
+    assert Report(unshared(["--mount"], *_words(store))).state("mount namespace") == "degraded"
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("most", "state"), [("256", "failed"), ("1024", "degraded"), ("8192", "ok")]
+)
+def test_few_open_files(store: Path, most: str, state: str) -> None:
+    report = Report(limited([f"--nofile={most}"], *_words(store)))
+    assert report.state("open files") == state
+    assert report.rc in ((3, 60) if state == "failed" else (0, 3, 60))
+    assert most in report["open files"]["found"]
+
+
+def test_locked_memory_counts_without_the_privilege(store: Path) -> None:
+    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
+        pytest.skip("perf_event_paranoid is -1: nothing counts")
+    setpriv = [tool("setpriv"), "--bounding-set=-ipc_lock", *COMMAND, *_words(store)]
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    enough = most == resource.RLIM_INFINITY or most >= (os.cpu_count() or 1) << 22
+    for limit, state in ((0, "degraded"), (most, "ok" if enough else "degraded")):
+        report = Report(run([tool("prlimit"), f"--memlock={limit}", *setpriv], cwd=ROOT))
+        assert report.state("locked memory") == state
+    report = Report(limited(["--memlock=0"], *_words(store)))
+    assert report.state("locked memory") == "ok", "CAP_IPC_LOCK stands above the limit"
+
+
+# --- FUSE ----------------------------------------------------------------------------------
+
+
+def test_without_the_device(store: Path) -> None:
+    script = 'mount -t tmpfs none /dev && exec "$@"'
+    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", *COMMAND, *_words(store)]
+    report = Report(run(argv, cwd=ROOT))
+    assert report.state("device") == "failed"
+    assert "modprobe fuse" in report["device"]["remedy"]
+    assert report.rc in (3, 60)
+
+
+@pytest.mark.fuse
+def test_a_mount_that_answers_one_that_hangs_and_one_that_is_dead(directory: Path) -> None:
+    buildidfs = BuildIdFs(directory)
+    buildidfs("scan", "tree", tool("true"))
+    buildidfs.mountpoint.mkdir()
+    words = [*COMMAND, "--store", buildidfs.store, "mount", buildidfs.mountpoint, "--foreground"]
+    server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    name = f"mount {buildidfs.mountpoint}"
+    try:
+        until(lambda: is_mountpoint(buildidfs.mountpoint), "mount")
+        assert _doctor(buildidfs.store).state(name) == "ok"
+        server.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        silent = _doctor(buildidfs.store)
+        assert time.monotonic() - begin > 4
+        assert silent.state(name) == "degraded"
+        assert "no answer" in silent[name]["found"]
+        assert silent.state("index") == "ok", "everything after it was asked as well"
+        server.kill()
+        server.wait(30)
+        dead = _doctor(buildidfs.store)
+        assert dead.state(name) == "degraded"
+        assert f"buildidfs unmount {buildidfs.mountpoint}" in dead[name]["remedy"]
+    finally:
+        server.kill()
+        server.wait(30)
+        run([tool("umount"), "-l", buildidfs.mountpoint])
+    assert name not in [each["name"] for each in _doctor(buildidfs.store).findings]
+
+
+@pytest.mark.fuse
+def test_a_store_on_fuse_is_refused(directory: Path) -> None:
+    buildidfs = BuildIdFs(directory)
+    buildidfs("scan", "tree", tool("true"))
+    with buildidfs.mounted() as mount:
+        report = _doctor(mount / "debug" / "store")
+    assert report.state("filesystem") == "failed"
+    assert report.state("writing") == "failed"
+    assert report.rc in (3, 60)
+
+
+# --- the store -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _mounted(point: Path, *options: Argument) -> Iterator[Path]:
+    point.mkdir()
+    run([tool("mount"), *options, point], check=True)
+    try:
+        yield point
+    finally:
+        run([tool("umount"), point], check=True)
+
+
+def test_a_store_in_memory_does_not_last(directory: Path) -> None:
+    with _mounted(directory / "tmp", "-t", "tmpfs", "tmpfs") as point:
+        report = _doctor(point / "store")
+        assert report.state("filesystem") == "degraded"
+        assert "lost at reboot" in report["filesystem"]["found"]
+
+
+def test_a_store_in_a_container_goes_with_it(directory: Path) -> None:
+    for name in ("lower", "upper", "work"):
+        (directory / name).mkdir()
+    parts = f"lowerdir={directory}/lower,upperdir={directory}/upper,workdir={directory}/work"
+    with _mounted(directory / "over", "-t", "overlay", "-o", parts, "overlay") as point:
+        report = _doctor(point / "store")
+        assert report.state("filesystem") == "degraded"
+        assert "overlay" in report["filesystem"]["found"]
+
+
+@pytest.fixture
+def small(directory: Path) -> Iterator[Path]:
+    """A disk of 64 MiB with few inodes."""
+    if not Path("/dev/loop-control").exists():
+        pytest.skip("this machine has no loop devices")
+    image = directory / "image"
+    with image.open("wb") as file:
+        file.truncate(64 * _MIB)
+    run([tool("mkfs.ext4"), "-q", "-m", "0", "-N", "128", image], check=True)
+    with _mounted(directory / "small", "-o", "loop", image) as point:
+        yield point
+
+
+def test_little_room_and_none(small: Path) -> None:
+    report = _doctor(small / "store")
+    assert report.state("free space") == "degraded"
+    assert "filesystem" in report["free space"]["remedy"]
+    with (small / "ballast").open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(os.urandom(1 << 16))
+            file.flush()
+    report = _doctor(small / "store")
+    assert report.state("free space") == "failed"
+    assert report.rc in (3, 60)
+    assert report.state("reflinks") == "ok"
+
+
+def test_few_inodes_and_none(small: Path) -> None:
+    assert _doctor(small / "store").state("free inodes") == "degraded"
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (small / str(number)).touch()
+    report = _doctor(small / "store")
+    assert report.state("free inodes") == "failed"
+    assert report.state("unnamed files") == "failed"
+
+
+def test_a_read_only_filesystem(small: Path) -> None:
+    BuildIdFs(small)("scan", "tree", tool("true"))
+    run([tool("mount"), "-o", "remount,ro", small], check=True)
+    report = _doctor(small / "store")
+    assert report.state("writing") == "failed"
+    assert report.state("index") == "ok", "it can be read"
+
+
+def test_others_may_not_look_into_a_store(store: Path) -> None:
+    store.chmod(0o750)
+    assert _doctor(store)["directory"]["remedy"] == f"chmod 700 {store}"
+    store.chmod(0o700)
+    assert _doctor(store).state("directory") == "ok"
+    os.chown(store, 1000, 1000)
+    report = _doctor(store)
+    assert report.state("directory") == "degraded"
+    assert "user 1000" in report["directory"]["found"]
+
+
+def test_what_is_no_store(directory: Path) -> None:
+    file = directory / "file"
+    file.touch()
+    assert _doctor(file).state("directory") == "failed"
+    full = directory / "full"
+    full.mkdir()
+    (full / "something").touch()
+    report = _doctor(full)
+    assert report.state("directory") == "failed"
+    assert "not empty" in report["directory"]["found"]
+    (full / "something").unlink()
+    assert _doctor(full).state("directory") == "ok"
+
+
+def test_a_store_of_a_newer_version(store: Path) -> None:
+    (store / "format").write_text("buildidfs store 99\n")
+    report = _doctor(store)
+    assert report.state("index") == "failed"
+    assert "format 99" in report["index"]["found"]
+    assert report.rc in (3, 60)
+
+
+def test_an_index_that_was_cut_short(store: Path) -> None:
+    data = store / "index" / "data.mdb"
+    os.truncate(data, 8192)
+    before = _listing(store)
+    report = _doctor(store)
+    assert report.state("index") == "failed"
+    assert report["index"]["remedy"]
+    assert report.state("leftovers") == "ok", "what comes after it was asked"
+    assert _listing(store) == before
+
+
+def test_a_missing_lock_file_is_not_made(store: Path) -> None:
+    lock = store / "index" / "lock.mdb"
+    lock.unlink()
+    assert _doctor(store).state("index") == "degraded"
+    assert not lock.exists()
+
+
+def test_a_store_from_the_future(store: Path) -> None:
+    assert _doctor(store).state("times") == "ok"
+    ahead = time.time() + 86400
+    os.utime(store / "index" / "data.mdb", (ahead, ahead))
+    report = _doctor(store)
+    assert report.state("times") == "degraded"
+    assert "the clock was put back" in report["times"]["found"]
+
+
+def test_what_was_left_half_copied(store: Path) -> None:
+    (store / "staging").mkdir(exist_ok=True)
+    left = store / "staging" / "0123456789abcdef"
+    left.write_bytes(b"x" * 10_000)
+    assert _doctor(store).state("leftovers") == "ok", "it may be in use"
+    os.utime(left, (time.time() - 7200, time.time() - 7200))
+    report = _doctor(store)
+    assert report.state("leftovers") == "degraded"
+    assert report["leftovers"]["found"].startswith("1 files, 12 KiB")
+    assert left.exists()
+
+
+def test_names_are_shown_so_that_no_terminal_obeys_them(directory: Path) -> None:
+    result = run([*COMMAND, "--store", directory / "a\nb\x1b[31m", "doctor"], cwd=ROOT)
+    assert "\x1b" not in result.text
+    assert "a\\nb" in result.out
+
+
+def test_a_configuration_that_makes_no_sense_is_a_usage_error(directory: Path) -> None:
+    config = directory / "bad.toml"
+    config.write_text("[watch]\nstrict = 3\n")
+    result = run([*COMMAND, "--config", config, "doctor"], cwd=ROOT)
+    assert (result.rc, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_the_restrictions_restrict(directory: Path) -> None:
+    """A control: what the tests above rest on."""
+    shown = restricted.without(["sys_ptrace"], "--version")
+    assert shown.rc == 0
+    result = as_nobody("--store", directory / "none", "scan", "tree", tool("true"))
+    assert result.rc != 0
+    assert "Permission denied" in result.err
