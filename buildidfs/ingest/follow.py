@@ -143,11 +143,6 @@ class Follow:
         """These were let go (`Pins.put`): count them, keep what they were, tell ``failed``."""
         self._jobs.let_go(gone)
 
-    def check(self) -> None:
-        """Raise what ended a thread, if something did."""
-        if self._fault is not None:
-            raise self._fault
-
     def flush(self, timeout: float) -> bool:
         """Wait until all that can be captured now is durable and visible.
 
