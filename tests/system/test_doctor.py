@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import pytest
 from tests.support import restricted
 from tests.support.clients import Argument, Result, run, tool
 from tests.support.commands import ROOT
+from tests.support.forbidding import forbidding
 from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.restricted import as_nobody, limited, unshared, without
 from tests.support.waiting import until
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.root
 
 _AREAS = ["privileges", "kernel", "limits", "fuse", "clock", "store"]
 _MIB = 1 << 20
+_FICLONE = 0x40049409
 
 
 class Report:
@@ -232,6 +235,48 @@ def test_root_of_a_user_namespace_is_no_root(store: Path) -> None:
 def test_a_mount_namespace_of_its_own_is_noticed(store: Path) -> None:
     assert _doctor(store).state("mount namespace") == "ok"
     assert Report(unshared(["--mount"], *_words(store))).state("mount namespace") == "degraded"
+
+
+# --- the kernel ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "request_", "name", "state"),
+    [
+        ("ioctl", errno.ENOTTY, 0xC0686611, "memory maps", "degraded"),  # PROCMAP_QUERY
+        ("ioctl", errno.ENOTTY, 0x8008B705, "mount namespace IDs", "degraded"),  # NS_GET_MNTNS_ID
+        ("fcntl", errno.EINVAL, 1024, "leases", "degraded"),  # F_SETLEASE
+        ("openat2", errno.ENOSYS, None, "openat2", "degraded"),
+        ("perf_event_open", errno.ENOSYS, None, "perf events", "failed"),
+        ("perf_event_open", errno.EPERM, None, "perf events", "failed"),
+        ("perf_event_open", errno.EPERM, None, "perf build IDs", "ok"),
+        ("fanotify_init", errno.ENOSYS, None, "fanotify permission", "ok"),
+        ("sched_setscheduler", errno.EPERM, None, "real-time scheduling", "degraded"),
+    ],
+)
+def test_what_the_kernel_lacks_is_noticed(
+    store: Path, call: str, error: int, request_: int | None, name: str, state: str
+) -> None:
+    usual = _doctor(store)
+    report = Report(forbidding(call, error, request_, *_words(store)))
+    assert report.state(name) == state, str(report.result)
+    assert report[name] != usual[name]
+    if state == "failed":
+        assert report.rc == 3 or usual.rc == 60
+    # What is mounted is up to others, too.
+    others = [each["name"] for each in report.findings if each["area"] != "fuse"]
+    others.remove(name)
+    changed = [each for each in others if report.state(each) != usual.state(each)]
+    assert changed == ([] if name != "perf build IDs" else ["perf events"])
+
+
+def test_reflinks_are_tried(store: Path) -> None:
+    found = [
+        Report(forbidding("ioctl", error, _FICLONE, *_words(store)))["reflinks"]["found"]
+        for error in (0, errno.EOPNOTSUPP)
+    ]
+    assert "without being copied" in found[0]
+    assert "has none" in found[1]
 
 
 # --- limits --------------------------------------------------------------------------------
