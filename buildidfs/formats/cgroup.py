@@ -11,19 +11,35 @@ import re
 
 _DELETED = b" (deleted)"
 _ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_POD = re.compile(rb"pod([0-9a-f]{8})[-_]([0-9a-f]{4})[-_]")
-_RUNTIMES = {
-    # What stands before the container's ID in its component of the path.
-    b"docker-": "docker",
-    b"libpod-": "podman",
-    b"crio-": "crio",
-    b"cri-containerd-": "containerd",
-    b"nerdctl-": "containerd",
-    # Or, where that is nothing, the component before.
+# A UUID, or for a pod that the kubelet has from a file of its own, the hash of that in hex.
+_POD = re.compile(
+    rb"pod([0-9a-f]{8})[-_]?([0-9a-f]{4})[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12}"
+)
+# What stands before the container's ID in its component of the path: docker-ID.scope. A runtime
+# that was given a name for systemd without using it has parent.slice:cri-containerd:ID.
+_PREFIXES = {
     b"docker": "docker",
-    b"default": "containerd",
+    b"libpod": "podman",
+    b"libpod-payload": "podman",
+    b"libpod_pod": "podman",
+    b"machine-libpod_pod": "podman",
+    b"user-libpod_pod": "podman",
+    b"crio": "crio",
+    b"cri-containerd": "containerd",
+    b"nerdctl": "containerd",
 }
+# Where that is nothing, the component before: /docker/ID, and namespaces of containerd.
+_PARENTS = {
+    b"docker": "docker",
+    b"moby": "docker",
+    b"default": "containerd",
+    b"k8s.io": "containerd",
+}
+# The task and a number, where Amazon runs the machine.
+_FARGATE = re.compile(rb"/ecs/(?:[^/]+/)*([0-9a-f]{12})[0-9a-f]{20}(-\d+)(?![^/])")
 _NAMED = (
+    ("containerd", re.compile(rb"\A/default/([^/]+)")),
+    ("lxc", re.compile(rb"/machine-lxc\\x2d\d+\\x2d([^/]+)\.scope")),
     ("nspawn", re.compile(rb"/systemd-nspawn@([^/]+)\.service(?!/supervisor)")),
     ("nspawn", re.compile(rb"/machine-(?!qemu)([^/]+)\.scope(?!/supervisor)")),
     ("lxc", re.compile(rb"/lxc\.payload[./]([^/]+)")),
@@ -65,7 +81,8 @@ def container_label(cgroup_path: bytes) -> str | None:
     The innermost container counts. The processes that watch over a container (conmon, the
     supervisor of systemd-nspawn) are named after it too, but do not belong to it.
     """
-    kubernetes = b"kubepods" in cgroup_path
+    pod = _POD.search(cgroup_path)
+    kubernetes = pod is not None or b"kubepods" in cgroup_path
     for found in reversed(list(_ID.finditer(cgroup_path))):
         *_, parent, prefix = b"/".join((b"", cgroup_path[: found.start()])).split(b"/")
         if prefix.endswith(b"conmon-"):
@@ -73,11 +90,15 @@ def container_label(cgroup_path: bytes) -> str | None:
         short = found[0][:12].decode()
         if kubernetes:
             return f"k8s:{short}"
-        if b"/ecs/" in cgroup_path:
+        if b"/ecs/" in cgroup_path or b"/ecstasks.slice/" in cgroup_path:
             return f"ecs:{short}"
-        return f"{_RUNTIMES.get(prefix or parent, 'container')}:{short}"
-    if kubernetes and (pod := _POD.search(cgroup_path)):
+        token = prefix.rstrip(b"-_:").rpartition(b":")[2]
+        runtime = _PREFIXES.get(token) if token else _PARENTS.get(parent)
+        return f"{runtime or 'container'}:{short}"
+    if pod is not None:
         return f"k8s:{(pod[1] + pod[2]).decode()}"
+    if task := _FARGATE.search(cgroup_path):
+        return f"ecs:{(task[1] + task[2]).decode()}"
     for runtime, pattern in _NAMED:
         if named := pattern.search(cgroup_path):
             return f"{runtime}:{_unit_name(named[1])}"

@@ -57,6 +57,129 @@ def test_containers(where: bytes, label: str) -> None:
     assert container_label(where) == label
 
 
+TASK = b"0123456789abcdef" * 2
+# How each runtime names the cgroup of a container, by its cgroup driver.
+RUNTIMES = [
+    ("docker, cgroupfs", b"/docker/" + ID, "docker"),
+    ("docker, systemd", b"/system.slice/docker-" + ID + b".scope", "docker"),
+    ("docker, --cgroup-parent", b"/mine.slice/docker-" + ID + b".scope", "docker"),
+    ("docker of docker-ce", b"/docker-ce/docker/" + ID, "docker"),
+    (
+        "docker, rootless",
+        b"/user.slice/user-1000.slice/user@1000.service/user.slice/docker-" + ID + b".scope",
+        "docker",
+    ),
+    ("docker, systemd and a systemd in it", b"/docker/" + ID + b"/init.scope", "docker"),
+    ("docker, its namespace of containerd", b"/moby/" + ID, "docker"),
+    ("podman, cgroupfs", b"/libpod_parent/libpod-" + ID, "podman"),
+    ("podman, systemd", b"/machine.slice/libpod-" + ID + b".scope", "podman"),
+    ("podman, crun", b"/machine.slice/libpod-" + ID + b".scope/container", "podman"),
+    (
+        "podman, rootless",
+        b"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + ID + b".scope",
+        "podman",
+    ),
+    ("podman, a service with --cgroups=split", b"/system.slice/a.service/libpod-payload-" + ID,
+     "podman"),
+    (
+        "podman, a pod",
+        b"/machine.slice/machine-libpod_pod_" + OTHER + b".slice/libpod-" + ID + b".scope",
+        "podman",
+    ),
+    ("podman, a pod itself", b"/machine.slice/machine-libpod_pod_" + ID + b".slice", "podman"),
+    (
+        "podman, a pod itself, rootless",
+        b"/user.slice/user-1.slice/user@1.service/user.slice/user-libpod_pod_" + ID + b".slice",
+        "podman",
+    ),
+    ("podman, a pod itself, cgroupfs", b"/libpod_parent/libpod_pod_" + ID, "podman"),
+    ("ctr", b"/default/" + ID, "containerd"),
+    ("ctr, namespace of Kubernetes", b"/k8s.io/" + ID, "containerd"),
+    ("nerdctl, systemd", b"/system.slice/nerdctl-" + ID + b".scope", "containerd"),
+    ("CRI of containerd, systemd", b"/system.slice/cri-containerd-" + ID + b".scope", "containerd"),
+    ("CRI of containerd, half systemd", b"/system.slice:cri-containerd:" + ID, "containerd"),
+    ("CRI-O, systemd", b"/system.slice/crio-" + ID + b".scope", "crio"),
+    ("CRI-O, crun", b"/system.slice/crio-" + ID + b".scope/container", "crio"),
+    ("k8s, cgroupfs, guaranteed", b"/kubepods/pod" + POD + b"/" + ID, "k8s"),
+    ("k8s, cgroupfs, burstable", b"/kubepods/burstable/pod" + POD + b"/" + ID, "k8s"),
+    ("k8s, cgroupfs, CRI-O", b"/kubepods/besteffort/pod" + POD + b"/crio-" + ID, "k8s"),
+    *(
+        (
+            f"k8s, systemd, {runtime.decode()}, {qos.decode() or 'guaranteed'}",
+            b"/kubepods.slice/"
+            + (b"kubepods-" + qos + b".slice/kubepods-" + qos if qos else b"kubepods") + b"-"
+            + b"pod" + POD_UNIT + b".slice/" + runtime + b"-" + ID + b".scope",
+            "k8s",
+        )
+        for runtime in (b"docker", b"cri-containerd", b"crio")
+        for qos in (b"", b"burstable", b"besteffort")
+    ),
+    (
+        "k8s, containerd that does not know of systemd",
+        b"/system.slice/containerd.service/kubepods-burstable-pod" + POD_UNIT
+        + b".slice:cri-containerd:" + ID,
+        "k8s",
+    ),
+    ("k8s, a static pod", b"/kubepods/burstable/pod" + TASK + b"/" + ID, "k8s"),
+    ("k8s, kind", b"/docker/" + OTHER + b"/kubelet/kubepods/pod" + POD + b"/" + ID, "k8s"),
+    (
+        "k8s, kind, systemd",
+        b"/system.slice/docker-" + OTHER + b".scope/kubelet.slice/kubelet-kubepods.slice/"
+        b"kubelet-kubepods-pod" + POD_UNIT + b".slice/cri-containerd-" + ID + b".scope",
+        "k8s",
+    ),
+    ("k8s, seen from another container", b"/../../pod" + POD + b"/" + ID, "k8s"),
+    ("ECS, cgroupfs", b"/ecs/" + TASK + b"/" + ID, "ecs"),
+    ("ECS, with the cluster's name", b"/ecs/cluster/" + TASK + b"/" + ID, "ecs"),
+    (
+        "ECS, systemd",
+        b"/ecstasks.slice/ecstasks-" + TASK + b".slice/docker-" + ID + b".scope",
+        "ecs",
+    ),
+]  # fmt: skip
+
+
+def _lines(version: str, where: bytes) -> bytes:
+    """The text of /proc/PID/cgroup on a host with that version of control groups."""
+    if version == "v2":
+        return b"0::" + where + b"\n"
+    first = b"12:pids:" + where + b"\n4:cpu,cpuacct:" + where + b"\n3:rdma:/\n"
+    if version == "v1":
+        return first + b"1:name=systemd:" + where + b"\n"
+    return first + b"1:name=systemd:" + where + b"\n0::/system.slice/containerd.service\n"
+
+
+@pytest.mark.parametrize("version", ["v1", "hybrid", "v2"])
+@pytest.mark.parametrize(
+    ("where", "manager"), [pytest.param(*rest, id=name) for name, *rest in RUNTIMES]
+)
+def test_each_runtime_in_each_version(version: str, where: bytes, manager: str) -> None:
+    assert path(_lines(version, where)) == where
+    assert container_label(where) == f"{manager}:0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("where", "label"),
+    [
+        (b"/default/redis", "containerd:redis"),
+        (b"/ecs/" + TASK + b"/" + TASK + b"-1234567890", "ecs:0123456789ab-1234567890"),
+        (b"/kubepods.slice/kubepods-pod" + TASK + b".slice", "k8s:0123456789ab"),
+        (b"/kubepods/burstable/pod" + POD, "k8s:0a1b2c3d4e5f"),
+        (b"/machine.slice/systemd-nspawn@deb.service/payload/init.scope", "nspawn:deb"),
+        (b"/machine.slice/machine-deb.scope/payload", "nspawn:deb"),
+        (b"/machine.slice/machine-lxc\\x2d1234\\x2ddeb.scope", "lxc:deb"),
+        (b"/lxc/101/ns/init.scope", "lxc:101"),
+        (b"/lxc.payload/deb", "lxc:deb"),
+        (b"/lxc.payload.user-1000_deb/system.slice/ssh.service", "lxc:user-1000_deb"),
+        (b"/user.slice/user-1000.slice/session-1.scope/lxc/deb", "lxc:deb"),
+    ],
+)
+def test_containers_with_names(where: bytes, label: str) -> None:
+    assert container_label(where) == label
+    for version in ("v1", "hybrid", "v2"):
+        assert path(_lines(version, where)) == where
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -69,6 +192,11 @@ def test_containers(where: bytes, label: str) -> None:
         b"/machine.slice/systemd-nspawn@web.service/supervisor",
         b"/machine.slice/machine-qemu\\x2d1\\x2dvm.scope",
         b"/lxc.monitor.alpine",
+        b"/lxc.monitor/alpine",
+        b"/system.slice/crio-conmon-" + ID + b".scope",
+        b"/system.slice/a.service/runtime",
+        b"/system.slice/default/redis",
+        b"/ecs/" + TASK,
         b"/docker/" + ID + b"0",
         b"/kubepods.slice",
     ],
