@@ -19,7 +19,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-import queue
 import resource
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from buildidfs.capture.closer import Closer
 from buildidfs.model import BuildId, Sighting
 
 # What the rest of the process has open: staged files of two batches, a copy of the descriptor of
@@ -172,7 +172,8 @@ class Pins:
         self._slow = 0
         self._number = 0
         self._closed = False
-        self._closers = (_Closer("buildidfs-close"), _Closer("buildidfs-close-slow"))
+        self._closers: dict[bool, Closer] = {}  # by Pin.slow, from the first one on
+        self._finished = False
 
     def __len__(self) -> int:
         """How many are held, with those in work."""
@@ -289,7 +290,7 @@ class Pins:
     def close(self) -> list[LetGo]:
         """Let go of all that wait and take no more; whoever waits in `take` gets None.
 
-        Call it again when those in work are `done`: it waits until descriptors are closed.
+        Call it again when those in work are `done`: then it waits until all are closed.
         """
         with self._lock:
             self._closed = True
@@ -299,8 +300,10 @@ class Pins:
             for line in self._queues:
                 line.changed.notify_all()
             self._aged.notify_all()
-        for closer in self._closers:
-            closer.drain(_CLOSING_S)
+            self._finished = not self._entries
+            closers = tuple(self._closers.values()) if self._finished else ()
+        for closer in closers:
+            closer.finish(_CLOSING_S)
         return gone
 
     # --- with the lock held ----------------------------------------------------------------
@@ -346,45 +349,14 @@ class Pins:
 
     def _drop(self, pin: Pin, reason: str) -> LetGo:
         fd, pin.fd = pin.fd, -1
-        self._closers[pin.slow].close(fd)
+        if self._finished:
+            with contextlib.suppress(OSError):  # as in `Closer`
+                os.close(fd)
+            return LetGo(pin, reason)
+        if pin.slow not in self._closers:
+            self._closers[pin.slow] = Closer()
+        self._closers[pin.slow].close((fd,))
         return LetGo(pin, reason)
-
-
-class _Closer:
-    """A thread that closes descriptors; begun with the first one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._fds: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def close(self, fd: int) -> None:
-        """Have it closed; the caller holds the lock of `Pins`."""
-        self._fds.put(fd)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-
-    def drain(self, seconds: float) -> None:
-        """Wait so long until all are closed."""
-        if self._thread is None:
-            return
-        self._fds.put(None)
-        self._thread.join(seconds)
-        if not self._thread.is_alive():
-            self._thread = None
-            while not self._fds.empty():  # what came behind the end
-                _close(self._fds.get())
-
-    def _run(self) -> None:
-        while (fd := self._fds.get()) is not None:
-            _close(fd)
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        with contextlib.suppress(OSError):  # what a filesystem has to say of it now
-            os.close(fd)
 
 
 def _places() -> int:
