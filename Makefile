@@ -1,5 +1,6 @@
-# make up        install what is needed, capture what runs, mount the store at $(MOUNTPOINT)
-# make down      unmount
+# make up        install what is needed, capture what runs and what starts to, mount the store
+#                at $(MOUNTPOINT)
+# make down      end that: unmount, follow no more; the store is kept
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
 # make bench     measure against the bars in ARCHITECTURE.md

@@ -126,6 +126,13 @@ class Session:
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return os.path.join(os.path.expanduser(base), "buildidfs")
 
+    def arguments(self) -> list[str]:
+        """The global options with which another process of the program has the same session."""
+        words = ["--store", os.path.abspath(self.store_path)]
+        if self._config is not None:
+            words += ["--config", os.path.abspath(self._config)]
+        return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
+
     def open_store(self, *, create: bool = False) -> Store:
         """Open the store for reading and writing; on a read-only filesystem for reading."""
         from buildidfs.store import Store

@@ -21,6 +21,9 @@ _BROKEN_PIPE = 128 + 13
 @click.group(
     cls=LazyGroup,
     lazy={
+        "up": "up:up",
+        "down": "down:down",
+        "status": "status:status",
         "scan": "scan:scan",
         "mount": "mount:mount",
         "unmount": "unmount:unmount",
