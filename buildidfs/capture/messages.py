@@ -103,7 +103,13 @@ class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
     keys: tuple[bytes, ...]
 
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget
+class Degraded(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Something is less than it could be from now on, in words."""
+
+    text: str
+
+
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Degraded
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow what is mapped from now on, as long as wanted: the owner's side of the catcher.
 
-The catcher is a process of its own (`catcher`); this starts it and hears from it in a thread. When
+The catcher is a process of its own (`catching`); this starts it and hears from it in a thread. When
 it ends by itself the owner is told, and can start it again: what was mapped meanwhile takes a scan.
 """
 
@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 _START_S: Final = 20.0
 _END_S: Final = 5.0
 _BUFFER: Final = 4 << 20
+_KEYS: Final = 512  # in one message, which may have messages.MAX_BYTES
 
 
 class Watcher:
@@ -65,7 +66,7 @@ class Watcher:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-P", "-m", "buildidfs.capture.catcher", str(theirs.fileno()),
+                    sys.executable, "-P", "-m", "buildidfs.capture.catching", str(theirs.fileno()),
                     msgspec.json.encode(self._options).decode(), str(os.getpid()),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -91,8 +92,11 @@ class Watcher:
         """Have these files sent again when they are met again."""
         sock = self._socket
         if sock is not None:
+            every = list(keys)
             with contextlib.suppress(OSError):  # it is gone, and has forgotten everything
-                messages.send(sock, messages.encode(Forget(tuple(keys))))
+                for first in range(0, len(every), _KEYS):
+                    part = tuple(every[first : first + _KEYS])
+                    messages.send(sock, messages.encode(Forget(part)))
 
     def close(self) -> None:
         """End the catcher; safe to call twice, not from ``receive`` or ``ended``."""

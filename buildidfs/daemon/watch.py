@@ -24,7 +24,7 @@ from buildidfs.capture import container, files
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.kernel import KernelScanner
 from buildidfs.capture.live import LiveSightings
-from buildidfs.capture.messages import Caught, Counts, Lost, Missed, Options
+from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Missed, Options
 from buildidfs.capture.pins import Pin, Pins
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.watcher import Watcher
@@ -231,6 +231,9 @@ class Watch:
             self._caught(message, fd)
         elif isinstance(message, Counts):
             self._counts = message
+        elif isinstance(message, Degraded):
+            self._degraded = (*self._degraded, message.text)
+            _log.warning("%s", message.text)
         elif isinstance(message, Lost):
             self._scans.everything(message.reason)
         elif isinstance(message, Missed):
