@@ -173,7 +173,9 @@ class Origin(msgspec.Struct, frozen=True):
     derived from namespaces and cgroup, empty on the host; never a key. ``scanner`` names what
     saw it (proc, tree, kernel). ``apart`` has bit 1<<i set when the i-th of `NamespaceSet` was
     another one than the host's at that time, as far as both were known: with ``cgroup`` all that
-    is needed to ask later what another definition of a container says.
+    is needed to ask later what another definition of a container says. ``cgroup_id`` is the number
+    of the control group in the unified hierarchy, 0 where it is not known: unlike the path it is
+    not used again until the next boot.
     """
 
     path: bytes
@@ -186,6 +188,7 @@ class Origin(msgspec.Struct, frozen=True):
     trust: Trust = Trust.UNKNOWN
     scanner: str = ""
     apart: int = 0
+    cgroup_id: int = 0
 
 
 class Sighting(msgspec.Struct, frozen=True):

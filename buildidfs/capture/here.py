@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buildidfs.capture import container
 from buildidfs.capture.owners import Owners
 from buildidfs.formats import cgroup
-from buildidfs.linux import mounts, namespaces, procfs, statx
+from buildidfs.linux import cgroups, mounts, namespaces, procfs, statx
 from buildidfs.model import NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class Here:
         try:
             self._namespaces = namespaces.of(pid_fd)
             self._mnt_ns_id = namespaces.mnt_ns_id(pid_fd)
-            self._cgroup = cgroup.path(procfs.cgroup(pid_fd))
+            text = procfs.cgroup(pid_fd)
+            self._cgroup = cgroup.path(text)
+            self._cgroup_id = cgroups.cgroup_id(cgroup.unified(text))
         finally:
             os.close(pid_fd)
         self._apart = container.apart(self._namespaces, self._initial)
@@ -73,5 +75,6 @@ class Here:
             trust,
             self._scanner,
             apart,
+            self._cgroup_id,
         )
         return Sighting(origin, time.time_ns())

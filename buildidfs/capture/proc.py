@@ -297,6 +297,7 @@ class _Scan:
             trust,
             "proc",
             process.apart,
+            process.cgroup_id,
         )
         return Sighting(origin, time.time_ns())
 

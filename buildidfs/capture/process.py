@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
 from buildidfs.formats import cgroup, elf, procmaps
-from buildidfs.linux import capabilities, namespaces, openat2, procfs, procmap_query, statx
+from buildidfs.linux import capabilities, cgroups, namespaces, openat2, procfs, procmap_query, statx
 from buildidfs.model import BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Process:
         self.namespaces = NamespaceSet()
         self.mnt_ns_id = 0
         self.cgroup = b""
+        self.cgroup_id = 0
         self.apart = 0
         self.container = ""
         self.root_path = b"/"
@@ -88,7 +89,9 @@ class Process:
         """Find out namespaces, cgroup and container. Raises OSError."""
         self.namespaces = namespaces.of(self.fd)
         self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
-        self.cgroup = self._ways.cgroup_path(procfs.cgroup(self.fd))
+        text = procfs.cgroup(self.fd)
+        self.cgroup = self._ways.cgroup_path(text)
+        self.cgroup_id = cgroups.cgroup_id(cgroup.unified(text))
         self.root_path = os.readlink(b"root", dir_fd=self.fd)
         self.apart = container.apart(self.namespaces, initial)
         self.container = container.label_by(

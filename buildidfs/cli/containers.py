@@ -71,6 +71,7 @@ def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
     return {
         "container": container_of(seen, names),
         "cgroup": seen.cgroup.decode("utf-8", "replace"),
+        "cgroup_id": seen.cgroup_id,
         "mnt_ns_id": seen.mnt_ns_id,
         "namespaces": {
             name: getattr(seen.namespaces, name) for name in seen.namespaces.__struct_fields__

@@ -45,6 +45,7 @@ _NAMED = (
     ("lxc", re.compile(rb"/lxc\.payload[./]([^/]+)")),
     ("lxc", re.compile(rb"/lxc/([^/]+)")),
 )
+_UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
 
@@ -73,6 +74,12 @@ def path(text: bytes) -> bytes:
         if best is None or rank > best:
             best, chosen = rank, where
     return chosen
+
+
+def unified(text: bytes) -> bytes:
+    """The path in the unified hierarchy (version 2), whatever it says; empty without one."""
+    found = _UNIFIED.search(text)
+    return found[1].removesuffix(_DELETED) if found else b""
 
 
 def container_label(cgroup_path: bytes) -> str | None:

@@ -51,6 +51,7 @@ class OriginRow(msgspec.Struct, array_like=True):
     trust: int
     scanner: bytes
     apart: int = 0
+    cgroup_id: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,6 +96,7 @@ def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: in
         origin.trust,
         _text(origin.scanner),
         origin.apart,
+        origin.cgroup_id,
     )
     return TIMES.pack(first, last) + _encode(row)
 
@@ -125,6 +127,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         _TRUSTS[row.trust],
         row.scanner.decode("utf-8", "surrogateescape"),
         row.apart,
+        row.cgroup_id,
     )
     return Digest(row.digest), row.kinds, origin, first, last
 
@@ -140,6 +143,7 @@ class JournalRow(msgspec.Struct, array_like=True):
     container: bytes
     host: bytes
     scanner: bytes
+    cgroup_id: int = 0
 
 
 _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
@@ -175,6 +179,7 @@ def pack_journal(origin: Origin, build_id: BuildId, first: int, last: int) -> by
         _text(origin.container),
         _text(origin.host),
         _text(origin.scanner),
+        origin.cgroup_id,
     )
     return TIMES.pack(first, last) + _encode(row)
 
@@ -197,6 +202,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         row.scanner.decode("utf-8", "surrogateescape"),
         first,
         last,
+        row.cgroup_id,
     )
 
 

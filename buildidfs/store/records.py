@@ -115,6 +115,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     scanner: str
     first_seen_ns: int
     last_seen_ns: int
+    cgroup_id: int = 0
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ better place raises both, in every row with that digest.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-Rows may lack ``apart``, which came later.
+Rows may lack ``apart`` and ``cgroup_id``, which came later.
 
 **names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",

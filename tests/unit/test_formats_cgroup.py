@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.cgroup import container_label, path
+from buildidfs.formats.cgroup import container_label, path, unified
 
 ID = b"0123456789abcdef" * 4
 OTHER = b"fedcba9876543210" * 4
@@ -235,6 +235,22 @@ def test_a_label_is_fit_for_a_terminal() -> None:
 )
 def test_path(text: bytes, where: bytes) -> None:
     assert path(text) == where
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (b"0::/a/b\n", b"/a/b"),
+        (b"0::/gone (deleted)\n", b"/gone"),
+        (b"1:name=systemd:/x\n0::/a\n", b"/a"),
+        (b"12:pids:/0::/x\n0::/\n", b"/"),
+        (b"10::/x\n", b""),
+        (b"1:name=systemd:/x\n", b""),
+        (b"", b""),
+    ],
+)
+def test_unified(text: bytes, where: bytes) -> None:
+    assert unified(text) == where
 
 
 def test_the_kernels_own_text() -> None:

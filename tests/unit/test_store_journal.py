@@ -335,7 +335,7 @@ def test_rows_are_the_documented_ones() -> None:
     spaces = NamespaceSet(1, 2, 3, 4, 5, 6, 7)
     origin = sighting(
         b"/a", namespaces=spaces, apart=0x21, mnt_ns_id=9, container="c", cgroup=b"g", host="h",
-        scanner="s",
+        scanner="s", cgroup_id=7,
     ).origin  # fmt: skip
     key = places.journal_key(origin, ID, BOOT, "label")
     assert len(key) == 56
@@ -343,7 +343,10 @@ def test_rows_are_the_documented_ones() -> None:
     assert key.startswith(places.journal_prefix(b"/a", 9, BOOT))
     row = places.pack_journal(origin, ID, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s"]
+    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7]
     assert msgspec.msgpack.decode(row[16:]) == array
+    assert places.unpack_journal(key, row).cgroup_id == 7
+    shorter = row[:16] + msgspec.msgpack.encode(array[:-1])  # of before there was the number
+    assert places.unpack_journal(key, shorter).cgroup_id == 0
     longer = row[:16] + msgspec.msgpack.encode([*array, "later"])
     assert places.unpack_journal(key, longer) == places.unpack_journal(key, row)
