@@ -9,6 +9,7 @@ walk is made here, one component at a time over O_PATH descriptors.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -20,6 +21,7 @@ from buildidfs.linux import syscalls
 
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
+_RESOLVE_CACHED = 0x20  # commit 99668f618062, Linux 5.12
 
 # struct open_how: flags, mode, resolve
 _OPEN_HOW = struct.Struct("=QQQ")
@@ -46,6 +48,21 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     if have_openat2():
         return _openat2(root_fd, path, flags | os.O_CLOEXEC)
     return walk_in_root(root_fd, path, flags)
+
+
+def open_cached_in_root(root_fd: int, path: bytes) -> int:
+    """Pin what is at ``path`` of the root ``root_fd`` (O_PATH) without asking any filesystem.
+
+    So it never waits for a server, whatever is on the way. Where something is mounted, the kernel
+    has the way there in memory. Raises OSError: EAGAIN if it had to ask, EINVAL or ENOSYS where
+    it cannot be told not to (before Linux 5.12).
+    """
+    flags = os.O_PATH | os.O_CLOEXEC
+    for _ in range(_ATTEMPTS - 1):
+        # A rename anywhere looks like a need to ask.
+        with contextlib.suppress(BlockingIOError):
+            return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
+    return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
 
 
 def open_regular_in_root(root_fd: int, path: bytes) -> int:
@@ -83,24 +100,27 @@ def have_openat2() -> bool:
 
 
 def _openat2(root_fd: int, path: bytes, flags: int) -> int:
-    how = ctypes.create_string_buffer(
-        _OPEN_HOW.pack(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS), _OPEN_HOW.size
-    )
-    name = ctypes.create_string_buffer(syscalls.check_path(path))
     for _ in range(_ATTEMPTS):
         try:
-            return syscalls.syscall(
-                syscalls.SYS_OPENAT2,
-                root_fd,
-                ctypes.addressof(name),
-                ctypes.addressof(how),
-                _OPEN_HOW.size,
-                filename=path,
-            )
+            return _openat2_once(root_fd, path, flags)
         except OSError as error:
             if error.errno not in _AGAIN:
                 raise
     return walk_in_root(root_fd, path, flags)
+
+
+def _openat2_once(root_fd: int, path: bytes, flags: int, resolve: int = 0) -> int:
+    resolve |= _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS
+    how = ctypes.create_string_buffer(_OPEN_HOW.pack(flags, 0, resolve), _OPEN_HOW.size)
+    name = ctypes.create_string_buffer(syscalls.check_path(path))
+    return syscalls.syscall(
+        syscalls.SYS_OPENAT2,
+        root_fd,
+        ctypes.addressof(name),
+        ctypes.addressof(how),
+        _OPEN_HOW.size,
+        filename=path,
+    )
 
 
 def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:

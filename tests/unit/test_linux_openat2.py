@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from buildidfs.linux import openat2, syscalls
 from tests.support.children import needs_root, private_cat
+from tests.support.silentfs import served
 
 Opener = Callable[[int, bytes, int], int]
 
@@ -366,5 +368,51 @@ def test_the_root_of_a_container_is_entered_from_outside(
             assert _content(open_in_root, fd, os.fsencode(tmp_path / "cat"))[:4] == b"\x7fELF"
             back = os.fsencode(tmp_path) + b"/../" * 20 + os.fsencode(tmp_path / "cat")
             assert _content(open_in_root, fd, back)[:4] == b"\x7fELF"
+        finally:
+            os.close(fd)
+
+
+@pytest.fixture
+def open_cached() -> Callable[[int, bytes], int]:
+    try:
+        os.close(openat2.open_cached_in_root(syscalls.AT_FDCWD, b"/"))
+    except OSError as error:
+        assert error.errno in (errno.EINVAL, errno.ENOSYS)  # noqa: PT017 - before Linux 5.12
+        pytest.skip("this kernel always asks")
+    return openat2.open_cached_in_root
+
+
+def test_what_is_in_memory_is_pinned(
+    top: Path, root_fd: int, open_cached: Callable[[int, bytes], int]
+) -> None:
+    expected = (top / "root/a/b/c/deep").stat()
+    fd = open_cached(root_fd, b"/a/b/c/deep")
+    try:
+        assert os.path.samestat(os.fstat(fd), expected)
+    finally:
+        os.close(fd)
+    (top / "outside/secret").stat()
+    with pytest.raises(OSError, match="No such file|temporarily unavailable"):
+        open_cached(root_fd, b"/escape")
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@needs_root("mounts a filesystem whose server is stopped")
+def test_a_silent_server_is_not_waited_for(
+    tmp_path: Path, open_cached: Callable[[int, bytes], int]
+) -> None:
+    mountpoint, file = tmp_path / "mnt", tmp_path / "file"
+    mountpoint.mkdir()
+    file.write_text("x")
+    with served(mountpoint, file) as server:
+        fd = os.open(tmp_path, os.O_PATH)
+        try:
+            os.close(open_cached(fd, b"mnt"))
+            (mountpoint / "app").stat()
+            server.send_signal(signal.SIGSTOP)
+            os.close(open_cached(fd, b"mnt"))
+            with pytest.raises(BlockingIOError):
+                open_cached(fd, b"mnt/app")
         finally:
             os.close(fd)
