@@ -1,16 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding a file whose process is gone already: by its path, where others still can see it."""
+"""Finding a file that is not mapped any more as it was, or whose process is gone already."""
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+import stat
+from typing import TYPE_CHECKING, Final
 
-from buildidfs.linux import namespaces, openat2, procfs
+from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx
 
 if TYPE_CHECKING:
     from buildidfs.capture.tasks import Home
     from buildidfs.formats.perfrecords import Mapped
+
+
+_NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
+
+
+def end_now(record: Mapped) -> int:
+    """Where the mapping that began at ``record.start`` ends by now, 0 if it is gone.
+
+    Where code and data are not on pages of their own (all that was linked before 2018), the first
+    mapping of a file spans all of it, and the data is mapped over its end at once.
+    """
+    try:
+        maps_fd = os.open(b"/proc/%d/maps" % record.pid, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        found = procmap_query.executable_at(maps_fd, record.start)
+        return found[1] if found is not None and found[0] == record.start else 0
+    except OSError as error:
+        return _end_in_listing(record) if error.errno in _NO_QUERY else 0
+    finally:
+        os.close(maps_fd)
+
+
+def _end_in_listing(record: Mapped) -> int:
+    """`end_now` before Linux 6.11."""
+    begin = b"%x-" % record.start
+    try:
+        names = os.listdir(b"/proc/%d/map_files" % record.pid)
+    except OSError:
+        return 0
+    return next((int(name[len(begin) :], 16) for name in names if name.startswith(begin)), 0)
 
 
 class Elsewhere:
@@ -20,7 +54,7 @@ class Elsewhere:
         self._host = namespaces.initial().mnt
 
     def find(self, record: Mapped, home: Home) -> int:
-        """A readable descriptor of the file that was mapped, or -1.
+        """An O_PATH descriptor of the file that was mapped, or -1. No filesystem is asked.
 
         A path alone proves nothing: the inode has to be that of the mapping. (The device need not:
         overlayfs and btrfs show one in mappings and another one to stat(2).)
@@ -46,14 +80,17 @@ class Elsewhere:
             if namespaces.mnt(pid_fd) != mnt:
                 return -1
             root_fd = procfs.open_root(pid_fd)
-            path_fd = openat2.open_in_root(root_fd, record.path, os.O_PATH)
+            path_fd = openat2.open_cached_in_root(root_fd, record.path)
         finally:
             os.close(pid_fd)
             if root_fd >= 0:
                 os.close(root_fd)
         try:
-            if os.fstat(path_fd).st_ino != record.inode:
-                return -1
-            return openat2.reopen_regular(path_fd)
+            identity = statx.identity(path_fd, ask=False)
+            if identity.ino == record.inode and stat.S_ISREG(identity.mode):
+                found, path_fd = path_fd, -1
+                return found
+            return -1
         finally:
-            os.close(path_fd)
+            if path_fd >= 0:
+                os.close(path_fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.linux import statmount
+from buildidfs.linux import statmount, statx
 
 if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
@@ -28,22 +28,25 @@ class SlowMounts:
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
 
-    def is_slow(self, identity: FileIdentity, mnt_ns_id: int) -> bool:
-        """Whether a file's filesystem depends on somebody's answer, or nobody knows.
+    def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int) -> bool:
+        """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.
 
-        One on a block device does not. A mount that is not attached any more cannot be asked for.
+        So it is taken if nobody knows: a mount that is not attached any more cannot be asked for.
+        Of a filesystem on a block device it has to be known, since few of them are FUSE's.
         """
-        if identity.scope == b"":
-            return False
-        if not identity.scope:
-            return True
-        mount = int.from_bytes(identity.scope[-8:], "little")
+        on_disk = identity.scope == b""
+        try:
+            mount = statx.unique_mount_id(fd)
+        except OSError:
+            mount = None
+        if mount is None:
+            return not on_disk
         slow = self._known.get(mount)
         if slow is None:
             try:
                 slow = statmount.magic(mount, mnt_ns_id) in _MAGICS
             except OSError:
-                return True
+                return not on_disk
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[mount] = slow

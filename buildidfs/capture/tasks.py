@@ -52,6 +52,9 @@ class Tasks:
             # Of before our time. Looked at now, since the child may go to other namespaces.
             home = self._remember(parent, Home())
             self._look(parent, home)
+        # Of the few that are kept the parent is the one that will live longer than the others.
+        if parent not in home.pids:
+            home.pids.append(parent)
         home.pids.append(pid)
         self._homes[pid] = home
 
@@ -66,6 +69,10 @@ class Tasks:
         home = self._remember(pid, Home(numbers))
         home.pids.append(pid)
         return home if before is None or before.mnt != numbers.mnt else None
+
+    def forget(self) -> None:
+        """Events were lost: nothing is known for sure any more."""
+        self._homes.clear()
 
     def exited(self, pid: int) -> None:
         """A process ended."""
@@ -88,6 +95,8 @@ class Tasks:
         try:
             seen = namespaces.of(pid_fd)
             number = namespaces.mnt_ns_id(pid_fd) or seen.mnt
+            if namespaces.mnt(pid_fd) != seen.mnt:
+                return home  # it moved between the two, and others must not get its new number
             if home.namespaces is not None and home.namespaces != seen:
                 # It has moved on, and the event that says so is still to come.
                 home = Home(seen)

@@ -68,6 +68,16 @@ def vdso(maps_fd: int) -> tuple[int, int] | None:
     return None
 
 
+def executable_at(maps_fd: int, address: int) -> tuple[int, int] | None:
+    """Where the executable mapping of a file begins and ends that ``address`` is in, if it is.
+
+    Raises OSError as `executable_file_mappings` does.
+    """
+    for start, end, *_ in _query(maps_fd, _EXECUTABLE | _FILE_BACKED, address):
+        return (start, end) if start <= address else None
+    return None
+
+
 def build_id(maps_fd: int, address: int) -> bytes | None:
     """The build ID of the file that is mapped at ``address``, as the kernel reads it.
 
@@ -95,7 +105,7 @@ def build_id(maps_fd: int, address: int) -> bytes | None:
 _Answer = tuple[int, int, int, int, int, int, bytes]
 
 
-def _query(maps_fd: int, flags: int) -> Iterator[_Answer]:
+def _query(maps_fd: int, flags: int, address: int = 0) -> Iterator[_Answer]:
     """Ask for one mapping after the other; the buffers are reused from call to call."""
     name_buffer = ctypes.create_string_buffer(_NAME_MAX)
     name_view = memoryview(name_buffer).cast("B")
@@ -107,7 +117,6 @@ def _query(maps_fd: int, flags: int) -> Iterator[_Answer]:
         ctypes.addressof(name_buffer), 0,
     )  # fmt: skip
     ioctl = fcntl.ioctl
-    address = 0
     while address < _ADDRESS_LIMIT:
         _ADDRESS.pack_into(query, _ADDRESS_AT, address)
         _SIZE.pack_into(query, _NAME_SIZE_AT, _NAME_MAX)

@@ -69,12 +69,12 @@ def boot_id() -> bytes:
         return b""
 
 
-def identity(fd: int) -> FileIdentity:
-    """What identifies the open file ``fd`` (O_PATH will do).
+def identity(fd: int, *, ask: bool = True) -> FileIdentity:
+    """What identifies the open file ``fd`` (O_PATH will do); for ``ask`` see `identity_at`.
 
     Raises OSError.
     """
-    return _identity(fd, b"", syscalls.AT_EMPTY_PATH)
+    return _identity(fd, b"", syscalls.AT_EMPTY_PATH | (0 if ask else syscalls.AT_STATX_DONT_SYNC))
 
 
 def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
@@ -91,12 +91,13 @@ def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = Tr
 
 def unique_mount_id(fd: int) -> int | None:
     """The number of the mount that ``fd`` was opened on (O_PATH will do), never used again until
-    the next boot; None before Linux 6.8.
+    the next boot; None before Linux 6.8. No server is asked.
 
     Raises OSError.
     """
     scratch = _scratch
-    if _statx(fd, b"", syscalls.AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, scratch.address):
+    flags = syscalls.AT_EMPTY_PATH | syscalls.AT_STATX_DONT_SYNC
+    if _statx(fd, b"", flags, _STATX_MNT_ID_UNIQUE, scratch.address):
         raise syscalls.last_error()
     unpacked = _LAYOUT.unpack_from(scratch.buffer)
     return int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None

@@ -358,3 +358,26 @@ def _mapped_as_it_is(path: Path) -> Iterator[tuple[int, int]]:
     with area, _maps_of(os.getpid()) as (pid_fd, maps_fd):
         (mapping,) = [each for each in _queried(pid_fd) if each.path == os.fsencode(path)]
         yield maps_fd, mapping.start
+
+
+@needs_query
+def test_the_mapping_at_an_address(me: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * _PAGE))
+    maps_fd = procfs.open_maps(me)
+    try:
+        with path.open("rb") as file:
+            area = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+        with area:
+            (found,) = [
+                mapping
+                for mapping in procmap_query.executable_file_mappings(maps_fd)
+                if mapping.path == os.fsencode(path)
+            ]
+            for address in (found.start, found.start + _PAGE, found.end - 1):
+                assert procmap_query.executable_at(maps_fd, address) == (found.start, found.end)
+            assert procmap_query.executable_at(maps_fd, found.end) != (found.start, found.end)
+        assert procmap_query.executable_at(maps_fd, found.start) is None
+        assert procmap_query.executable_at(maps_fd, 0) is None
+    finally:
+        os.close(maps_fd)
