@@ -25,6 +25,7 @@ _BROKEN_PIPE = 128 + 13
         "down": "down:down",
         "status": "status:status",
         "scan": "scan:scan",
+        "watch": "watch:watch",
         "mount": "mount:mount",
         "unmount": "unmount:unmount",
         "list": "list:list_",

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from buildidfs.cli.output import json_line, path_fields, size
 
@@ -21,9 +20,33 @@ _MINUTE_S = 60.0
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
-    """How a watch is doing, for programs."""
-    facts: dict[str, Any] = msgspec.to_builtins(state)
-    return facts | {"catcher": msgspec.structs.asdict(state.catcher)}
+    """How a watch is doing, for programs: one flat object."""
+    ingest, catcher = state.ingest, state.catcher
+    return {
+        "mode": state.mode,
+        "degraded": list(state.degraded),
+        "captured": ingest.captured,
+        "copied_bytes": ingest.copied_bytes,
+        "new_build_ids": ingest.new_ids,
+        "held": ingest.held,
+        "absent": ingest.absent,
+        "unreadable": ingest.unreadable,
+        "waiting": state.waiting,
+        "waiting_bytes": state.waiting_bytes,
+        "let_go": ingest.let_go,
+        "unpinned": catcher.unpinned,
+        "retried": ingest.retried,
+        "journaled": ingest.journaled,
+        "unjournaled": ingest.unjournaled,
+        "store_error": ingest.store_error,
+        "records": catcher.records,
+        "records_lost": catcher.lost,
+        "caught": catcher.caught,
+        "missed": catcher.missed,
+        "scans": state.scans,
+        "restarts": state.restarts,
+        "idle": state.idle,
+    }
 
 
 def one_line(state: WatchState) -> str:
@@ -66,7 +89,7 @@ class Presenter:
         if not self._json:
             return
         origin = event.sighting.origin
-        values: dict[str, object] = {"event": event.name, "time_ns": event.sighting.seen_ns}
+        values: dict[str, object] = {"event": event.name, "time": event.sighting.seen_ns / 1e9}
         if event.build_id is not None:
             values["build_id"] = str(event.build_id)
         values |= path_fields(origin.path)
@@ -93,7 +116,7 @@ class Presenter:
 
     def _counts(self, name: str, state: WatchState) -> None:
         if self._json:
-            self._print_json({"event": name, "time_ns": time.time_ns(), **as_facts(state)})
+            self._print_json({"event": name, "time": time.time(), **as_facts(state)})
         elif not self._quiet:
             click.echo(one_line(state))
             sys.stdout.flush()

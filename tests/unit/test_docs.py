@@ -145,13 +145,14 @@ def test_options_are_in_the_page(path: str) -> None:
     text = command_texts()[path]
     for option in COMMANDS[path].params:
         if isinstance(option, click.Option):
-            for spelling in option.opts:
+            for spelling in (*option.opts, *option.secondary_opts):
                 assert re.search(rf"(?<![\w-]){re.escape(spelling)}(?![\w-])", text), spelling
 
 
 @pytest.mark.parametrize("path", ["", *LEAVES])
 def test_page_has_no_option_that_is_none(path: str) -> None:
-    options = {each for param in COMMANDS[path].params for each in param.opts}
+    params = COMMANDS[path].params
+    options = {each for param in params for each in (*param.opts, *param.secondary_opts)}
     options |= {"--help", "-h", *(each for param in cli.params for each in param.opts)}
     items = r"^ +(--?[a-z][\w-]*)(?:, (--?[a-z][\w-]*))?"
     shown = {
