@@ -29,14 +29,14 @@ _Device = tuple[int, int]
 _T = TypeVar("_T")
 
 
+def is_slow_type(fstype: bytes) -> bool:
+    """Whether filesystems of this type, others than our own, depend on somebody's answer."""
+    return fstype in _NETWORK or (fstype.startswith(b"fuse.") and fstype != mounts.FILESYSTEM_TYPE)
+
+
 def slow_devices(text: bytes) -> set[_Device]:
     """The (major, minor) of filesystems in a mountinfo text that depend on somebody's answer."""
-    return {
-        mount.dev
-        for mount in mountinfo.parse(text)
-        if mount.fstype in _NETWORK
-        or (mount.fstype.startswith(b"fuse.") and mount.fstype != mounts.FILESYSTEM_TYPE)
-    }
+    return {mount.dev for mount in mountinfo.parse(text) if is_slow_type(mount.fstype)}
 
 
 class Patience:

@@ -392,7 +392,7 @@ def test_what_is_in_memory_is_pinned(
     finally:
         os.close(fd)
     (top / "outside/secret").stat()
-    with pytest.raises(OSError, match="No such file|temporarily unavailable"):
+    with pytest.raises(OSError, match=r"No such file|temporarily unavailable"):
         open_cached(root_fd, b"/escape")
 
 
