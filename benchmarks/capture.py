@@ -95,12 +95,12 @@ def _captured(bench: Bench, loads: Sequence[Workload], what: str, strict: float)
             watched(bench, place / "store", *options) as watcher,
         ):
             for load in loads:
-                bench.say(f"{mode}{what}: {load}")
                 before = watcher.cpu_seconds()
                 expected = made.run(load.config, count, load.concurrency, load.life)
                 result = watcher.captured(expected)
                 cpu = (watcher.cpu_seconds() - before) / count
                 wrong += result.wrong_bytes
+                bench.say(f"{mode}{what}: {load}: {result}, {expected.seconds:.1f} s")
                 yield _row(f"{mode}{what}: {load}", strict if options else 99.5, result, cpu)
         yield Row(f"{mode}{what}: files with other bytes than those that ran", "=", 0, wrong)
 
