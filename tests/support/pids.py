@@ -38,7 +38,7 @@ def running_as(pid: int, program: Path) -> Iterator[None]:
             _start(pid, program, its.fileno())
         try:
             ours.sendall(b"there?\n")
-            with ours.makefile("rb", buffering=0) as answers:
+            with open(os.dup(ours.fileno()), "rb", buffering=0) as answers:
                 assert lines(answers, lambda got: len(got) == 1) == ["there?"]
             yield
         finally:
