@@ -5,12 +5,19 @@ Two rings to a CPU. Each executable mapping has to be looked at before the proce
 record in the first ring wakes us; where processes come from is only needed to understand mappings,
 so the second is read along with it and wakes nobody until it is half full. Being woken is most of
 what watching costs others.
+
+The rings are read one after the other while processes go on, from one CPU to the next at that. So
+the second ones are read after the first: what has led to a mapping is there by then, since whatever
+makes a record waits until it is written. And what happened in them after that moment is kept for
+the next time, or a change could be told that comes before one which has not been read yet.
 """
 
 from __future__ import annotations
 
 import errno
 import select
+import time
+from bisect import bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 _PAGES: Final = 512
 _LEAST_PAGES: Final = 8
 _HALF: Final = 2
+_RECHECK_S: Final = 10.0
 _NO_MEMORY: Final = frozenset((errno.EPERM, errno.ENOMEM))
 _NOT_THERE: Final = frozenset((errno.ENODEV, errno.EINVAL))
 
@@ -33,13 +41,19 @@ _time = attrgetter("time")
 class Rings:
     """Rings of every CPU that runs, registered with ``epoll``; raises OSError where refused.
 
-    ``prompt`` has a change of namespaces wake us as well.
+    ``prompt`` has a change of namespaces wake us as well; it is then told twice. ``recheck`` is
+    how often, in seconds, each CPU is asked whether it still makes records.
     """
 
-    def __init__(self, epoll: select.epoll, *, prompt: bool = False) -> None:
+    def __init__(
+        self, epoll: select.epoll, *, prompt: bool = False, recheck: float = _RECHECK_S
+    ) -> None:
         self._epoll = epoll
         self._waking = perf_event.MMAP | (perf_event.NAMESPACES if prompt else 0)
-        self._quiet = perf_event.TASK | (0 if prompt else perf_event.NAMESPACES)
+        self._quiet = perf_event.TASK | perf_event.NAMESPACES
+        self._recheck = recheck
+        self._checked = time.monotonic()
+        self._later: list[Record] = []
         self._mappings: dict[int, Ring] = {}
         self._tasks: dict[int, Ring] = {}
         self._pages = _PAGES
@@ -57,26 +71,32 @@ class Rings:
         What happened on a new CPU until now is not known. Raises OSError.
         """
         online = perf_event.online_cpus()
-        if online == self._mappings.keys():
-            return False
-        changed = False
-        for cpu in self._mappings.keys() - online:
+        stale = self._mappings.keys() - online
+        if time.monotonic() - self._checked >= self._recheck:
+            self._checked = time.monotonic()
+            # Off and on again since the last time, as all but one are when the machine sleeps.
+            stale |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
+        for cpu in stale:
             self._close(cpu)
-            changed = True
+        changed = bool(stale)
         for cpu in sorted(online - self._mappings.keys()):
             changed |= self._open(cpu)
         return changed
 
     def drain(self) -> list[Record]:
         """All records that are waiting, in the order of their times."""
-        parts = [data for ring in self._mappings.values() if (data := ring.take())]
-        # Read after the mappings: whatever led to one of them is in there by now.
-        parts += [data for ring in self._tasks.values() if (data := ring.take())]
-        if not parts:
+        mappings = [data for ring in self._mappings.values() if (data := ring.take())]
+        until = time.monotonic_ns()
+        changes = [data for ring in self._tasks.values() if (data := ring.take())]
+        if not mappings and not changes and not self._later:
             return []
-        records = [record for data in parts for record in perfrecords.decode(data)]
-        if len(parts) > 1:
-            records.sort(key=_time)
+        records = self._later + [one for data in changes for one in perfrecords.decode(data)]
+        records.sort(key=_time)
+        end = bisect_right(records, until, key=_time)
+        self._later = records[end:]
+        del records[end:]
+        records += [one for data in mappings for one in perfrecords.decode(data)]
+        records.sort(key=_time)
         return records
 
     def close(self) -> None:

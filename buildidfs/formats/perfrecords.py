@@ -32,7 +32,7 @@ _HEADER: Final = Struct("=IHH")  # type, misc, size
 _TIME: Final = Struct("=Q")
 _MAPPED: Final = Struct("=I4xQQQIIQQI4x")  # pid; addr, len, pgoff; maj, min, ino, generation; prot
 _TASK: Final = Struct("=IIIIQ")  # pid, ppid, tid, ptid, time
-_IN: Final = Struct("=I4xQ")  # pid; number of namespaces
+_IN: Final = Struct("=IIQ")  # pid, tid, number of namespaces
 _NAMESPACE: Final = Struct("=QQ")  # device, inode
 _COUNT: Final = Struct("=QQ")  # event, lost
 
@@ -71,7 +71,10 @@ class Exited(msgspec.Struct, gc=False):
 
 
 class Entered(msgspec.Struct, gc=False):
-    """A process is in these namespaces from now on: after clone, unshare or setns."""
+    """A process is in these namespaces from now on: after clone, unshare or setns.
+
+    A thread that goes elsewhere without its process is not reported.
+    """
 
     time: int
     pid: int
@@ -156,8 +159,8 @@ def _entered(data: bytes, position: int, size: int, misc: int) -> Entered | None
     stop = position + size - _TIME.size
     if stop < first:
         return None
-    pid, count = _IN.unpack_from(data, position + _HEADER.size)
-    if count > (stop - first) // _NAMESPACE.size:
+    pid, tid, count = _IN.unpack_from(data, position + _HEADER.size)
+    if pid != tid or count > (stop - first) // _NAMESPACE.size:
         return None
     inodes = [
         _NAMESPACE.unpack_from(data, first + number * _NAMESPACE.size)[1]

@@ -15,6 +15,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from typing import Final
 
 from buildidfs.linux import syscalls
@@ -46,10 +47,12 @@ _SAMPLE_ID_ALL: Final = 1 << 18
 _USE_CLOCKID: Final = 1 << 25
 _SAMPLE_TIME: Final = 1 << 2
 
-# In the first page of the ring, struct perf_event_mmap_page.
-_HEAD_OFFSET: Final = 1024
-_TAIL_OFFSET: Final = 1032
-_POSITION: Final = struct.Struct("=Q")
+# In the first page of the ring, struct perf_event_mmap_page, in words of 8 bytes.
+_HEAD: Final = 1024 // 8
+_TAIL: Final = 1032 // 8
+
+_TOTAL_TIME_ENABLED: Final = 1
+_COUNTS: Final = struct.Struct("=QQ")  # of read_format: value, time enabled
 
 PAGE: Final = mmap.PAGESIZE
 """Bytes of a page."""
@@ -88,7 +91,10 @@ class Ring:
         except BaseException:
             os.close(self._fd)
             raise
+        # Its items are read and written whole, which struct's are not: it zeroes them first.
+        self._words = memoryview(self._map)[:PAGE].cast("Q")
         self._tail = 0
+        self._checked = (0, time.monotonic_ns())
         self._barrier = threading.Lock()
 
     def fileno(self) -> int:
@@ -97,23 +103,36 @@ class Ring:
 
     def take(self) -> bytes:
         """All records that are waiting, whole ones; their room is the kernel's again."""
-        shared = self._map
-        (head,) = _POSITION.unpack_from(shared, _HEAD_OFFSET)
+        # What the kernel wrote before it moved the head has to be read after the head, and before
+        # the tail is moved. Leaving a lock and taking it again is the barrier that Python has.
+        with self._barrier:
+            head = self._words[_HEAD]
         size = head - self._tail
         if not size:
             return b""
-        # What the kernel wrote before it moved the head must be read after the head: taking a
-        # lock is the barrier that Python has.
-        with self._barrier:
-            begin = self._tail % self._size
+        begin = self._tail % self._size
         end = begin + size
-        if end <= self._size:
-            data = shared[PAGE + begin : PAGE + end]
-        else:
-            data = shared[PAGE + begin :] + shared[PAGE : PAGE + end - self._size]
-        self._tail = head
-        _POSITION.pack_into(shared, _TAIL_OFFSET, head)
+        shared = self._map
+        with self._barrier:
+            if end <= self._size:
+                data = shared[PAGE + begin : PAGE + end]
+            else:
+                data = shared[PAGE + begin :] + shared[PAGE : PAGE + end - self._size]
+        with self._barrier:
+            self._words[_TAIL] = self._tail = head
         return data
+
+    def is_counting(self) -> bool:
+        """Whether the event was there, half of the time since the last call at least. Interrupts
+        the CPU.
+
+        One whose CPU was turned off, be it for a moment or while the machine slept, makes no more
+        records after that, and neither the descriptor nor anything else says so. Raises OSError.
+        """
+        enabled, now = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1], time.monotonic_ns()
+        counted, passed = enabled - self._checked[0], now - self._checked[1]
+        self._checked = (enabled, now)
+        return bool(2 * counted >= passed)
 
     def stop(self) -> None:
         """No more records are made; those that are waiting can be taken. Raises OSError."""
@@ -123,6 +142,7 @@ class Ring:
         """Let go of the event; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self._words.release()
             self._map.close()
             os.close(fd)
 
@@ -144,7 +164,7 @@ def _open(cpu: int, events: int, watermark: int) -> int:
         _COUNT_DUMMY,
         0,
         _SAMPLE_TIME,
-        0,
+        _TOTAL_TIME_ENABLED,
         flags,
         watermark,
         *(0,) * 6,
