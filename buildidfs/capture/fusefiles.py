@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # How the kernel keeps out who is not the mounter, or not in the mounter's user namespace.
 _REFUSED: Final = frozenset((errno.EACCES, errno.EOVERFLOW))
 
+_NEEDED: Final = frozenset(("CAP_SETGID", "CAP_SETUID"))
+
 _REMEDY: Final = (
     "a FUSE filesystem that its user mounted for themselves;"
     " [capture] fuse-as-owner = true reads it as that user"
@@ -79,6 +81,9 @@ class FuseFiles:
             # The number may be that of another filesystem by now.
             self._mounters.pop((process.mount_namespace, mapping.dev), None)
             reason = f"as its owner, uid {mounter.uid}: {refusal.strerror or refusal}"
+            lacking = _NEEDED - capabilities.effective()
+            if refusal.errno == errno.EPERM and lacking:
+                reason += f"; needs {', '.join(sorted(lacking))}"
             silent = refusal.errno == errno.ETIMEDOUT  # and then nobody else is to wait for it
             build_id = None if silent else self._build_id(process, mapping)
             return Unreadable(path, reason, refusal.errno or errno.EIO, build_id)

@@ -26,6 +26,8 @@ from tests.support import echo, userfs
 from tests.support.captures import read_blob
 from tests.support.children import running
 from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 from tests.support.waiting import until
 
@@ -120,6 +122,17 @@ def test_the_command(buildidfs: BuildIdFs, directory: Path, program: Path) -> No
         assert f"(build ID {echo.build_id_of(program)})" in without.err
         buildidfs("--config", settings, "scan", "proc", "--pid", str(child.pid))
     assert held(buildidfs.store, program) == [program.read_bytes()]
+
+
+def test_without_the_privileges(buildidfs: BuildIdFs, directory: Path, program: Path) -> None:
+    settings = directory / "buildidfs.toml"
+    settings.write_text("[capture]\nfuse-as-owner = true\n")
+    scan_proc = [*COMMAND, "--store", buildidfs.store, "--config", settings, "scan", "proc"]
+    with from_userfs(directory, program) as (_, child):
+        less = [tool("setpriv"), "--bounding-set=-setuid,-setgid"]
+        result = run([*less, *scan_proc, "--pid", str(child.pid)], cwd=ROOT)
+    assert result.rc == 3, str(result)
+    assert "needs CAP_SETGID, CAP_SETUID" in result.err
 
 
 def held(directory: Path, program: Path) -> list[bytes]:
