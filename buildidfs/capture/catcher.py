@@ -51,7 +51,11 @@ class Catcher:
     """Catches files until the other end of ``sock`` is closed; ``strict`` if execs are to wait."""
 
     def __init__(
-        self, sock: socket.socket, met: Met | None = None, strict: Strict | None = None
+        self,
+        sock: socket.socket,
+        *,
+        met: Met | None = None,
+        strict: Strict | None = None,
     ) -> None:
         self._socket = sock
         self._strict = strict

@@ -65,12 +65,12 @@ def _strictly(sock: socket.socket, options: Options, owner: int) -> int:
             strict = Strict(
                 group,
                 met.has_file,
-                Closer(),
+                Closer(urgent=True),
                 heartbeat=heartbeat,
                 own=own,
                 store_dev=options.store_dev,
             )
-            Catcher(sock, met, strict).run()
+            Catcher(sock, met=met, strict=strict).run()
         except (OSError, CapabilityError) as error:
             _tell(sock, error)
         return 0

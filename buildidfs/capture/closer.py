@@ -14,14 +14,21 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
+from buildidfs.linux import scheduling
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class Closer:
-    """Closes what it is given, soon, in the order given. To be made after the last fork."""
+    """Closes what it is given, soon, in the order given. To be made after the last fork.
 
-    def __init__(self) -> None:
+    ``urgent`` is for where the thread of events runs before all others: whoever has the interpreter
+    lock, be it for a moment, must not wait for a CPU then.
+    """
+
+    def __init__(self, *, urgent: bool = False) -> None:
+        self._urgent = urgent
         self._queue: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         # It is not waited for at exit: closing a file of a server that is gone may take for ever.
         self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-close")
@@ -40,9 +47,8 @@ class Closer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        # Threads inherit the urgency of the one that starts them, and this one can wait.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if self._urgent:
+            scheduling.hurry()
         while (batch := self._queue.get()) is not None:
             for fd in batch:
                 # What the last write of a network filesystem failed with: nothing was written.

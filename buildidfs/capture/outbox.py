@@ -23,8 +23,9 @@ _NO_ROOM: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 class Outbox:
     """Sends over a non-blocking socket, and polls it for room with ``epoll`` when there is none.
 
-    ``held`` counts the descriptors that wait. `flush` raises BrokenPipeError when nobody listens
-    any more.
+    ``held`` counts the descriptors that wait. They are closed when they are sent; the receiver is
+    to keep its copies for a moment, since the last to close a file may have to unmount its
+    filesystem. `flush` raises BrokenPipeError when nobody listens any more.
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:

@@ -16,6 +16,7 @@ import resource
 import sys
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -51,6 +52,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
+_MOST_CLOSING: Final = 4096
 _DENIED: Final = frozenset((1, 13))  # EPERM, EACCES
 
 _log = logging.getLogger(__name__)
@@ -148,6 +150,8 @@ class Watch:
         self._followed_since = 0.0
         self._named = 0
         self._named_since = 0.0
+        self._closing: deque[int] = deque()
+        self._closable = 0
 
     def start(self) -> None:
         """Begin; returns when nothing is missed any more, or only scans are possible.
@@ -171,6 +175,7 @@ class Watch:
     def tend(self) -> None:
         """Start the catcher again when that is due. Raises what ended the work, if anything did."""
         self._follow.check()
+        self._close_old()
         if self._restart_at is None or time.monotonic() < self._restart_at:
             return
         self._restart_at = None
@@ -182,6 +187,12 @@ class Watch:
             self._ended(str(error))
             return
         self._scans.everything("the catcher was started again")
+
+    def _close_old(self) -> None:
+        """Close what was not needed when `tend` was called the last time."""
+        for _ in range(min(self._closable, len(self._closing))):
+            os.close(self._closing.popleft())
+        self._closable = len(self._closing)
 
     def state(self) -> WatchState:
         """How it is doing now."""
@@ -203,6 +214,8 @@ class Watch:
         self._watcher.close()
         self._scans.close()
         self._follow.close()
+        while self._closing:
+            os.close(self._closing.popleft())
 
     # --- the catcher -----------------------------------------------------------------------
 
@@ -244,7 +257,7 @@ class Watch:
     def _caught(self, caught: Caught, fd: int) -> None:
         sighting = self._live.of(caught, fd)
         if not self._is_wanted(sighting):
-            _close(fd)
+            self._close_later(fd)
             return
         if caught.build_id is not None:
             self._follow.note(sighting, caught.build_id)
@@ -252,7 +265,7 @@ class Watch:
             return
         known = None if caught.slow else self._memo.recall(caught.identity)
         if known is not None:
-            _close(fd)
+            self._close_later(fd)
             if known.build_id is not None:
                 self._follow.seen(sighting, known.build_id)
             return
@@ -267,6 +280,13 @@ class Watch:
         self._follow.let_go(self._pins.put(pin))
         if build_id is not None:
             self._scans.process(caught.pid)
+
+    def _close_later(self, fd: int) -> None:
+        """Not before the catcher has closed its own: see `outbox.Outbox`."""
+        if fd >= 0:
+            self._closing.append(fd)
+        if len(self._closing) > _MOST_CLOSING:
+            os.close(self._closing.popleft())
 
     # --- scans -----------------------------------------------------------------------------
 
@@ -352,8 +372,3 @@ def _added(one: Counts, other: Counts) -> Counts:
             )
         )
     )
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
