@@ -20,7 +20,14 @@ from typing import NamedTuple
 from benchmarks.bench import Bench, Benchmark, require
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
-from tests.support.shortlife import CONFIGS, Expected, Result, ShortLife, compare_perf_cache
+from tests.support.shortlife import (
+    CONFIGS,
+    Expected,
+    Result,
+    ShortLife,
+    compare,
+    compare_perf_cache,
+)
 from tests.support.watching import Watcher, watching
 
 MODES: dict[str, tuple[str, ...]] = {"watch": (), "watch --strict": ("--strict",)}
@@ -89,18 +96,19 @@ def _captured(bench: Bench, loads: Sequence[Workload], what: str, strict: float)
     count = bench.size(300, 40)
     for mode, options in MODES.items():
         wrong = 0
-        with (
-            items(bench) as made,
-            bench.scratch("watched") as place,
-            watched(bench, place / "store", *options) as watcher,
-        ):
-            for load in loads:
-                before = watcher.cpu_seconds()
-                expected = made.run(load.config, count, load.concurrency, load.life)
-                result = watcher.captured(expected)
-                cpu = (watcher.cpu_seconds() - before) / count
+        with items(bench) as made, bench.scratch("watched") as place:
+            store = place / "store"
+            ran = []
+            with watched(bench, store, *options) as watcher:
+                for load in loads:
+                    before = watcher.cpu_seconds()
+                    expected = made.run(load.config, count, load.concurrency, load.life)
+                    result = watcher.captured(expected)
+                    ran.append((load, expected, (watcher.cpu_seconds() - before) / count))
+                    bench.say(f"{mode}{what}: {load}: {result}, {expected.seconds:.1f} s")
+            for load, expected, cpu in ran:
+                result = compare(store, expected)
                 wrong += result.wrong_bytes
-                bench.say(f"{mode}{what}: {load}: {result}, {expected.seconds:.1f} s")
                 yield _row(f"{mode}{what}: {load}", strict if options else 99.5, result, cpu)
         yield Row(f"{mode}{what}: files with other bytes than those that ran", "=", 0, wrong)
 
@@ -157,7 +165,9 @@ def writers(bench: Bench) -> Iterator[Row]:
                 with watched(bench, store, *options) as watcher:
                     for number in range(count):
                         expected.add(use(made, place / f"{number}"))
-                    result = watcher.captured(expected)
+                    watcher.captured(expected)
+                # Also what came while it ended.
+                result = compare(store, expected)
             yield Row(
                 f"{mode}: {count} files of 20 MB {what}: stored truncated", "=", 0,
                 result.wrong_bytes, detail=f"{len(expected.files) - len(result.lost)} of "

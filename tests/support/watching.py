@@ -81,7 +81,7 @@ class Watcher:
                     sums[name] += int(kilobytes) << 10
         return Memory(sums["Pss"], sums["Rss"])
 
-    def captured(self, expected: Expected, patience: float = 3.0) -> Result:
+    def captured(self, expected: Expected, patience: float = 10.0) -> Result:
         """Compare when all is in the store, or nothing more came for ``patience`` seconds."""
         result = compare(self.store, expected)
         changed = looked = time.monotonic()
