@@ -124,9 +124,10 @@ def _report(session: Session, *, is_new: bool) -> int:
     parts = {part.name: part for part in daemon_up.parts(supervisor)}
     point = printable(supervisor.path("mountpoint"))
     watch, mount = parts.get(daemon_up.WATCH), parts.get(daemon_up.MOUNT)
-    left = 0
+    complete = all(part.state == "running" for part in parts.values())
     if watch is not None and watch.state == "running":
-        left = daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0.1)
+        daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0)
+        complete = _say_what_is_amiss(path) and complete
     elif watch is not None:
         click.echo(f"buildidfs: not following what starts to run: {_why(watch)}", err=True)
         _scan_instead(session)
@@ -138,12 +139,32 @@ def _report(session: Session, *, is_new: bool) -> int:
         first = "Up." if is_new else "Already up."
         click.echo(f"{first} {held.ids} build IDs captured ({size(held.blob_bytes)}) in {path}.")
         if watch is not None and watch.state == "running":
-            more = f"; {left} files are still being copied" if left else ""
-            click.echo(f"Following what starts to run (pid {watch.pid}){more}.")
+            click.echo(f"Watching what starts to run (pid {watch.pid}){_left(path)}.")
         if mount is not None and mount.state == "running":
             click.echo(f"Mounted at {point} (pid {mount.pid}).")
             click.echo(_TRY.format(point))
-    return 0 if all(part.state == "running" for part in parts.values()) else _PARTLY
+    return 0 if complete else _PARTLY
+
+
+def _say_what_is_amiss(path: str) -> bool:
+    """Pass on what the watch says is less than it could be; whether it follows all the same."""
+    from buildidfs.cli.output import printable
+    from buildidfs.daemon import up as daemon_up
+
+    watching = daemon_up.watching(path)
+    facts = {} if watching is None else watching.facts
+    degraded = facts.get("degraded")
+    for text in degraded if isinstance(degraded, list) else []:
+        click.echo(f"buildidfs: {printable(str(text).encode(errors='replace'))}", err=True)
+    return facts.get("mode") != "polling"
+
+
+def _left(path: str) -> str:
+    from buildidfs.daemon import up as daemon_up
+
+    watching = daemon_up.watching(path)
+    left = 0 if watching is None else watching.facts.get("waiting")
+    return f"; {left} files are still being copied" if left else ""
 
 
 def _why(part: Part) -> str:

@@ -134,22 +134,18 @@ def hurry(store_path: StorePath, seconds: float) -> None:
                 return
 
 
-def settle(store_path: StorePath, seconds: float) -> int:
-    """Wait until what ran at the beginning is captured, that long at most.
+def watching(store_path: StorePath) -> Present | None:
+    """Who follows what starts to run on a store, if anybody does."""
+    return next(iter(presence.present(store_path, WATCH)), None)
 
-    The number of files that are not copied yet.
-    """
+
+def settle(store_path: StorePath, seconds: float) -> None:
+    """Wait until what ran at the beginning is captured, that long at most."""
     deadline = time.monotonic() + seconds
-    left = 0
-    while time.monotonic() < deadline:
-        watching = next(iter(presence.present(store_path, WATCH)), None)
-        if watching is None:
-            return 0
-        scans, left = (watching.facts.get(name, 0) for name in ("scans", "waiting"))
-        if scans and not left:
-            return 0
+    while time.monotonic() < deadline and (found := watching(store_path)) is not None:
+        if found.facts.get("scans") and not found.facts.get("waiting"):
+            return
         select.select([], [], [], 0.1)
-    return left
 
 
 def end(supervisor: Present, seconds: float) -> None:

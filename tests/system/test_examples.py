@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 import shlex
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.linux.sdnotify import Inbox
 from tests.support import clients
+from tests.support.children import copied_cat
 from tests.support.clients import Result, run, tool
 from tests.support.commands import (
     ROOT,
@@ -36,7 +39,10 @@ if TYPE_CHECKING:
     from tests.support.vanished import Vanished
 
 EXAMPLES = ROOT / "examples"
-UNITS = ("buildidfs.service", "buildidfs-scan.service", "buildidfs-scan.timer")
+UNITS = (
+    "buildidfs.service", "buildidfs-watch.service", "buildidfs-scan.service",
+    "buildidfs-scan.timer",
+)  # fmt: skip
 
 
 def test_every_example_is_tested() -> None:
@@ -183,7 +189,7 @@ def test_custom_scanner(tmp_path: Path, buildidfs: BuildIdFs) -> None:
 
 
 class _Unit(configparser.RawConfigParser):
-    """A unit file; keys keep their case."""
+    """A unit file; keys keep their case, and lists that go on with the same key are one."""
 
     def optionxform(self, optionstr: str) -> str:
         return optionstr
@@ -191,7 +197,8 @@ class _Unit(configparser.RawConfigParser):
     @classmethod
     def load(cls, name: str) -> _Unit:
         unit = cls(strict=True, interpolation=None)
-        unit.read_string((EXAMPLES / name).read_text())
+        text = (EXAMPLES / name).read_text()
+        unit.read_string(re.sub(r"^(\w+)=(.*)\n\1=", r"\1=\2 ", text, flags=re.MULTILINE))
         return unit
 
     def command(self, key: str, changes: dict[str, str]) -> list[str]:
@@ -267,18 +274,43 @@ def cat() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
             child.kill()
 
 
+@contextlib.contextmanager
+def _service(
+    argv: list[str], log: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Inbox]]:
+    """A service that is ready, started as systemd does, and what it says from then on."""
+    with contextlib.closing(Inbox()) as inbox, log.open("wb") as output:
+        server = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env={**os.environ, **environment, "NOTIFY_SOCKET": inbox.name},
+        )  # fmt: skip
+
+        def ready() -> bool:
+            assert server.poll() is None, log.read_text()
+            return (inbox.receive() or {}).get("READY") == "1"
+
+        try:
+            until(ready, "that it is ready", 60)
+            yield server, inbox
+        finally:
+            server.kill()
+            server.wait()
+
+
 @pytest.mark.root
 @pytest.mark.fuse
 def test_service_mounts_until_it_is_stopped(places: dict[str, str], buildidfs: BuildIdFs) -> None:
     buildidfs.scan(os.getpid())
     unit = _Unit.load("buildidfs.service")
+    assert unit["Service"]["Type"] == "notify"
     before = unit.command("ExecStartPre", places)
     run(before, check=True)
     run(before, check=True)  # at every start
-    server = subprocess.Popen(unit.command("ExecStart", places))
-    try:
-        until(lambda: server.poll() is not None or is_mountpoint(buildidfs.mountpoint), "the mount")
-        assert server.poll() is None
+    with _service(unit.command("ExecStart", places), buildidfs.store.parent / "service.log") as (
+        server,
+        _,
+    ):
+        assert is_mountpoint(buildidfs.mountpoint)
         shown = [path.read_bytes()[:4] for path in buildidfs.mountpoint.glob("*/elf")]
         assert len(shown) > 2
         assert set(shown) == {b"\x7fELF"}
@@ -292,16 +324,33 @@ def test_service_mounts_until_it_is_stopped(places: dict[str, str], buildidfs: B
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert not is_mountpoint(buildidfs.mountpoint)
-    finally:
-        server.kill()
-        server.wait()
+
+
+@pytest.mark.root
+@pytest.mark.host
+def test_watch_service_follows_with_the_privileges_it_has(
+    places: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path
+) -> None:
+    unit = _Unit.load("buildidfs-watch.service")
+    assert unit["Service"]["Type"] == "notify"
+    allowed = int(unit["Service"]["WatchdogSec"])
+    # no scan: what is captured was seen while it was mapped
+    argv = [*unit.command("ExecStart", places), "--no-scan"]
+    log = buildidfs.store.parent / "service.log"
+    with _service(argv, log, WATCHDOG_USEC=f"{allowed * 1_000_000}") as (server, inbox):
+        with copied_cat(tmp_path / "later"):
+            until(lambda: f"{tmp_path}/later" in buildidfs("list").out, "the capture", 60)
+        until(lambda: "WATCHDOG" in (inbox.receive() or {}), "a sign of life")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0, log.read_text()
 
 
 def test_units_agree_with_each_other() -> None:
     mount, timer = _Unit.load("buildidfs.service"), _Unit.load("buildidfs-scan.timer")
+    watch = "buildidfs-watch.service"
+    assert watch in mount["Unit"]["Wants"]
+    assert watch in mount["Unit"]["After"]
     scan = "buildidfs-scan.service"
-    assert scan in mount["Unit"]["Wants"]
-    assert scan in mount["Unit"]["After"]
     assert timer["Timer"].get("Unit", "buildidfs-scan.service") == scan
     # A mount in a mount namespace of the service would be seen by nobody.
     private = {
@@ -310,6 +359,14 @@ def test_units_agree_with_each_other() -> None:
         "InaccessiblePaths", "TemporaryFileSystem", "BindPaths", "RootDirectory", "DynamicUser",
     }  # fmt: skip
     assert private & set(mount["Service"]) == set()
+    assert private & set(_Unit.load(watch)["Service"]) == set()
+
+
+def test_every_capability_has_its_reason() -> None:
+    text = (EXAMPLES / "buildidfs-watch.service").read_text()
+    granted = _Unit.load("buildidfs-watch.service")["Service"]["CapabilityBoundingSet"].split()
+    assert len(granted) == len(set(granted)) == 9
+    assert [name for name in granted if not re.search(rf"^# {name} +\w", text, re.M)] == []
 
 
 # buildidfs.toml is compared with the settings in tests/unit/test_docs.py

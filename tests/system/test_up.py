@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""up, down and status: both run, what is killed comes back, and nothing is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from buildidfs.store import Store
+from buildidfs.store.presence import Presence, present
+from tests.support.captures import capture
+from tests.support.children import copied_cat
+from tests.support.clients import run, tool
+from tests.support.commands import ROOT, calling
+from tests.support.mounts import is_mountpoint
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.clients import Result
+    from tests.support.mounts import BuildIdFs
+
+pytestmark = pytest.mark.fuse
+
+HEX = "abcdef0123"
+
+
+class Up:
+    """``buildidfs up`` on a store with one file."""
+
+    def __init__(self, buildidfs: BuildIdFs) -> None:
+        self.run = buildidfs
+        self.store = buildidfs.store
+        self.mount = buildidfs.mountpoint
+        self.log = buildidfs.store.parent / "up.log"
+
+    def up(self, *words: str | Path, check: bool = True) -> Result:
+        """Without following, which is the business of other tests, unless ``words`` say more."""
+        return self.run("up", *(words or ("--no-watch",)), "--log", self.log, self.mount,
+                        check=check)  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        found = json.loads(self.run("status", "--json", check=False).out)
+        assert isinstance(found, dict)
+        return found
+
+    def process(self, role: str) -> dict[str, Any]:
+        (found,) = [each for each in self.status()["processes"] if each["role"] == role]
+        assert isinstance(found, dict)
+        return found
+
+    def is_readable(self) -> bool:
+        try:
+            return (self.mount / HEX / "elf").read_bytes() == b"bytes"
+        except OSError:
+            return False
+
+    def pidfds(self) -> list[int]:
+        """Of everything that is present."""
+        return [each.pidfd() for each in present(self.store)]
+
+
+@pytest.fixture
+def up(buildidfs: BuildIdFs) -> Iterator[Up]:
+    """Whatever runs on the store at the end is killed, and what is mounted is taken away."""
+    with Store.create(buildidfs.store) as store:
+        store.commit([capture(store, b"bytes", bytes.fromhex(HEX))])
+    made = Up(buildidfs)
+    yield made
+    for each in present(made.store):
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = each.pidfd()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            assert select.select([pidfd], [], [], 20)[0]
+            os.close(pidfd)
+    while is_mountpoint(made.mount):
+        run([tool("umount"), "-l", made.mount], check=True)
+
+
+def _have_ended(pidfds: list[int]) -> None:
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 30)[0]
+        os.close(pidfd)
+
+
+# --- up and down ---------------------------------------------------------------------------------
+
+
+def test_up_mounts_in_the_background_and_down_ends_that(up: Up) -> None:
+    assert not up.mount.exists()
+    done = up.up()
+    assert f"Mounted at {up.mount}" in done.out
+    assert "1 build IDs captured" in done.out
+    assert up.is_readable()
+    pidfds = up.pidfds()
+    assert len(pidfds) == 2
+    ended = up.run("down")
+    assert f"Unmounted {up.mount}; the store in {up.store} is kept." in ended.out
+    assert "Ended mount (pid " in ended.out
+    _have_ended(pidfds)
+    assert not is_mountpoint(up.mount)
+    assert present(up.store) == []
+    assert "Nothing runs" in up.run("down").out
+    up.up()
+    assert up.is_readable()
+    up.run("-q", "down")
+    assert not is_mountpoint(up.mount)
+
+
+@pytest.mark.root
+@pytest.mark.host
+def test_up_follows_what_starts_to_run(up: Up, tmp_path: Path) -> None:
+    done = up.run("up", "--log", up.log, up.mount)
+    assert "Watching what starts to run" in done.out, done
+    with copied_cat(tmp_path / "later"):
+        until(lambda: f"{tmp_path}/later" in up.run("list").out, "the capture", 60)
+    watch = up.process("watch")
+    assert (watch["state"], watch["restarts"], watch["reason"]) == ("running", 0, "")
+    assert watch["status"]
+    assert watch["facts"]["mode"]
+    pidfds = up.pidfds()
+    assert len(pidfds) == 3
+    assert "Ended watch (pid " in up.run("down").out
+    _have_ended(pidfds)
+
+
+def test_up_again_is_no_error_and_starts_what_was_ended(up: Up) -> None:
+    up.up()
+    mount = up.process("mount")
+    again = up.up()
+    assert "Already up" in again.out
+    assert up.process("mount") == mount
+    # With nothing else to run the supervisor ends too, so it needs a second program.
+    up.run("down")
+    up.run("up", "--log", up.log, up.mount, check=False)
+    up.run("unmount", up.mount)
+    until(lambda: up.process("mount")["state"] == "ended", "the end of the mount")
+    assert up.run("status", check=False).rc == 3
+    assert not is_mountpoint(up.mount)
+    up.run("up", up.mount, check=False)
+    assert up.process("mount")["state"] == "running"
+    assert up.is_readable()
+
+
+def test_second_up_with_another_mount_point_is_refused(up: Up) -> None:
+    up.up()
+    other = up.run("up", "--no-watch", up.mount.parent / "other", check=False)
+    assert other.rc == 2
+    assert f"up already, with the mount at {up.mount} (pid " in other.err
+    assert other.err.count("\n") == 1
+
+
+def test_two_at_once_are_one(up: Up) -> None:
+    argv = [sys.executable, "-m", "buildidfs", "--store", up.store, "up", "--no-watch", up.mount]
+    both = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(2)]  # fmt: skip
+    for each in both:
+        each.communicate(timeout=60)
+    assert 0 in {each.returncode for each in both}
+    assert {each.returncode for each in both} <= {0, 12}
+    assert [each.role for each in present(up.store)].count("up") == 1
+    assert up.is_readable()
+
+
+def test_mount_point_that_is_busy_is_one_line_and_leaves_nothing(up: Up) -> None:
+    up.mount.mkdir()
+    (up.mount / "file").touch()
+    done = up.up(check=False)
+    assert done.rc == 40
+    assert done.err == f"buildidfs: {up.mount} is not empty: what is in it would be hidden\n"
+    assert done.out == ""
+    assert present(up.store) == []
+
+
+def test_mount_point_that_cannot_be_made(up: Up) -> None:
+    (up.store.parent / "file").touch()
+    done = up.run("up", "--no-watch", up.store.parent / "file/below", check=False)
+    assert done.rc == 40
+    assert "cannot make" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-mount", "--no-watch"],
+        ["--no-mount", "/x"],
+        ["--no-watch", "--strict"],
+        ["--foreground", "--log", "x"],
+    ],
+)
+def test_what_contradicts_itself_is_refused(up: Up, words: list[str]) -> None:
+    done = up.run("up", *words, check=False)
+    assert done.rc == 2
+    assert done.err.count("\n") == 1
+
+
+def test_mount_point_of_the_settings(up: Up, tmp_path: Path) -> None:
+    settings = tmp_path / "buildidfs.toml"
+    settings.write_text(f'[up]\nmountpoint = "{up.mount}"\n')
+    up.run("--config", settings, "up", "--no-watch", "--log", up.log)
+    assert up.is_readable()
+
+
+def test_up_makes_the_store(up: Up) -> None:
+    new = up.store.parent / "new"
+    argv = [sys.executable, "-m", "buildidfs", "--store", new]
+    run([*argv, "up", "--no-watch", up.mount], cwd=ROOT, check=True)
+    try:
+        assert is_mountpoint(up.mount)
+    finally:
+        run([*argv, "down"], cwd=ROOT, check=True)
+    assert not is_mountpoint(up.mount)
+
+
+@pytest.mark.root
+def test_store_that_cannot_be_written(up: Up, directory: Path) -> None:
+    run([tool("mount"), "--bind", up.store, up.store], check=True)
+    try:
+        run([tool("mount"), "-o", "remount,ro,bind", up.store], check=True)
+        done = up.up(check=False)
+        assert done.rc == 10
+        assert "Read-only" in done.err
+        assert done.err.count("\n") == 1
+    finally:
+        run([tool("umount"), "-l", up.store], check=True)
+
+
+def test_foreground_ends_with_a_signal(up: Up) -> None:
+    argv = [sys.executable, "-m", "buildidfs", "--store", up.store, "up", "--no-watch",
+            "--foreground", up.mount]  # fmt: skip
+    with subprocess.Popen(argv, cwd=ROOT) as process:
+        try:
+            until(up.is_readable, "the mount")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert not is_mountpoint(up.mount)
+        finally:
+            process.kill()
+
+
+def test_given_up_while_waiting_leaves_nothing(up: Up) -> None:
+    argv = [sys.executable, "-m", "buildidfs", "--store", up.store, "up", "--no-watch", up.mount]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        (supervisor,) = until(lambda: present(up.store, "up"), "the supervisor")
+        os.kill(supervisor.pid, signal.SIGSTOP)  # it cannot say that it is ready
+        process.kill()
+    pidfd = supervisor.pidfd()
+    os.kill(supervisor.pid, signal.SIGCONT)
+    _have_ended([pidfd])
+    assert present(up.store) == []
+    assert not is_mountpoint(up.mount)
+
+
+# --- what is killed ------------------------------------------------------------------------------
+
+
+def test_killed_mount_is_started_again(up: Up) -> None:
+    up.up()
+    first = up.process("mount")
+    assert up.is_readable()
+    os.kill(first["pid"], signal.SIGKILL)
+    until(lambda: not up.is_readable(), "the end of the mount")
+    until(lambda: up.process("mount")["restarts"] == 1, "the restart")
+    until(up.is_readable, "the mount")
+    second = up.process("mount")
+    assert second["pid"] != first["pid"]
+    assert second["reason"] == "killed by SIGKILL"
+    text = up.run("status").out
+    assert "restarts: 1" in text
+    assert "last failure: killed by SIGKILL" in text
+
+
+def test_killed_supervisor_leaves_nothing_running(up: Up) -> None:
+    up.up()
+    pidfds = up.pidfds()
+    os.kill(up.process("up")["pid"], signal.SIGKILL)
+    _have_ended(pidfds)
+    assert present(up.store) == []
+    assert not is_mountpoint(up.mount)
+    assert up.run("status", check=False).rc == 3
+    up.up()
+    assert up.is_readable()
+
+
+def test_everything_killed_is_cleaned_by_the_next_up(up: Up) -> None:
+    up.up()
+    pidfds = up.pidfds()
+    pids = [up.process(role)["pid"] for role in ("up", "mount")]
+    for pid in pids:  # the supervisor first, so that it cannot clean up
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    _have_ended(pidfds)
+    assert is_mountpoint(up.mount), "the dead mount"
+    assert not up.is_readable()
+    up.up()
+    assert up.is_readable()
+
+
+def test_mount_that_hangs_is_killed_and_taken_away(up: Up) -> None:
+    up.up()
+    os.kill(up.process("mount")["pid"], signal.SIGSTOP)
+    pidfds = up.pidfds()
+    (supervisor,) = present(up.store, "up")
+    pidfd = supervisor.pidfd()
+
+    def has_ended() -> bool:
+        if select.select([pidfd], [], [], 0.1)[0]:
+            return True
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)  # again: it waits a while for the mount
+        return False
+
+    until(has_ended, "the end of the supervisor")
+    _have_ended([pidfd, *pidfds])
+    assert not is_mountpoint(up.mount)
+
+
+def test_down_does_not_wait_for_ever(up: Up) -> None:
+    up.up()
+    supervisor = up.process("up")["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        done = up.run("down", "--timeout", "0.2", check=False)
+        assert done.rc == 40
+        assert done.err == f"buildidfs: pid {supervisor} has not ended within 0.2 s\n"
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+@pytest.mark.root
+def test_watch_that_cannot_follow_is_said(up: Up) -> None:
+    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 1:
+        pytest.skip("perf_event_paranoid lets everybody follow")
+    less = [tool("setpriv"), "--bounding-set=-all", "--no-new-privs", sys.executable]
+    words = [*less, "-m", "buildidfs", "--store", up.store, "up", "--no-mount", "--log", up.log]
+    polling = run(words, cwd=ROOT)
+    assert polling.rc == 3, polling
+    assert "scanning every" in polling.err, polling
+    assert "build IDs captured" in polling.out
+    assert up.process("watch")["facts"]["mode"] == "polling"
+    up.run("down")
+    # strictly, there is no second best: it fails, again and again
+    strict = run([*words, "--strict"], cwd=ROOT)
+    assert strict.rc == 3, strict
+    assert "not following what starts to run: " in strict.err
+    assert "captured" in strict.out, "once, what runs now"
+    until(lambda: up.process("watch")["restarts"] >= 1, "another attempt")
+    assert up.process("watch")["reason"] in strict.err
+    text = up.run("status", check=False)
+    assert text.rc == 3
+    assert "last failure: " in text.out
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def test_status_of_nothing(up: Up) -> None:
+    done = up.run("status", check=False)
+    assert done.rc == 3
+    assert "Nothing runs" in done.out
+    assert up.status() | {"free_bytes": 0} == {
+        "store": str(up.store), "build_ids": 1, "blob_bytes": 5, "free_bytes": 0, "well": False,
+        "processes": [],
+    }  # fmt: skip
+
+
+def test_status_of_no_store(up: Up) -> None:
+    done = run(
+        [sys.executable, "-m", "buildidfs", "--store", up.store / "none", "status"], cwd=ROOT
+    )
+    assert done.rc == 11
+
+
+def test_status_of_a_mount_alone(up: Up) -> None:
+    with up.run.mounted():
+        assert up.run("status").rc == 0
+        mount = up.process("mount")
+        assert mount["mountpoint"] == str(up.mount)
+        assert "restarts" not in mount
+
+
+def test_status_names_everything(up: Up) -> None:
+    up.up()
+    mount, supervisor = up.process("mount"), up.process("up")
+    assert up.status()["well"] is True
+    assert supervisor["mountpoint"] == mount["mountpoint"] == str(up.mount)
+    assert mount["state"] == supervisor["state"] == "running"
+    assert mount["restarts"] == 0
+    text = up.run("status").out
+    for each in (mount, supervisor):
+        assert f"pid {each['pid']}" in text
+    assert "1 build IDs" in text
+
+
+def test_status_shows_counters_and_strange_paths(up: Up) -> None:
+    point = b"/a\xff\x1b[1m"
+    with Presence(up.store, "watch", caught=17, mountpoint=point, degraded=["half \x1bblind"]):
+        text = up.run("status").out
+        assert "caught: 17" in text
+        assert "half \\x1bblind" in text
+        assert "\x1b" not in text
+        watch = up.process("watch")
+        assert watch["facts"] == {"caught": 17, "degraded": ["half \x1bblind"]}
+        assert watch["mountpoint_b64"]
+
+
+# --- make up, make down --------------------------------------------------------------------------
+
+
+def test_scripts_of_make_work_twice(up: Up) -> None:
+    command = calling(
+        up.store.parent / "programs/buildidfs",
+        ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "buildidfs"],
+    )
+    env = {"STORE": str(up.store), "MOUNTPOINT": str(up.mount)}
+    for _ in range(2):
+        done = run([ROOT / "scripts/up", command], env=env, check=True)
+        assert f"Mounted at {up.mount}" in done.out
+        assert f"The command is {command}" in done.out
+        assert up.is_readable()
+    for _ in range(2):
+        done = run([ROOT / "scripts/down", command], env=env, check=True)
+        assert not is_mountpoint(up.mount)
+    # what an older version, or somebody by hand, has mounted
+    up.run("mount", up.mount)
+    done = run([ROOT / "scripts/down", command], env=env, check=True)
+    assert f"Unmounted {up.mount}" in done.out
+    assert not is_mountpoint(up.mount)
