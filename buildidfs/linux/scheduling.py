@@ -28,6 +28,7 @@ def hurry(priority: int = 1) -> str:
         refused = f"no real-time scheduling ({error.strerror}; needs CAP_SYS_NICE)"
     try:
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     except OSError:
         return f"{refused}, and no better nice value either: what is short-lived may be missed"
     return (

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being urgent, and saying so in words where it is refused."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from buildidfs.linux import scheduling
+from tests.support.children import needs_root
+from tests.support.clients import run, tool
+
+_HURRY = """
+import os
+from buildidfs.linux import scheduling
+print(repr(scheduling.hurry()))
+def policy():
+    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.getpriority(os.PRIO_PROCESS, 0)
+print(policy(), flush=True)
+if not os.fork():
+    print(policy(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def hurried(*under: str) -> tuple[str, str, str]:
+    """What `hurry` says in a process run ``under`` a command, its urgency, and its child's."""
+    out = run([*under, sys.executable, "-c", _HURRY], cwd=Path(__file__).parents[2], check=True).out
+    said, own, childs = out.splitlines()
+    return said, own, childs
+
+
+@pytest.mark.root
+@needs_root("real-time scheduling")
+def test_before_all_others() -> None:
+    said, own, childs = hurried()
+    if said != "''":
+        pytest.skip(f"this root may not: {said}")
+    assert own.startswith(f"({os.SCHED_RR},")
+    assert childs.startswith(f"({os.SCHED_OTHER},")
+
+
+@pytest.mark.root
+@needs_root("drops capabilities")
+def test_refused() -> None:
+    said, own, _ = hurried(tool("setpriv"), "--bounding-set=-sys_nice")
+    if resource.getrlimit(resource.RLIMIT_RTPRIO)[0]:
+        pytest.skip("this machine lets everybody have real-time scheduling")
+    assert own.startswith(f"({os.SCHED_OTHER},")
+    assert "no real-time scheduling" in said
+    assert "CAP_SYS_NICE" in said
+    assert "short-lived may be missed" in said
+    assert "\n" not in said
+
+
+@pytest.mark.root
+@needs_root("raises a limit")
+def test_a_better_nice_value_instead() -> None:
+    if not resource.getrlimit(resource.RLIMIT_RTPRIO)[0]:
+        hard = resource.getrlimit(resource.RLIMIT_NICE)[1]
+        if 0 <= hard < 35 and run([tool("prlimit"), "--nice=35:35", tool("true")]).rc:
+            pytest.skip("this root may not raise limits (CAP_SYS_RESOURCE)")
+    said, own, childs = hurried(
+        tool("prlimit"), "--nice=35:35", "--rtprio=0:0", tool("setpriv"), "--bounding-set=-sys_nice"
+    )
+    assert "nice -15" in said
+    assert own == f"({os.SCHED_OTHER}, -15)"
+    assert childs == f"({os.SCHED_OTHER}, 0)"
+
+
+@pytest.mark.parametrize(("name", "shown"), [(b"short", "short"), (b"x" * 40, "x" * 15)])
+def test_the_name_of_a_thread(name: bytes, shown: str) -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        scheduling.name_thread(name)
+        seen.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text())
+
+    before = Path("/proc/self/comm").read_text()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [f"{shown}\n"]
+    assert Path("/proc/self/comm").read_text() == before
