@@ -58,6 +58,7 @@ class LiveSightings:
             self._trust(caught, fd),
             "watch",
             apart=apart,
+            cgroup_id=place.cgroup_id,
         )
         return Sighting(origin, caught.seen_ns)
 

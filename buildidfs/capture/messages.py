@@ -32,11 +32,14 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a process lives. ``cgroup`` is a path; ``chrooted``: its root is its own."""
+    """Where a process lives. ``cgroup`` is a path, ``cgroup_id`` its number or 0; ``chrooted`` says
+    that its root is its own.
+    """
 
     namespaces: NamespaceSet
     mnt_ns_id: int
     cgroup: bytes
+    cgroup_id: int = 0
     chrooted: bool = False
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from buildidfs.capture.messages import Place
 from buildidfs.formats import cgroup
-from buildidfs.linux import namespaces, procfs
+from buildidfs.linux import cgroups, namespaces, procfs
 from buildidfs.model import NamespaceSet
 
 _MOST_PROCESSES: Final = 1 << 16
@@ -120,14 +120,15 @@ class Tasks:
 def place(pid: int, home: Home) -> Place:
     """Where a process lives, as exactly as can still be told. Not for each mapping: 30 us."""
     numbers = home.namespaces or NamespaceSet()
-    its_cgroup, chrooted = home.cgroup, False
+    its_cgroup, number, chrooted = home.cgroup, 0, False
     try:
         pid_fd = procfs.open_pid(pid)
         try:
-            its_cgroup = cgroup.path(procfs.cgroup(pid_fd))
+            text = procfs.cgroup(pid_fd)
+            its_cgroup, number = cgroup.path(text), cgroups.cgroup_id(cgroup.unified(text))
             chrooted = os.readlink(b"root", dir_fd=pid_fd) != b"/"
         finally:
             os.close(pid_fd)
     except OSError:
         pass
-    return Place(numbers, home.mnt_ns_id, its_cgroup, chrooted)
+    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted)
