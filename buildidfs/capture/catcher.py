@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import select
 import socket
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from buildidfs.capture.tasks import Home
     from buildidfs.formats.perfrecords import Record
     from buildidfs.model import FileIdentity
+
+_log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
 _OPEN_FILES: Final = 1024
@@ -67,13 +71,16 @@ class Catcher:
         self._outbox = Outbox(sock, self._epoll)
         self._calls: dict[int, Callable[[], int]] = {}
         self._degraded: tuple[str, ...] = ()
+        self._lookouts: set[select.epoll] = set()
+        self._lock = threading.Lock()
+        self._ended = False
         self._records = self._caught = self._missed = self._unpinned = self._lost = 0
         self._said = Counts()
 
     def run(self) -> None:
         """Work until nobody listens any more. Raises OSError where events are refused."""
         strict = self._strict
-        self._rings = Rings(self._epoll, prompt=strict is not None)
+        self._rings = Rings(prompt=strict is not None)
         self._socket.setblocking(False)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
         hurry = scheduling.hurry()
@@ -82,9 +89,11 @@ class Catcher:
             for fd in self._calls:
                 self._epoll.register(fd, select.EPOLLIN)
             strict.start()
-        self._degraded = tuple(text for text in (hurry, *self._strict_degraded()) if text)
-        self._outbox.put(Ready(self._degraded))
-        self._outbox.flush()
+        with self._lock:  # nobody speaks before us
+            self._look_out()
+            self._degraded = tuple(text for text in (hurry, *self._strict_degraded()) if text)
+            self._outbox.put(Ready(self._degraded))
+            self._outbox.flush()
         # Nothing below makes cycles; a collection would take longer than a process may live.
         gc.collect()
         gc.freeze()
@@ -93,24 +102,73 @@ class Catcher:
         try:
             while self._turn(max(0.0, due - time.monotonic())):
                 if time.monotonic() >= due:
-                    self._tick()
+                    with self._lock:
+                        self._tick()
                     due = time.monotonic() + _TICK_S
         except BrokenPipeError:
             return
         finally:
-            self._rings.close()
-            if strict is not None:
-                strict.close()
+            with self._lock:
+                self._ended = True
+                self._rings.close()
+                if strict is not None:
+                    strict.close()
+
+    # --- threads ---------------------------------------------------------------------------
+
+    def _look_out(self) -> None:
+        """See to it that each CPU has a thread that waits for what happens there."""
+        for cpu, poller in self._rings.pollers.items():
+            if poller not in self._lookouts:
+                self._lookouts.add(poller)
+                there = threading.Event()
+                arguments = (cpu, poller, there)
+                threading.Thread(target=self._watch_cpu, args=arguments, daemon=True).start()
+                there.wait()
+
+    def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
+        """Deal with all there is whenever something happens on one CPU.
+
+        On that CPU: the process that has mapped a file goes on when it was looked at. A thread
+        that runs anywhere may have to wait for a CPU which is in the middle of something else that
+        the kernel does not interrupt, for milliseconds, while the process ends on another one.
+        """
+        scheduling.hurry()
+        scheduling.stay_on(cpu)
+        there.set()
+        while True:
+            try:
+                poller.poll(_TICK_S)
+            except ValueError:  # the CPU was turned off
+                self._lookouts.discard(poller)
+                return
+            try:
+                with self._lock:
+                    if self._ended:
+                        return
+                    self._work()
+            except BrokenPipeError:
+                return  # the other thread sees that, too
+            except BaseException:
+                # The top of this thread, without which a CPU is not watched: start all over.
+                _log.exception("a fault of the catcher")
+                os._exit(1)
 
     def _turn(self, timeout: float) -> bool:
         """Wait for something, and deal with all there is; False at the end."""
         ready = [fd for fd, _ in self._epoll.poll(timeout)]
-        # Whoever execs waits for us: first of all, and in the order of urgency.
-        for fd, call in self._calls.items():
-            if fd in ready:
-                call()
-        if self._socket.fileno() in ready and not self._listen():
-            return False
+        with self._lock:
+            # Whoever execs waits for us: first of all, and in the order of urgency.
+            for fd, call in self._calls.items():
+                if fd in ready:
+                    call()
+            if self._socket.fileno() in ready and not self._listen():
+                return False
+            self._work()
+        return True
+
+    def _work(self) -> None:
+        """Deal with all records there are; with the lock held."""
         # As long as nobody takes what we have, the rings are the only place for more.
         if len(self._outbox) < _WAITING:
             records = self._rings.drain()
@@ -118,10 +176,10 @@ class Catcher:
             for record in records:
                 self._take(record)
         self._outbox.flush()
-        return True
 
     def _tick(self) -> None:
         if self._rings.follow_cpus():
+            self._look_out()
             self._outbox.put(Lost(0, "CPUs were turned on or off"))
         if self._strict is not None:
             self._strict.tick()

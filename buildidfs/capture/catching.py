@@ -7,12 +7,14 @@ that started it, without which it does not live on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 
 import msgspec
 
@@ -22,6 +24,9 @@ from buildidfs.capture.messages import Failed, Options
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import parents, scheduling
 
+# Of two threads that have something to do, the one that waits gets its turn after this.
+_SWITCH_INTERVAL_S = 0.0001
+_STACK_BYTES = 256 << 10
 _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 
 
@@ -34,6 +39,8 @@ def main(argv: list[str]) -> int:
     # Meant for who started us, at a terminal or by systemd; we end when nobody listens any more.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    threading.stack_size(_STACK_BYTES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -87,8 +94,9 @@ def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
         message = Failed(error.strerror or str(error), error.errno in _PRIVILEGE)
     else:
         message = Failed(str(error), privilege=True)
-    sock.setblocking(True)
-    messages.send(sock, messages.encode(message))
+    with contextlib.suppress(OSError):  # nobody listens any more
+        sock.setblocking(True)
+        messages.send(sock, messages.encode(message))
 
 
 if __name__ == "__main__":

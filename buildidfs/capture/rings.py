@@ -39,16 +39,15 @@ _time = attrgetter("time")
 
 
 class Rings:
-    """Rings of every CPU that runs, registered with ``epoll``; raises OSError where refused.
+    """Rings of every CPU that runs; raises OSError where refused.
 
-    ``prompt`` has a change of namespaces wake us as well; it is then told twice. ``recheck`` is
-    how often, in seconds, each CPU is asked whether it still makes records.
+    ``pollers`` has for each of them what to wait for. ``prompt`` has a change of namespaces wake us
+    as well; it is then told twice. ``recheck`` is how often, in seconds, each CPU is asked whether
+    it still makes records.
     """
 
-    def __init__(
-        self, epoll: select.epoll, *, prompt: bool = False, recheck: float = _RECHECK_S
-    ) -> None:
-        self._epoll = epoll
+    def __init__(self, *, prompt: bool = False, recheck: float = _RECHECK_S) -> None:
+        self.pollers: dict[int, select.epoll] = {}
         self._waking = perf_event.MMAP | (perf_event.NAMESPACES if prompt else 0)
         self._quiet = perf_event.TASK | perf_event.NAMESPACES
         self._recheck = recheck
@@ -122,12 +121,12 @@ class Rings:
                 self._pages //= _HALF
                 continue
             self._mappings[cpu], self._tasks[cpu] = rings
+            poller = self.pollers[cpu] = select.epoll()
             for ring in rings:
-                self._epoll.register(ring.fileno(), select.EPOLLIN)
+                poller.register(ring.fileno(), select.EPOLLIN)
             return True
 
     def _close(self, cpu: int) -> None:
+        self.pollers.pop(cpu).close()
         for rings in (self._mappings, self._tasks):
-            ring = rings.pop(cpu)
-            self._epoll.unregister(ring.fileno())
-            ring.close()
+            rings.pop(cpu).close()

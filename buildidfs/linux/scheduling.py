@@ -6,6 +6,7 @@ Source: sched(7), prctl(2).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 
@@ -34,6 +35,12 @@ def hurry(priority: int = 1) -> str:
     return (
         f"{refused}, runs at nice {_NICE} instead: on a busy host what is short-lived may be missed"
     )
+
+
+def stay_on(cpu: int) -> None:
+    """Run this thread on one CPU only, where that is allowed."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {cpu})
 
 
 def name_thread(name: bytes) -> None:
