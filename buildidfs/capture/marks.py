@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What strict watching is told and asked about by fanotify, and where.
 
-Three groups, because an exec that waits for its answer must not queue behind anything else:
+Two groups, because an exec that waits for its answer must not queue behind anything else:
 
 - *execs* (permission events: OPEN_EXEC_PERM) on the filesystems of the host and of containers;
 - *opens* (OPEN) on the private superblocks of containers only. On the host's they were measured
-  as 12,200 events in 3 s of compiling, four fifths of them not ELF, which starved everything;
-- *mounts* (MNT_ATTACH) in the mount namespaces of containers.
+  as 12,200 events in 3 s of compiling, four fifths of them not ELF, which starved everything.
+
+There could be a third one, for what containers mount (FAN_MARK_MNTNS, Linux 6.14). It must not be:
+with Linux 6.18 the end of a mount namespace that has such a mark takes a mutex in a softirq
+(mnt_ns_release, from an RCU callback), and was seen to take the kernel down with it.
 
 What is opened in a container whose filesystem is an overlay of the host's is also told for the
 host's filesystem that the layers are on ("ovl: enable fsnotify events on underlying real files",
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import superblocks
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import fanotify, procfs
+from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,7 +59,7 @@ def open_exec_group() -> int:
 
 
 class Marks:
-    """The three groups. ``degraded`` has a line for a person for each thing that is refused.
+    """The two groups. ``degraded`` has a line for a person for each thing that is refused.
 
     ``exec_group`` is what `open_exec_group` gave; it is closed with the others. ``store_dev`` is
     the st_dev of the store. ``only_at`` limits the host's filesystems to those mounted there.
@@ -71,11 +75,6 @@ class Marks:
             fanotify.CLASS_NOTIF | fanotify.UNLIMITED_MARKS,
             "libraries that containers open are not held",
         )
-        self.mounts = self._group(
-            fanotify.CLASS_NOTIF | fanotify.REPORT_MNT,
-            "what containers mount is noticed at their next exec (the kernel does not report it;"
-            " Linux 6.14 does)",
-        )
         self._store_dev = store_dev
         self._only_at = only_at
         self._marked: set[tuple[int, int]] = set()
@@ -85,10 +84,10 @@ class Marks:
 
     def close(self) -> None:
         """Ask and be told no more; whoever waits goes on."""
-        for group in (self.execs, self.opens, self.mounts):
+        for group in (self.execs, self.opens):
             if group >= 0:
                 os.close(group)
-        self.execs = self.opens = self.mounts = -1
+        self.execs = self.opens = -1
         self.host.close()
 
     def _group(self, flags: int, without: str) -> int:
@@ -159,36 +158,26 @@ class Marks:
 
     # --- containers ------------------------------------------------------------------------
 
-    def mark_namespace(self, pid_fd: int) -> None:
-        """Be told what is mounted in the process's mount namespace, and mark what is there now.
-
-        Raises OSError if the process is gone or may not be looked at.
-        """
-        if self.mounts >= 0:
-            try:
-                fanotify.mark(
-                    self.mounts, fanotify.MARK_MNTNS, fanotify.MNT_ATTACH, b"ns/mnt", dir_fd=pid_fd
-                )
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ESRCH):
-                    raise
-                self._once(b"mount namespaces", "what is mounted in them is seen late", error)
-        self.mark_private(pid_fd)
-
-    def mark_private(self, pid_fd: int) -> None:
+    def mark_private(self, pid_fd: int, before: bytes = b"") -> bytes:
         """Mark the superblocks in the process's mount namespace that the host does not have.
 
-        Those that are marked already are marked again, because device numbers tell nothing: they
-        are given to the next as soon as they are free. Raises OSError as `mark_namespace`.
+        Returns what stands for its mounts; if that is as ``before``, nothing is done. Those that
+        are marked already are marked again, because device numbers tell nothing: they are given to
+        the next as soon as they are free. Raises OSError if the process is gone or may not be
+        looked at.
         """
         if self.host.refresh():
             self.mark_host()
+            before = b""
         text = superblocks.read(pid_fd)
+        mounts = fingerprint(text)
+        if mounts == before:
+            return mounts
         private = superblocks.without(text, self.host.devices)
         slow = superblocks.slow_points(private)
         found = superblocks.watchable(private, [*slow, *self.host.slow_points])
         if not found or b"/" in slow:
-            return  # even to get at its root may mean to ask a server
+            return mounts  # even to get at its root may mean to ask a server
         # Without a mount of its own as root nobody knows what it is on.
         may_ask = not slow and not self.host.slow_points and b" / / " in text
         done: set[tuple[int, int]] = set()
@@ -199,6 +188,7 @@ class Marks:
                     done.add(mount.dev)
         finally:
             os.close(root_fd)
+        return mounts
 
     def _mark_private_mount(self, root_fd: int, mount: MountInfo, may_ask: bool) -> bool:
         try:

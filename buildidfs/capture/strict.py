@@ -42,9 +42,7 @@ _INTERPRETER: Final = re.compile(rb"ld[^/]*\.so[^/]*")
 # Few execs at a time: the last of them waits until the first is looked at.
 _EXECS: Final = 16
 _OPENS: Final = 64
-_MOUNTS: Final = 64
 _MOST_NAMESPACES: Final = 4096
-_NEIGHBOURS: Final = 4
 # An event whose file gets no descriptor is denied by the kernel: some are kept free.
 _SPARE_FILES: Final = 128
 _PAUSE_S: Final = 30.0
@@ -59,22 +57,11 @@ class StrictCounts(msgspec.Struct):
 
     execs: int = 0
     opens: int = 0
-    mounts: int = 0
     stashed: int = 0
     ignored: int = 0
     lost: int = 0
     overloads: int = 0
     failed: int = 0
-
-
-class _Namespace:
-    """A mount namespace that is watched; ``stale`` when something was mounted in it since."""
-
-    __slots__ = ("pids", "stale")
-
-    def __init__(self) -> None:
-        self.pids: list[int] = []
-        self.stale = True
 
 
 class Strict:
@@ -109,8 +96,7 @@ class Strict:
         self._stash = Stash(closer, most=min(1024, limit // 4))
         # The host's never ends, so its number means no other.
         self._host = {namespaces.initial().mnt, namespaces.of_pid(os.getpid()).mnt}
-        self._namespaces: dict[int, _Namespace] = {}
-        self._homes: dict[int, int] = {}
+        self._namespaces: dict[int, bytes] = {}
         self._overload = overload or Overload()
         self._resume_at: float | None = None
         self._done: list[int] = []
@@ -134,7 +120,6 @@ class Strict:
         """What to poll for input, and what to call then; the most urgent first."""
         ready = {
             self._marks.execs: self.exec_ready,
-            self._marks.mounts: self.mounts_ready,
             self._marks.opens: self.opens_ready,
         }
         return {fd: call for fd, call in ready.items() if fd >= 0}
@@ -175,8 +160,6 @@ class Strict:
             return
         if os.stat(b"/proc/%d/ns/mnt" % pid).st_ino in self._host:
             return
-        # Whatever it has mounted is in the queue before it can get here.
-        self.mounts_ready()
         self._visit(pid)
 
     def namespace_seen(self, pid: int) -> None:
@@ -185,63 +168,21 @@ class Strict:
             if os.stat(b"/proc/%d/ns/mnt" % pid).st_ino not in self._host:
                 self._visit(pid)
 
-    def _visit(self, pid: int, *, stale: bool = False) -> None:
+    def _visit(self, pid: int) -> None:
         """Have everything marked in the namespace of the process. Raises OSError."""
         pid_fd = procfs.open_pid(pid)
         try:
             number = namespaces.mnt_ns_id(pid_fd)
-            namespace = self._namespaces.get(number) if number else None
-            if namespace is None:
-                # Without a number (before Linux 6.11) each visit is the first one.
-                self._marks.mark_namespace(pid_fd)
-                namespace = self._remember(number)
-            elif stale or namespace.stale or self._marks.mounts < 0:
-                self._marks.mark_private(pid_fd)
-            namespace.stale = False
-            if pid not in namespace.pids:
-                namespace.pids = [*namespace.pids[1 - _NEIGHBOURS :], pid]
-            if len(self._homes) >= _MOST_NAMESPACES:
-                self._homes.clear()
-            self._homes[pid] = number
+            before = self._namespaces.pop(number, b"")
+            mounts = self._marks.mark_private(pid_fd, before)
         finally:
             os.close(pid_fd)
-
-    def _remember(self, number: int) -> _Namespace:
-        if len(self._namespaces) >= _MOST_NAMESPACES:
-            # To mark one again costs little.
+        # Without a number (before Linux 6.11) each visit is the first one.
+        if number:
+            self._namespaces[number] = mounts
+        if len(self._namespaces) > _MOST_NAMESPACES:
+            # The one not visited for longest: to mark it again costs little.
             del self._namespaces[next(iter(self._namespaces))]
-        namespace = self._namespaces[number] = _Namespace()
-        return namespace
-
-    # --- mounts ----------------------------------------------------------------------------
-
-    def mounts_ready(self) -> int:
-        """Mark what was mounted in containers; how many events there were."""
-        events = self._read(self._marks.mounts, _MOUNTS * fanotifyevents.MOUNT_EVENT_SIZE)
-        self.counts.mounts += len(events)
-        for pid in {event.pid for event in events}:
-            try:
-                self._visit(pid, stale=True)
-            except _STRANGE:
-                self._mounter_is_gone(pid)
-        return len(events)
-
-    def _mounter_is_gone(self, pid: int) -> None:
-        """Look through the eyes of others; and again before the next exec."""
-        number = self._homes.get(pid)
-        known = self._namespaces.get(number) if number else None
-        if known is None:
-            for namespace in self._namespaces.values():
-                namespace.stale = True
-            return
-        known.stale = True
-        for other in reversed(known.pids):
-            try:
-                if other != pid and self._homes.get(other) == number:
-                    self._visit(other)
-                    return
-            except _STRANGE:
-                continue
 
     # --- opens -----------------------------------------------------------------------------
 
@@ -325,8 +266,7 @@ class Strict:
         if self._resume_at is not None and time.monotonic() >= self._resume_at:
             self._resume_at = None
             self._marks.resume_opens()
-            for namespace in self._namespaces.values():
-                namespace.stale = True
+            self._namespaces.clear()
 
     def _read(self, group: int, size: int) -> list[FanotifyEvent]:
         if group < 0:
@@ -339,8 +279,7 @@ class Strict:
             return []
         if any(event.mask & fanotify.Q_OVERFLOW for event in events):
             self.counts.lost += 1
-            for namespace in self._namespaces.values():
-                namespace.stale = True
+            self._namespaces.clear()
             return [event for event in events if not event.mask & fanotify.Q_OVERFLOW]
         return events
 
