@@ -157,7 +157,7 @@ class ShortLife:
         """
         with self._made(config, items, life) as (expected, names):
             argv = [*under, *self._launching(config, concurrency, life, names, items)]
-            expected.seconds = _launch(argv, timeout=60 + items * (1 + life))
+            expected.seconds = _launch(argv, timeout=120 + items * (1 + life))
         return expected
 
     @contextlib.contextmanager
