@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats.fanotifyevents import EVENT_SIZE, MOUNT_EVENT_SIZE, FanotifyEvent, decode
+from buildidfs.formats.fanotifyevents import EVENT_SIZE, FanotifyEvent, decode
 from buildidfs.linux import fanotify, mounts
 from tests.support.children import cat_program, needs_root
 from tests.support.clients import run, tool
@@ -123,39 +123,6 @@ def test_the_end_of_the_group_lets_everybody_go_on(private: Path) -> None:
         assert select.select([fd], [], [], 20)[0], "no exec was asked about"
     with child:
         assert child.wait(20) == 0
-
-
-@pytest.fixture
-def mount_group() -> Iterator[int]:
-    try:
-        fd = fanotify.init(fanotify.REPORT_MNT)
-    except OSError as error:
-        assert error.errno == errno.EINVAL  # noqa: PT017 - before Linux 6.14
-        pytest.skip("this kernel does not report mounts")
-    yield fd
-    os.close(fd)
-
-
-def test_mounts_in_a_namespace(tmp_path: Path, mount_group: int) -> None:
-    script = 'echo there; read _; mount -t tmpfs none "$1"; echo done; read _'
-    with subprocess.Popen(
-        [tool("unshare"), "-m", "sh", "-c", script, "sh", tmp_path],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-    ) as child:  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            assert child.stdout.readline() == b"there\n"
-            namespace = b"/proc/%d/ns/mnt" % child.pid
-            fanotify.mark(mount_group, fanotify.MARK_MNTNS, fanotify.MNT_ATTACH, namespace)
-            child.stdin.write(b"go\n")
-            assert child.stdout.readline() == b"done\n"
-            (event,) = decode(fanotify.read(mount_group, 4 * MOUNT_EVENT_SIZE))
-            assert event.mask == fanotify.MNT_ATTACH
-            assert event.fd < 0
-            assert event.mnt_id > 0
-        finally:
-            child.kill()
 
 
 def test_mistakes_raise(private: Path) -> None:

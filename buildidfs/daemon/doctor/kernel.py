@@ -53,7 +53,6 @@ def probes(settings: Settings) -> list[Probe]:
         Probe(AREA, "perf build IDs", _perf_build_ids),
         Probe(AREA, "fanotify permission", _strict(strict, _exec_permission)),
         Probe(AREA, "fanotify ignore marks", _strict(strict, _ignore_marks)),
-        Probe(AREA, "fanotify mount events", _strict(strict, _mount_events)),
     ]
 
 
@@ -295,20 +294,3 @@ def _ignore_marks() -> Answer:
     finally:
         os.close(group)
     return ok("what is known need not be asked about again")
-
-
-def _mount_events() -> Answer:
-    try:
-        group = fanotify.init(fanotify.CLASS_NOTIF | fanotify.REPORT_MNT)
-        try:
-            fanotify.mark(group, fanotify.MARK_MNTNS, fanotify.MNT_ATTACH, b"/proc/self/ns/mnt")
-        finally:
-            os.close(group)
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return degraded(
-            "missing: filesystems of new containers are marked somewhat later",
-            "Linux 6.14 or later has them",
-        )
-    return ok("new mounts are reported")
