@@ -24,6 +24,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import elsewhere, files, messages, tasks
+from buildidfs.capture.closer import Closer
 from buildidfs.capture.elsewhere import Elsewhere
 from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Missed, Ready
 from buildidfs.capture.met import Met, file_key, place_key
@@ -51,6 +52,10 @@ _DELETED: Final = b" (deleted)"
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
 
+# A mapping, where its process lives, and an O_PATH descriptor of the file, or why there is none.
+_Grip = tuple[Mapped, "Home", int, OSError | None]
+
+
 class Catcher:
     """Catches files until the other end of ``sock`` is closed; ``strict`` if execs are to wait."""
 
@@ -72,6 +77,9 @@ class Catcher:
         self._calls: dict[int, Callable[[], int]] = {}
         self._degraded: tuple[str, ...] = ()
         self._lookouts: set[select.epoll] = set()
+        # The last to close a file may have to unmount its filesystem.
+        self._closer = Closer(urgent=True)
+        self._done: list[int] = []
         self._lock = threading.Lock()
         self._ended = False
         self._records = self._caught = self._missed = self._unpinned = self._lost = 0
@@ -173,9 +181,19 @@ class Catcher:
         if len(self._outbox) < _WAITING:
             records = self._rings.drain()
             self._records += len(records)
+            grips: list[_Grip] = []
+            ended: list[int] = []
             for record in records:
-                self._take(record)
+                self._take(record, grips, ended)
+            # All that can vanish is held by now. What it is, and where, can be found out later.
+            for grip in grips:
+                self._settle(grip)
+            if self._strict is not None:
+                for pid in ended:
+                    self._strict.drop(pid)
         self._outbox.flush()
+        self._closer.close(self._done)
+        self._done.clear()
 
     def _tick(self) -> None:
         if self._rings.follow_cpus():
@@ -189,15 +207,14 @@ class Catcher:
             self._said = counts
             self._outbox.put(counts)
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, grips: list[_Grip], ended: list[int]) -> None:
         if isinstance(record, Mapped):
-            self._mapped(record)
+            self._grab(record, grips)
         elif isinstance(record, Forked):
             self._tasks.forked(record.pid, record.parent)
         elif isinstance(record, Exited):
             self._tasks.exited(record.pid)
-            if self._strict is not None:
-                self._strict.drop(record.pid)
+            ended.append(record.pid)
         elif isinstance(record, Entered):
             home = self._tasks.entered(record.pid, record.namespaces)
             if home is not None and self._strict is not None:
@@ -209,49 +226,72 @@ class Catcher:
 
     # --- one mapping -----------------------------------------------------------------------
 
-    def _mapped(self, record: Mapped) -> None:
+    def _grab(self, record: Mapped, grips: list[_Grip]) -> None:
+        """Get hold of what was mapped, unless it is known. Nothing here takes long."""
         path = record.path
         if path[:1] != b"/" or path[:2] == b"//":
             return  # [vdso], anonymous memory
-        home = self._tasks.home(record.pid)
+        home = self._tasks.last_home(record.pid)
         try:
             try:
-                self._look(record, home, record.end)
+                fd = self._open(record, home, record.end)
             except FileNotFoundError:
                 end = elsewhere.end_now(record)
                 if end in (0, record.end):
                     raise
-                self._look(record, home, end)
+                fd = self._open(record, home, end)
         except OSError as error:
-            self._vanished(record, home, error)
+            grips.append((record, home, -1, error))
+        else:
+            if fd >= 0:
+                grips.append((record, home, fd, None))
 
-    def _look(self, record: Mapped, home: Home, end: int) -> None:
-        """Catch what is mapped from ``record.start`` to ``end``. Raises OSError."""
+    def _open(self, record: Mapped, home: Home, end: int) -> int:
+        """An O_PATH descriptor of what is mapped from ``record.start`` to ``end``.
+
+        -1 if it is known, or not what the record is about. Raises OSError.
+        """
         link = b"/proc/%d/map_files/%x-%x" % (record.pid, record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
-            return
-        if place_key(home.mnt_ns_id, file_key(identity), record.path) in self._met:
-            return
-        path_fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+            return -1
+        if (
+            home.is_known
+            and place_key(home.mnt_ns_id, file_key(identity), record.path) in self._met
+        ):
+            return -1
+        fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+        # Filesystems made of others may show one inode number here and another there. If it is
+        # something else that is mapped there by now, there is another record about that.
+        if statx.identity(fd, ask=False).ino == record.inode or _is_same_name(link, record):
+            return fd
+        self._done.append(fd)
+        return -1
+
+    def _settle(self, grip: _Grip) -> None:
+        """Find out what a mapped file is and where, and hand it on."""
+        record, home, fd, error = grip
+        if not home.is_known:
+            home = self._tasks.look(record.pid, home)
+        if error is not None:
+            fd = self._vanished(record, home, error)
+            if fd < 0:
+                self._miss(record, error)
+                return
         try:
-            identity = statx.identity(path_fd, ask=False)
-            # Filesystems made of others may show one inode number here and another there.
-            is_it = identity.ino == record.inode or _is_same_name(os.readlink(link), record)
-        except BaseException:
-            os.close(path_fd)
-            raise
-        if is_it:
-            self._hold(record, home, identity, path_fd)
-        else:
-            os.close(path_fd)  # something else is mapped there by now, which is another record
+            identity = statx.identity(fd, ask=False)
+        except OSError as failed:
+            os.close(fd)
+            self._miss(record, failed)
+            return
+        self._hold(record, home, identity, fd)
 
     def _hold(self, record: Mapped, home: Home, identity: FileIdentity, path_fd: int) -> None:
         """Hand on the file that was mapped. Takes the descriptor, which is O_PATH."""
         file = file_key(identity)
         key = place_key(home.mnt_ns_id, file, record.path)
         if key in self._met:
-            os.close(path_fd)
+            self._done.append(path_fd)
             return
         slow = self._slow.is_slow(path_fd, identity, home.mnt_ns_id)
         fd = path_fd
@@ -286,24 +326,13 @@ class Catcher:
         )
         self._outbox.put(message, fd)
 
-    def _vanished(self, record: Mapped, home: Home, error: OSError) -> None:
-        """It is not mapped any more, or may not be looked at that way."""
-        fd = -1
+    def _vanished(self, record: Mapped, home: Home, error: OSError) -> int:
+        """A descriptor of what is not mapped any more, or may not be looked at that way, or -1."""
         if self._strict is not None:
             kept = self._strict.take(record.pid, record.inode, record.path)
-            fd = -1 if kept is None else kept
-        if fd < 0 and error.errno in _GONE:
-            fd = self._elsewhere.find(record, home)
-        if fd < 0:
-            self._miss(record, error)
-            return
-        try:
-            identity = statx.identity(fd, ask=False)
-        except OSError as failed:
-            os.close(fd)
-            self._miss(record, failed)
-            return
-        self._hold(record, home, identity, fd)
+            if kept is not None:
+                return kept
+        return self._elsewhere.find(record, home) if error.errno in _GONE else -1
 
     def _miss(self, record: Mapped, error: OSError) -> None:
         self._missed += 1
@@ -350,4 +379,7 @@ def _build_id(fd: int, slow: bool) -> BuildId | None:
 
 
 def _is_same_name(link: bytes, record: Mapped) -> bool:
-    return os.path.basename(link) == os.path.basename(record.path)
+    try:
+        return os.path.basename(os.readlink(link)) == os.path.basename(record.path)
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import statmount, statx
@@ -27,6 +28,12 @@ class SlowMounts:
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
+        # Of files that exist in memory only, whose mount is nowhere; the number is never reused.
+        fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
+        try:
+            self._memory = os.fstat(fd).st_dev
+        finally:
+            os.close(fd)
 
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int) -> bool:
         """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.
@@ -34,6 +41,8 @@ class SlowMounts:
         So it is taken if nobody knows: a mount that is not attached any more cannot be asked for.
         Of a filesystem on a block device it has to be known, since few of them are FUSE's.
         """
+        if identity.dev == self._memory:
+            return False
         on_disk = identity.scope == b""
         try:
             mount = statx.unique_mount_id(fd)

@@ -51,7 +51,7 @@ class Tasks:
         if home is None:
             # Of before our time. Looked at now, since the child may go to other namespaces.
             home = self._remember(parent, Home())
-            self._look(parent, home)
+            self.look(parent, home)
         # Of the few that are kept the parent is the one that will live longer than the others.
         if parent not in home.pids:
             home.pids.append(parent)
@@ -78,16 +78,18 @@ class Tasks:
         """A process ended."""
         self._homes.pop(pid, None)
 
+    def last_home(self, pid: int) -> Home:
+        """Where a process lives, as far as that is known; nothing is asked for it."""
+        home = self._homes.get(pid)
+        return self._remember(pid, Home()) if home is None else home
+
     def home(self, pid: int) -> Home:
         """Where a process lives; looked up in /proc the first time, if it is still there."""
-        home = self._homes.get(pid)
-        if home is None:
-            home = self._remember(pid, Home())
-        if not home.is_known:
-            home = self._look(pid, home)
-        return home
+        home = self.last_home(pid)
+        return home if home.is_known else self.look(pid, home)
 
-    def _look(self, pid: int, home: Home) -> Home:
+    def look(self, pid: int, home: Home) -> Home:
+        """Find out in /proc what is not known of the home of a process, if it is still there."""
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:
