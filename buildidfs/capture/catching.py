@@ -25,7 +25,7 @@ from buildidfs.errors import CapabilityError
 from buildidfs.linux import parents, scheduling
 
 # Of two threads that have something to do, the one that waits gets its turn after this.
-_SWITCH_INTERVAL_S = 0.0001
+_SWITCH_INTERVAL_S = 0.00002
 _STACK_BYTES = 256 << 10
 _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 

@@ -48,10 +48,10 @@ def _end_in_listing(record: Mapped) -> int:
 
 
 class Elsewhere:
-    """Looks into the roots of processes of the same mount namespace; the host's is always there."""
+    """Looks into the roots of processes of the same mount namespace; ``host`` is always there."""
 
-    def __init__(self) -> None:
-        self._host = namespaces.initial().mnt
+    def __init__(self, host: int) -> None:
+        self._host = host
 
     def find(self, record: Mapped, home: Home) -> int:
         """An O_PATH descriptor of the file that was mapped, or -1. No filesystem is asked.

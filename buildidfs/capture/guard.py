@@ -38,7 +38,7 @@ EXIT_HUNG = 75
 """What `run_guarded` returns for a child that had to be killed (sysexits: try again)."""
 
 _TICK_S = 0.05
-_PRIORITY = 2  # above the child, which may take SCHED_RR 1
+_PRIORITY = 3  # above the child, which may take SCHED_RR 2
 _PATIENCE_AFTER_KILL_S = 0.02
 _HELD_UP_TICKS = 3
 _HELD_UP_LIMITS = 5

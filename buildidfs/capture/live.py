@@ -71,7 +71,7 @@ class LiveSightings:
 
     def _is_believed(self, caught: Caught, fd: int) -> bool:
         # What is root's in a chroot came with whatever was unpacked there.
-        if fd < 0 or caught.slow or caught.place.chrooted:
+        if fd < 0 or caught.place.chrooted:
             return False
         # Mounts can be remounted: what was learned of them is not kept for ever.
         if time.monotonic() - self._owners_since > _OWNERS_S:

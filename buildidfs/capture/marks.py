@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import superblocks
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import fanotify, procfs
-from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -156,28 +155,29 @@ class Marks:
         finally:
             os.close(fd)
 
+    def follow_host(self) -> bool:
+        """Mark what is new on the host; whether its mounts have changed."""
+        changed = self.host.refresh()
+        if changed:
+            self.mark_host()
+        return changed
+
     # --- containers ------------------------------------------------------------------------
 
-    def mark_private(self, pid_fd: int, before: bytes = b"") -> bytes:
+    def mark_private(self, pid_fd: int) -> None:
         """Mark the superblocks in the process's mount namespace that the host does not have.
 
-        Returns what stands for its mounts; if that is as ``before``, nothing is done. Those that
-        are marked already are marked again, because device numbers tell nothing: they are given to
-        the next as soon as they are free. Raises OSError if the process is gone or may not be
-        looked at.
+        Those that are marked already are marked again, because device numbers tell nothing: they
+        are given to the next as soon as they are free. Raises OSError if the process is gone or may
+        not be looked at.
         """
-        if self.host.refresh():
-            self.mark_host()
-            before = b""
+        self.follow_host()
         text = superblocks.read(pid_fd)
-        mounts = fingerprint(text)
-        if mounts == before:
-            return mounts
         private = superblocks.without(text, self.host.devices)
         slow = superblocks.slow_points(private)
         found = superblocks.watchable(private, [*slow, *self.host.slow_points])
         if not found or b"/" in slow:
-            return mounts  # even to get at its root may mean to ask a server
+            return  # even to get at its root may mean to ask a server
         # Without a mount of its own as root nobody knows what it is on.
         may_ask = not slow and not self.host.slow_points and b" / / " in text
         done: set[tuple[int, int]] = set()
@@ -188,7 +188,6 @@ class Marks:
                     done.add(mount.dev)
         finally:
             os.close(root_fd)
-        return mounts
 
     def _mark_private_mount(self, root_fd: int, mount: MountInfo, may_ask: bool) -> bool:
         try:

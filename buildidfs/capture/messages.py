@@ -44,11 +44,10 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A file that was mapped executable, open: readable, or O_PATH if it is ``slow``.
+    """A file that was mapped executable, pinned: the descriptor is an O_PATH one.
 
-    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. ``slow``
-    says that its filesystem may not answer. With ``build_id`` there is no descriptor: too many
-    files were waiting, and only what it is was kept.
+    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. With
+    ``build_id`` there is no descriptor: too many files were waiting, and only what it is was kept.
     """
 
     key: bytes
@@ -57,7 +56,6 @@ class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
     path: bytes
     identity: FileIdentity
     place: Place
-    slow: bool = False
     build_id: BuildId | None = None
 
 
@@ -90,7 +88,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
     privilege: bool = False
 
 
-class Counts(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class Counts(msgspec.Struct, array_like=True, tag=6):
     """Sums since the start: records read, files sent, missed and let go, records lost."""
 
     records: int = 0

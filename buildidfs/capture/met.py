@@ -38,7 +38,7 @@ def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
 
 
 class Met:
-    """Two generations: when the younger is full the older goes. A lookup keeps what it finds."""
+    """Two generations: when the younger is full the older goes. Lookups take no lock."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
@@ -48,13 +48,7 @@ class Met:
         self._old_files: set[bytes] = set()
 
     def __contains__(self, key: bytes) -> bool:
-        if key in self._young:
-            return True
-        file = self._old.get(key)
-        if file is None:
-            return False
-        self.add(key, file)
-        return True
+        return key in self._young or key in self._old
 
     def add(self, key: bytes, file: bytes) -> None:
         """Remember a `place_key` and the `file_key` in it."""

@@ -82,20 +82,29 @@ class Rings:
             changed |= self._open(cpu)
         return changed
 
-    def drain(self) -> list[Record]:
-        """All records that are waiting, in the order of their times."""
-        mappings = [data for ring in self._mappings.values() if (data := ring.take())]
-        until = time.monotonic_ns()
-        changes = [data for ring in self._tasks.values() if (data := ring.take())]
-        if not mappings and not changes and not self._later:
+    def mappings(self, cpu: int) -> list[Record]:
+        """What was mapped on one CPU since the last time."""
+        try:
+            ring = self._mappings.get(cpu)
+            data = ring.take() if ring is not None else b""
+        except ValueError:  # the CPU was turned off just now
             return []
-        records = self._later + [one for data in changes for one in perfrecords.decode(data)]
+        return list(perfrecords.decode(data)) if data else []
+
+    def changes(self) -> list[Record]:
+        """What became of processes, in the order of the times; by one thread at a time.
+
+        All that has led to what `mappings` gave before.
+        """
+        until = time.monotonic_ns()
+        parts = [data for ring in self._tasks.values() if (data := ring.take())]
+        if not parts and not self._later:
+            return []
+        records = self._later + [one for data in parts for one in perfrecords.decode(data)]
         records.sort(key=_time)
         end = bisect_right(records, until, key=_time)
         self._later = records[end:]
         del records[end:]
-        records += [one for data in mappings for one in perfrecords.decode(data)]
-        records.sort(key=_time)
         return records
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ from buildidfs.capture.marks import Marks
 from buildidfs.capture.overload import Overload
 from buildidfs.capture.stash import Stash
 from buildidfs.formats import fanotifyevents
-from buildidfs.linux import fanotify, namespaces, procfs, statx
+from buildidfs.linux import fanotify, namespaces, procfs, statmount, statx
+from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -170,15 +171,19 @@ class Strict:
 
     def _visit(self, pid: int) -> None:
         """Have everything marked in the namespace of the process. Raises OSError."""
+        if self._marks.follow_host():
+            self._namespaces.clear()
         pid_fd = procfs.open_pid(pid)
         try:
             number = namespaces.mnt_ns_id(pid_fd)
-            before = self._namespaces.pop(number, b"")
-            mounts = self._marks.mark_private(pid_fd, before)
+            mounts = _mounts(number)
+            if mounts and self._namespaces.pop(number, b"") == mounts:
+                self._namespaces[number] = mounts
+                return
+            self._marks.mark_private(pid_fd)
         finally:
             os.close(pid_fd)
-        # Without a number (before Linux 6.11) each visit is the first one.
-        if number:
+        if mounts:
             self._namespaces[number] = mounts
         if len(self._namespaces) > _MOST_NAMESPACES:
             # The one not visited for longest: to mark it again costs little.
@@ -261,8 +266,8 @@ class Strict:
     def tick(self) -> None:
         """To be called about once a second: lets go of what is old, follows the host's mounts."""
         self._stash.expire()
-        if self._marks.host.refresh():
-            self._marks.mark_host()
+        if self._marks.follow_host():
+            self._namespaces.clear()
         if self._resume_at is not None and time.monotonic() >= self._resume_at:
             self._resume_at = None
             self._marks.resume_opens()
@@ -286,6 +291,17 @@ class Strict:
     def _close_done(self) -> None:
         done, self._done = self._done, []
         self._closer.close(done)
+
+
+def _mounts(number: int) -> bytes:
+    """What stands for all that is mounted in a mount namespace; empty where that cannot be told.
+
+    Not the text in /proc: what is mounted in the place of something else looks the same there.
+    """
+    try:
+        return fingerprint(statmount.mounts_of(number)) if number else b""
+    except OSError:
+        return b""
 
 
 def _may_be_elf(fd: int) -> bool:

@@ -28,12 +28,14 @@ from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Missed, Options
 from buildidfs.capture.pins import Pin, Pins
 from buildidfs.capture.proc import ProcScanner
+from buildidfs.capture.slow import SlowMounts
 from buildidfs.capture.watcher import Watcher
 from buildidfs.daemon.scans import Scans
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.counters import Counters
 from buildidfs.ingest.follow import Follow
+from buildidfs.linux import openat2
 from buildidfs.model import BuildId, Sighting
 from buildidfs.store.failures import show
 
@@ -134,6 +136,7 @@ class Watch:
             captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
             recovered=self._recovered,
         )
+        self._slow = SlowMounts()
         self._scans = Scans(self._look)
         self._watcher = Watcher(
             Options(options.strict, options.exec_wait, os.stat(store.path).st_dev),
@@ -263,23 +266,41 @@ class Watch:
             self._follow.note(sighting, caught.build_id)
             self._watcher.forget((caught.key,))
             return
-        known = None if caught.slow else self._memo.recall(caught.identity)
+        known = self._memo.recall(caught.identity)
         if known is not None:
             self._close_later(fd)
             if known.build_id is not None:
                 self._follow.seen(sighting, known.build_id)
             return
-        build_id = None
-        if not caught.slow:
+        if self._slow.is_slow(fd, caught.identity, caught.place.mnt_ns_id):
+            pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
+        else:
+            self._close_later(fd)
             try:
-                found = files.identify(fd)
-            except OSError:
-                found = None  # whoever copies it will say why
-            build_id = found if isinstance(found, BuildId) else None
-        pin = Pin(sighting, fd, build_id, caught.key, time.monotonic(), caught.slow)
+                pin = self._opened(caught, sighting, fd)
+            except OSError as error:
+                self._not_opened(caught, sighting, error)
+                return
         self._follow.let_go(self._pins.put(pin))
-        if build_id is not None:
-            self._scans.process(caught.pid)
+        self._scans.process(caught.pid)
+
+    def _opened(self, caught: Caught, sighting: Sighting, path_fd: int) -> Pin:
+        """A pin that can be read, and what a first look says it is. Raises OSError."""
+        fd = openat2.reopen_regular(path_fd)
+        try:
+            found = files.identify(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        build_id = found if isinstance(found, BuildId) else None
+        return Pin(sighting, fd, build_id, caught.key, time.monotonic())
+
+    def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
+        self._watcher.forget((caught.key,))
+        if error.errno in _DENIED:
+            self._scans.process(caught.pid)  # which knows other ways
+        else:
+            self._not_captured(sighting, error.strerror or str(error))
 
     def _close_later(self, fd: int) -> None:
         """Not before the catcher has closed its own: see `outbox.Outbox`."""

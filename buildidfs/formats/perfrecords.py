@@ -30,7 +30,9 @@ _KINDS: Final = len(NamespaceSet.__struct_fields__)
 
 _HEADER: Final = Struct("=IHH")  # type, misc, size
 _TIME: Final = Struct("=Q")
-_MAPPED: Final = Struct("=I4xQQQIIQQI4x")  # pid; addr, len, pgoff; maj, min, ino, generation; prot
+_MAPPED: Final = Struct(
+    "=IIQQQIIQQI4x"
+)  # pid, tid; addr, len, pgoff; maj, min, ino, generation; prot
 _TASK: Final = Struct("=IIIIQ")  # pid, ppid, tid, ptid, time
 _IN: Final = Struct("=IIQ")  # pid, tid, number of namespaces
 _NAMESPACE: Final = Struct("=QQ")  # device, inode
@@ -39,6 +41,8 @@ _COUNT: Final = Struct("=QQ")  # event, lost
 
 class Mapped(msgspec.Struct, gc=False):
     """A file was mapped executable. Addresses in bytes, ``dev`` and ``inode`` as in /proc/PID/maps.
+
+    ``tid`` is the thread that did it: it can be asked when the first one of its process is gone.
 
     ``build_id`` is what the kernel read, where it was asked to; ``dev``, ``inode`` and
     ``generation`` are then 0. Names that are no paths (``[vdso]``, ``//anon``) come too.
@@ -53,6 +57,7 @@ class Mapped(msgspec.Struct, gc=False):
     generation: int
     path: bytes
     build_id: bytes = b""
+    tid: int = 0
 
 
 class Forked(msgspec.Struct, gc=False):
@@ -114,7 +119,7 @@ def _mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
     stop = position + size - _TIME.size
     if stop <= name:
         return None
-    pid, start, length, _, major, minor, inode, generation, prot = _MAPPED.unpack_from(
+    pid, tid, start, length, _, major, minor, inode, generation, prot = _MAPPED.unpack_from(
         data, position + _HEADER.size
     )
     if not prot & _PROT_EXEC:
@@ -137,6 +142,7 @@ def _mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
         generation,
         path[:terminator] if terminator >= 0 else path,
         build_id,
+        tid,
     )
 
 

@@ -79,7 +79,23 @@ def mnt_ns_id(pid_fd: int) -> int:
     0 where the kernel does not tell (before commit e8e43a1fcc5c, Linux 6.11). Raises OSError as
     `of` does.
     """
-    fd = os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    fd = open_mnt(pid_fd)
+    try:
+        return mnt_ns_id_of(fd)
+    finally:
+        os.close(fd)
+
+
+def open_mnt(pid_fd: int) -> int:
+    """The mount namespace of a process, held: fstat(2) has its number as st_ino.
+
+    To close the last descriptor of one may take milliseconds. Raises OSError as `of` does.
+    """
+    return os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+
+
+def mnt_ns_id_of(fd: int) -> int:
+    """`mnt_ns_id` of a namespace that `open_mnt` gave. Raises OSError."""
     answer = bytearray(_U64.size)
     try:
         fcntl.ioctl(fd, _NS_GET_MNTNS_ID, answer)
@@ -87,8 +103,6 @@ def mnt_ns_id(pid_fd: int) -> int:
         if error.errno not in (errno.ENOTTY, errno.EINVAL):
             raise
         return 0
-    finally:
-        os.close(fd)
     return int(_U64.unpack(answer)[0])
 
 

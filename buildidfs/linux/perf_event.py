@@ -96,13 +96,21 @@ class Ring:
         self._tail = 0
         self._checked = (0, time.monotonic_ns())
         self._barrier = threading.Lock()
+        self._taking = threading.Lock()
 
     def fileno(self) -> int:
         """To poll for records."""
         return self._fd
 
     def take(self) -> bytes:
-        """All records that are waiting, whole ones; their room is the kernel's again."""
+        """All records that are waiting, whole ones; their room is the kernel's again.
+
+        May be called from several threads.
+        """
+        with self._taking:
+            return self._take()
+
+    def _take(self) -> bytes:
         # What the kernel wrote before it moved the head has to be read after the head, and before
         # the tail is moved. Leaving a lock and taking it again is the barrier that Python has.
         with self._barrier:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Getting hold of what is mapped on one CPU, while the process that has mapped it is still there.
+
+One system call to see what is mapped, one to pin it, and on to the next. What exactly it is, and
+where its process lives, takes ten more, and is found out by somebody else (`settler`).
+
+No lock is held during a system call that may wait, be it for a process that is ending or for
+somebody who unmounts: the other CPUs go on.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import elsewhere
+from buildidfs.capture.met import file_key, place_key
+from buildidfs.formats.perfrecords import Mapped
+from buildidfs.linux import statx, syscalls
+
+if TYPE_CHECKING:
+    from buildidfs.capture.state import State
+    from buildidfs.capture.tasks import Home
+    from buildidfs.formats.perfrecords import Record
+
+_WAITING: Final = 8192
+
+
+class Lookout:
+    """For one CPU; belongs to one thread. What all of them share is in ``state``."""
+
+    def __init__(self, state: State, cpu: int) -> None:
+        self._state = state
+        self._cpu = cpu
+        self._done: list[int] = []
+
+    def work(self) -> None:
+        """Get hold of all that was mapped since the last time."""
+        state = self._state
+        # As long as nobody takes what we have, the ring is the only place for more.
+        if state.waiting() >= _WAITING:
+            return
+        records = state.rings.mappings(self._cpu)
+        found: list[tuple[Mapped, Home]] = []
+        with state.lock:
+            state.follow()
+            state.counts.records += len(records)
+            for record in records:
+                self._note(record, found)
+        for record, home in found:
+            self._grab(record, home)
+        state.look_around(self._done.append)
+        if self._done:
+            state.closer.close(self._done)
+            self._done.clear()
+
+    def _note(self, record: Record, found: list[tuple[Mapped, Home]]) -> None:
+        """Say where its process lives; with the lock held."""
+        if isinstance(record, Mapped):
+            # Not [vdso], not anonymous memory.
+            if record.path[:1] == b"/" and record.path[:2] != b"//":
+                home = self._state.tasks.home_at(record.pid, record.time)
+                found.append((record, home))
+        else:
+            self._state.apply(record)
+
+    def _grab(self, record: Mapped, home: Home) -> None:
+        """Get hold of what was mapped, unless it is known."""
+        try:
+            try:
+                fd = self._open(record, home, record.end)
+            except FileNotFoundError:
+                end = elsewhere.end_now(record)
+                if end in (0, record.end):
+                    raise
+                fd = self._open(record, home, end)
+        except OSError as error:
+            self._state.grips.put((record, home, -1, error))
+        else:
+            if fd >= 0:
+                self._state.grips.put((record, home, fd, None))
+
+    def _open(self, record: Mapped, home: Home, end: int) -> int:
+        """An O_PATH descriptor of what is mapped from ``record.start`` to ``end``.
+
+        -1 if it is known, or not what the record is about. Raises OSError.
+        """
+        # By the thread: the first one of its process may be gone.
+        link = b"/proc/%d/map_files/%x-%x" % (record.tid or record.pid, record.start, end)
+        identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
+        if not stat.S_ISREG(identity.mode):
+            return -1
+        if home.is_known:
+            key = place_key(home.mnt_ns_id, file_key(identity), record.path)
+            if key in self._state.met:
+                return -1
+        fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+        # Filesystems made of others may show one inode number here and another there. If it is
+        # something else that is mapped there by now, there is another record about that.
+        if statx.identity(fd, ask=False).ino == record.inode or _is_same_name(link, record):
+            return fd
+        self._done.append(fd)
+        return -1
+
+
+def _is_same_name(link: bytes, record: Mapped) -> bool:
+    try:
+        return os.path.basename(os.readlink(link)) == os.path.basename(record.path)
+    except OSError:
+        return False
