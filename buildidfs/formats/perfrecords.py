@@ -30,9 +30,7 @@ _KINDS: Final = len(NamespaceSet.__struct_fields__)
 
 _HEADER: Final = Struct("=IHH")  # type, misc, size
 _TIME: Final = Struct("=Q")
-_MAPPED: Final = Struct(
-    "=IIQQQIIQQI4x"
-)  # pid, tid; addr, len, pgoff; maj, min, ino, generation; prot
+_MAPPED: Final = Struct("=IIQQQIIQQI4x")  # pid, tid; addr, len, pgoff; maj, min, ino, gen; prot
 _TASK: Final = Struct("=IIIIQ")  # pid, ppid, tid, ptid, time
 _IN: Final = Struct("=IIQ")  # pid, tid, number of namespaces
 _NAMESPACE: Final = Struct("=QQ")  # device, inode

@@ -59,7 +59,7 @@ def only(data: bytes) -> Record:
 
 def test_mapping() -> None:
     assert only(record(MMAP2, mapped(b"/bin/app"))) == Mapped(
-        TIME, 100, 0x7F0000001000, 0x7F0000004000, (8, 1), 4711, 99, b"/bin/app"
+        TIME, 100, 0x7F0000001000, 0x7F0000004000, (8, 1), 4711, 99, b"/bin/app", tid=101
     )
 
 
