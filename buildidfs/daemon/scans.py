@@ -34,7 +34,8 @@ class Scans:
         self._pids_at = math.inf
         self._all_at = math.inf
         self._every = math.inf
-        self._ended = math.inf
+        self._all_ended = -math.inf
+        self._is_busy = True
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="buildidfs-scan")
         self.count = 0
@@ -49,7 +50,7 @@ class Scans:
         with self._changed:
             if self._all_at == math.inf:
                 _log.info("looking at all processes: %s", reason)
-                self._all_at = max(time.monotonic(), self._last() + _BETWEEN_S)
+                self._all_at = max(time.monotonic(), self._all_ended + _BETWEEN_S)
                 self._changed.notify()
 
     def every(self, seconds: float) -> None:
@@ -71,7 +72,8 @@ class Scans:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being done, or about to be."""
-        return self._ended != math.inf and self._all_at == math.inf and not self._pids
+        with self._changed:
+            return not self._is_busy and self._all_at == math.inf and not self._pids
 
     def close(self) -> None:
         """End, in the middle of a look if there is one; safe to call twice."""
@@ -81,11 +83,8 @@ class Scans:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _last(self) -> float:
-        return -math.inf if self._ended == math.inf else self._ended
-
     def _run(self) -> None:
-        self._ended = -math.inf
+        self._is_busy = False
         while not self._ending.is_set():
             pids = self._next()
             if self._ending.is_set():
@@ -96,23 +95,25 @@ class Scans:
                 # Whatever is wrong with one look, what is caught live does not depend on it.
                 _log.exception("a look at running processes failed")
             with self._changed:
-                self._ended = time.monotonic()
+                self._is_busy = False
                 if pids is None and not self._ending.is_set():
                     self.count += 1
-                    if self._every != math.inf:
-                        self._all_at = self._ended + self._every
+                    self._all_ended = now = time.monotonic()
+                    if self._all_at != math.inf:  # asked for meanwhile
+                        self._all_at = max(self._all_at, now + _BETWEEN_S)
+                    self._all_at = min(self._all_at, now + self._every)
 
     def _next(self) -> list[int] | None:
         with self._changed:
             while not self._ending.is_set():
                 now = time.monotonic()
                 if self._all_at <= now:
-                    self._ended = math.inf
+                    self._is_busy = True
                     self._all_at = self._pids_at = math.inf
                     self._pids = {}
                     return None
                 if self._pids_at <= now:
-                    self._ended = math.inf
+                    self._is_busy = True
                     pids, self._pids = list(self._pids), {}
                     self._pids_at = math.inf
                     return pids
