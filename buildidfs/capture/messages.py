@@ -112,8 +112,9 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Degraded
 
-_encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Message)
+# Of build IDs: bytes of a type that msgspec does not know.
+_encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=lambda kind, data: kind(data))
 
 
 def encode(message: Message) -> bytes:
