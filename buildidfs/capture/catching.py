@@ -91,7 +91,9 @@ def _strictly(sock: socket.socket, options: Options, owner: int) -> int:
 def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
     """Let the other end know why there is no catcher."""
     if isinstance(error, OSError):
-        message = Failed(error.strerror or str(error), error.errno in _PRIVILEGE)
+        reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
+        lacking = "; it takes CAP_PERFMON or CAP_SYS_ADMIN: run it as root" if privilege else ""
+        message = Failed(f"{reason}{lacking}", privilege)
     else:
         message = Failed(str(error), privilege=True)
     with contextlib.suppress(OSError):  # nobody listens any more
