@@ -205,6 +205,7 @@ class Catcher:
             if isinstance(message, messages.Forget):
                 with self._state.lock:
                     self._state.met.forget(message.keys)
+                    self._state.files.forget()
 
     def _strict_degraded(self) -> Sequence[str]:
         return self._strict.degraded if self._strict is not None else ()

@@ -61,7 +61,8 @@ class Elsewhere:
         """
         if home.namespaces is None:
             return -1
-        pids = [pid for pid in home.pids if pid != record.pid]
+        # A copy, made at once: others may add to it meanwhile.
+        pids = [pid for pid in list(home.pids) if pid != record.pid]
         if home.namespaces.mnt == self._host:
             pids.append(os.getpid())
         for pid in reversed(pids):

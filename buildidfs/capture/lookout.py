@@ -67,6 +67,8 @@ class Lookout:
 
     def _grab(self, record: Mapped, home: Home) -> None:
         """Get hold of what was mapped, unless it is known."""
+        if home.is_known and home.mnt == self._state.host and self._state.files.has(record):
+            return
         try:
             try:
                 fd = self._open(record, home, record.end)
@@ -94,6 +96,8 @@ class Lookout:
         if home.is_known:
             key = place_key(home.mnt_ns_id, file_key(identity), record.path)
             if key in self._state.met:
+                if home.mnt == self._state.host:
+                    self._state.files.add(record, identity)
                 return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Filesystems made of others may show one inode number here and another there. If it is

@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True):
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a process lives. ``cgroup`` is a path, ``cgroup_id`` its number or 0; ``chrooted`` says
-    that its root is its own.
+    that its root is its own, or that nobody knows.
     """
 
     namespaces: NamespaceSet

@@ -86,7 +86,7 @@ class Rings:
         """What was mapped on one CPU since the last time."""
         try:
             ring = self._mappings.get(cpu)
-            data = ring.take() if ring is not None else b""
+            data = ring.take() if ring is not None and ring.has_records() else b""
         except ValueError:  # the CPU was turned off just now
             return []
         return list(perfrecords.decode(data)) if data else []
@@ -97,7 +97,7 @@ class Rings:
         All that has led to what `mappings` gave before.
         """
         until = time.monotonic_ns()
-        parts = [data for ring in self._tasks.values() if (data := ring.take())]
+        parts = [ring.take() for ring in self._tasks.values() if ring.has_records()]
         if not parts and not self._later:
             return []
         records = self._later + [one for data in parts for one in perfrecords.decode(data)]
@@ -132,7 +132,7 @@ class Rings:
             self._mappings[cpu], self._tasks[cpu] = rings
             poller = self.pollers[cpu] = select.epoll()
             for ring in rings:
-                poller.register(ring.fileno(), select.EPOLLIN)
+                poller.register(ring.fileno(), select.EPOLLIN | select.EPOLLET)
             return True
 
     def _close(self, cpu: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from buildidfs.capture import tasks
 from buildidfs.capture.closer import Closer
 from buildidfs.capture.elsewhere import Elsewhere
+from buildidfs.capture.hostfiles import HostFiles
 from buildidfs.capture.messages import Counts, Lost
 from buildidfs.capture.tasks import Home
 from buildidfs.formats.perfrecords import Entered, Exited, Forked, Mapped
@@ -32,7 +33,7 @@ Grip = tuple[Mapped, Home, int, OSError | None]
 
 class State:
     """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
-    got hold of, and None at the end), the lookup in ``met``, and what says so.
+    got hold of, and None at the end), ``files``, lookups in ``met``, and what says so.
 
     ``strict`` has a lock of its own, since what it does takes longer; it comes first where both
     are taken. ``host`` is the mount namespace of the host.
@@ -49,6 +50,7 @@ class State:
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
         self.closer = Closer(urgent=True)
         self.elsewhere = Elsewhere(self.host)
+        self.files = HostFiles()
         self.tasks = tasks.Tasks()
         self.counts = Counts()
         self.ended = False

@@ -46,6 +46,11 @@ class Home:
         """Whether a process was looked at."""
         return self.mnt_ns_id != 0
 
+    @property
+    def mnt(self) -> int:
+        """The mount namespace, 0 if it is not known."""
+        return self.namespaces.mnt if self.namespaces is not None else 0
+
 
 class _Process:
     """Where a process lives, since when, and where before; times in nanoseconds."""
@@ -90,8 +95,9 @@ class Tasks:
         else:
             home = process.home
         # Of the few that are kept the parent is the one that will live longer than the others.
-        if parent not in home.pids:
-            home.pids.append(parent)
+        if parent in home.pids:
+            home.pids.remove(parent)
+        home.pids.append(parent)
         home.pids.append(pid)
         self._move(pid, home, time)
 
@@ -189,7 +195,8 @@ def place(pid: int, home: Home, host: int) -> Place:
     stands for all.
     """
     numbers = home.namespaces or NamespaceSet()
-    its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, False
+    # Of one that is gone nobody knows what its paths were relative to.
+    its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
     try:
         pid_fd = procfs.open_pid(pid)
         try:

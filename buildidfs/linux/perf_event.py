@@ -102,6 +102,10 @@ class Ring:
         """To poll for records."""
         return self._fd
 
+    def has_records(self) -> bool:
+        """Whether there is something to `take`."""
+        return self._words[_HEAD] != self._tail
+
     def take(self) -> bytes:
         """All records that are waiting, whole ones; their room is the kernel's again.
 
