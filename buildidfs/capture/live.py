@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.capture import container
 from buildidfs.capture.owners import Owners
-from buildidfs.linux import mounts, namespaces
+from buildidfs.linux import mounts, namespaces, openat2, statx
 from buildidfs.model import NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LiveSightings:
 
     def _is_believed(self, caught: Caught, fd: int) -> bool:
         # What is root's in a chroot came with whatever was unpacked there.
-        if fd < 0 or caught.place.chrooted:
+        if fd < 0 or (caught.place.chrooted and not _is_ours(caught.path, fd)):
             return False
         # Mounts can be remounted: what was learned of them is not kept for ever.
         if time.monotonic() - self._owners_since > _OWNERS_S:
@@ -81,3 +81,18 @@ class LiveSightings:
             return self._owners.believed(caught.path, fd)
         except OSError:
             return False
+
+
+def _is_ours(path: bytes, fd: int) -> bool:
+    """Whether from our root, too, a path leads to an open file. No filesystem is asked."""
+    fds: list[int] = []
+    try:
+        fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))
+        fds.append(openat2.open_cached_in_root(fds[0], path))
+        found, wanted = statx.identity(fds[1], ask=False), statx.identity(fd, ask=False)
+    except OSError:
+        return False
+    finally:
+        for one in fds:
+            os.close(one)
+    return (found.dev, found.ino) == (wanted.dev, wanted.ino)
