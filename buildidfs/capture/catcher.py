@@ -6,10 +6,12 @@ the mount namespace and the filesystem. So this does nothing but to look at each
 does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
 no waiting for whoever receives. What is pinned can be read whatever becomes of the container.
 
-Each CPU has threads of its own that get hold of files (`lookout`). On that CPU: the process that
-has mapped a file goes on when it is held. A thread that runs anywhere may have to wait for a CPU
-which is in the middle of something that the kernel does not interrupt, for milliseconds, while the
-process ends on another. One more thread, less urgent, does the rest (`settler`).
+Each CPU has threads of its own that get hold of files (`lookout`). If execs wait for us they run on
+that CPU: the process that has mapped a file goes on when it is held. A thread that runs anywhere
+may have to wait for a CPU which is in the middle of something that the kernel does not interrupt,
+for milliseconds, while the process ends on another one. But that is rare, and costs those who start
+programs less, since it happens beside them. One more thread, less urgent, does the rest
+(`settler`).
 
 It is a process of its own (`catching`), and talks over a socket (`messages`).
 """
@@ -160,7 +162,8 @@ class Catcher:
     def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
         """Deal with all there is whenever something happens on one CPU."""
         scheduling.hurry(_URGENT)
-        scheduling.stay_on(cpu)
+        if self._strict is not None:
+            scheduling.stay_on(cpu)
         there.set()
         lookout = Lookout(self._state, cpu)
         while True:

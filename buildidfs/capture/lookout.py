@@ -22,7 +22,6 @@ from buildidfs.linux import statx, syscalls
 if TYPE_CHECKING:
     from buildidfs.capture.state import State
     from buildidfs.capture.tasks import Home
-    from buildidfs.formats.perfrecords import Record
 
 _WAITING: Final = 8192
 
@@ -42,28 +41,23 @@ class Lookout:
         if state.waiting() >= _WAITING:
             return
         records = state.rings.mappings(self._cpu)
+        if not records and not state.rings.is_pressed(self._cpu):
+            return
         found: list[tuple[Mapped, Home]] = []
         with state.lock:
             state.follow()
             state.counts.records += len(records)
             for record in records:
-                self._note(record, found)
+                if isinstance(record, Mapped):
+                    found.append((record, state.tasks.home_at(record.pid, record.time)))
+                else:
+                    state.apply(record)
         for record, home in found:
             self._grab(record, home)
         state.look_around(self._done.append)
         if self._done:
             state.closer.close(self._done)
             self._done.clear()
-
-    def _note(self, record: Record, found: list[tuple[Mapped, Home]]) -> None:
-        """Say where its process lives; with the lock held."""
-        if isinstance(record, Mapped):
-            # Not [vdso], not anonymous memory.
-            if record.path[:1] == b"/" and record.path[:2] != b"//":
-                home = self._state.tasks.home_at(record.pid, record.time)
-                found.append((record, home))
-        else:
-            self._state.apply(record)
 
     def _grab(self, record: Mapped, home: Home) -> None:
         """Get hold of what was mapped, unless it is known."""

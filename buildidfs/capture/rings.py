@@ -83,13 +83,18 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """What was mapped on one CPU since the last time."""
+        """What was mapped on one CPU since the last time, as far as it has a path."""
         try:
             ring = self._mappings.get(cpu)
             data = ring.take() if ring is not None and ring.has_records() else b""
         except ValueError:  # the CPU was turned off just now
             return []
-        return list(perfrecords.decode(data)) if data else []
+        return list(perfrecords.decode(data, paths=True)) if data else []
+
+    def is_pressed(self, cpu: int) -> bool:
+        """Whether it is time to ask for `changes`, mappings or not."""
+        ring = self._tasks.get(cpu)
+        return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
 
     def changes(self) -> list[Record]:
         """What became of processes, in the order of the times; by one thread at a time.

@@ -31,6 +31,7 @@ _KINDS: Final = len(NamespaceSet.__struct_fields__)
 _HEADER: Final = Struct("=IHH")  # type, misc, size
 _TIME: Final = Struct("=Q")
 _MAPPED: Final = Struct("=IIQQQIIQQI4x")  # pid, tid; addr, len, pgoff; maj, min, ino, gen; prot
+_NAME: Final = _HEADER.size + _MAPPED.size
 _TASK: Final = Struct("=IIIIQ")  # pid, ppid, tid, ptid, time
 _IN: Final = Struct("=IIQ")  # pid, tid, number of namespaces
 _NAMESPACE: Final = Struct("=QQ")  # device, inode
@@ -94,10 +95,11 @@ class Lost(msgspec.Struct, gc=False):
 Record = Mapped | Forked | Exited | Entered | Lost
 
 
-def decode(data: bytes) -> Iterator[Record]:
+def decode(data: bytes, *, paths: bool = False) -> Iterator[Record]:
     """The records in whole bytes of a ring, in its order; others are passed over.
 
-    Ends early at what is not a record: the kernel writes whole ones only.
+    With ``paths`` so are mappings of what has no path, which each program has one of. Ends early at
+    what is not a record: the kernel writes whole ones only.
     """
     position, end = 0, len(data)
     while position + _HEADER.size <= end:
@@ -105,6 +107,8 @@ def decode(data: bytes) -> Iterator[Record]:
         if size < _HEADER.size or position + size > end:
             return
         reader = _READERS.get(kind)
+        if paths and kind == _MMAP2 and not _has_path(data, position + _NAME):
+            reader = None
         if reader is not None:
             record = reader(data, position, size, misc)
             if record is not None:
@@ -112,8 +116,12 @@ def decode(data: bytes) -> Iterator[Record]:
         position += size
 
 
+def _has_path(data: bytes, name: int) -> bool:
+    return data[name : name + 1] == b"/" and data[name + 1 : name + 2] != b"/"
+
+
 def _mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
-    name = position + _HEADER.size + _MAPPED.size
+    name = position + _NAME
     stop = position + size - _TIME.size
     if stop <= name:
         return None

@@ -102,9 +102,9 @@ class Ring:
         """To poll for records."""
         return self._fd
 
-    def has_records(self) -> bool:
-        """Whether there is something to `take`."""
-        return self._words[_HEAD] != self._tail
+    def has_records(self, size: int = 1) -> bool:
+        """Whether there are ``size`` bytes to `take`."""
+        return self._words[_HEAD] - self._tail >= size
 
     def take(self) -> bytes:
         """All records that are waiting, whole ones; their room is the kernel's again.
