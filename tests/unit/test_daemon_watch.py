@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Caughts:
         """As the catcher would tell of a file."""
         fd = os.open(file, os.O_PATH | os.O_CLOEXEC)
         caught = Caught(
-            KEY, 4711, 10**18, os.fsencode(file), statx.identity(fd),
+            KEY, 4711, time.time_ns(), os.fsencode(file), statx.identity(fd),
             Place(own_namespaces(), 77, b"/system.slice"), build_id,
         )  # fmt: skip
         if build_id is not None:
