@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import threading
 
     from buildidfs.cli.watch_output import Presenter
-    from buildidfs.daemon.watch import Watch, WatchOptions
+    from buildidfs.daemon.watch import Watch
+    from buildidfs.daemon.watchstate import WatchOptions
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.store.presence import Presence
 
@@ -79,7 +80,7 @@ def watch(
     so that not even the shortest is missed.
     """
     from buildidfs import config
-    from buildidfs.daemon.watch import WatchOptions
+    from buildidfs.daemon.watchstate import WatchOptions
 
     defaults = session.settings.watch
     options = WatchOptions(

@@ -13,7 +13,7 @@ import click
 from buildidfs.cli.output import json_line, path_fields, size
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.watch import Event, WatchState
+    from buildidfs.daemon.watchstate import Event, WatchState
 
 _LIVE_S = 1.0
 _MINUTE_S = 60.0

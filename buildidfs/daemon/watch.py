@@ -8,6 +8,7 @@ all that is left is to scan again and again, which misses what lives for less.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -19,8 +20,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from buildidfs.capture import container, files
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.kernel import KernelScanner
@@ -31,9 +30,9 @@ from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.slow import SlowMounts
 from buildidfs.capture.watcher import Watcher
 from buildidfs.daemon.scans import Scans
+from buildidfs.daemon.watchstate import Event, WatchOptions, WatchState, added
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
-from buildidfs.ingest.counters import Counters
 from buildidfs.ingest.follow import Follow
 from buildidfs.linux import openat2
 from buildidfs.model import BuildId, Sighting
@@ -54,55 +53,11 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
+_DRAIN_S: Final = 10.0
 _MOST_CLOSING: Final = 4096
 _DENIED: Final = frozenset((1, 13))  # EPERM, EACCES
 
 _log = logging.getLogger(__name__)
-
-
-class WatchOptions(msgspec.Struct, frozen=True):
-    """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
-
-    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``exec_wait`` is the
-    longest, in seconds, that ``strict`` holds up an exec; ``scan`` is False to leave out what
-    runs already.
-    """
-
-    strict: bool = False
-    exec_wait: float = 0.2
-    pin_seconds: float = 30.0
-    pin_bytes: int = 2 << 30
-    containers: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    scan: bool = True
-    container_namespaces: tuple[str, ...] = ("mnt",)
-
-
-class Event(msgspec.Struct, frozen=True):
-    """Something happened to a file: ``captured``, or ``not captured`` for a ``reason``."""
-
-    name: str
-    sighting: Sighting
-    build_id: BuildId | None = None
-    reason: str = ""
-
-
-class WatchState(msgspec.Struct):
-    """How a watch is doing. ``mode`` is ``following``, ``polling`` or ``interrupted``.
-
-    ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
-    since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
-    """
-
-    mode: str
-    degraded: tuple[str, ...]
-    catcher: Counts
-    ingest: Counters
-    waiting: int
-    waiting_bytes: int
-    scans: int
-    restarts: int
-    idle: bool
 
 
 class Watch:
@@ -202,7 +157,7 @@ class Watch:
         return WatchState(
             self._mode,
             self._degraded,
-            _added(self._earlier, self._counts),
+            added(self._earlier, self._counts),
             self._follow.counters,
             len(self._pins),
             self._pins.held_bytes,
@@ -212,10 +167,15 @@ class Watch:
         )
 
     def close(self) -> None:
-        """End: what is staged is committed, what waits is let go and noted. Safe to call twice."""
+        """End: what is held is copied, as far as that takes seconds, and the rest noted.
+
+        Safe to call twice. Does not raise.
+        """
         self._restart_at = None
         self._watcher.close()
         self._scans.close()
+        with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
+            self._follow.flush(_DRAIN_S)
         self._follow.close()
         while self._closing:
             os.close(self._closing.popleft())
@@ -237,7 +197,7 @@ class Watch:
         if self._mode == "following" and now - self._followed_since > _LAST_PAUSE_S:
             self._pause = _FIRST_PAUSE_S
         self._mode, self._why_ended = "interrupted", reason
-        self._earlier, self._counts = _added(self._earlier, self._counts), Counts()
+        self._earlier, self._counts = added(self._earlier, self._counts), Counts()
         self._restarts += 1
         self._restart_at = now + self._pause
         self._pause = min(self._pause * 2, _LAST_PAUSE_S)
@@ -380,16 +340,5 @@ def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
     return re.compile(
         b"|".join(
             fnmatch.translate(os.fsdecode(p)).encode(errors="surrogateescape") for p in patterns
-        )
-    )
-
-
-def _added(one: Counts, other: Counts) -> Counts:
-    return Counts(
-        *(
-            a + b
-            for a, b in zip(
-                msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True
-            )
         )
     )
