@@ -97,9 +97,10 @@ class Rings:
         return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
 
     def changes(self) -> list[Record]:
-        """What became of processes, in the order of the times; by one thread at a time.
+        """What became of processes, each after what has led to it; by one thread at a time.
 
-        All that has led to what `mappings` gave before.
+        All that has led to what `mappings` gave before is among it. It is in the order of the times
+        but for a record that a CPU took long to write, which has led to nothing until then.
         """
         until = time.monotonic_ns()
         parts = [ring.take() for ring in self._tasks.values() if ring.has_records()]

@@ -141,9 +141,11 @@ class Ring:
         One whose CPU was turned off, be it for a moment or while the machine slept, makes no more
         records after that, and neither the descriptor nor anything else says so. Raises OSError.
         """
-        enabled, now = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1], time.monotonic_ns()
-        counted, passed = enabled - self._checked[0], now - self._checked[1]
-        self._checked = (enabled, now)
+        # Of the time that passed only what has passed for sure: we may be interrupted in between.
+        passed = time.monotonic_ns() - self._checked[1]
+        enabled = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1]
+        counted = enabled - self._checked[0]
+        self._checked = (enabled, time.monotonic_ns())
         return bool(2 * counted >= passed)
 
     def stop(self) -> None:
