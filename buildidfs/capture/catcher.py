@@ -169,7 +169,7 @@ class Catcher:
         while True:
             try:
                 poller.poll(_TICK_S)
-            except ValueError:  # the CPU was turned off
+            except (ValueError, OSError):  # the CPU was turned off
                 self._lookouts.discard(poller)
                 return
             if self._state.ended or not self._survives(lookout.work):

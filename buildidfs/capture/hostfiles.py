@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Where nobody but root can put something in the way that does not answer.
 _PLACES: Final = (b"/usr/", b"/lib/", b"/lib64/", b"/bin/", b"/sbin/")
+_NOT_THERE: Final = b"/usr/local/"
 _MOST: Final = 4096
 
 _Key = tuple[tuple[int, int], int, int]
@@ -43,6 +44,8 @@ class HostFiles:
         """Remember what a process of the host has mapped, and was handed on."""
         # Only of filesystems on disks are the numbers not given to others.
         if identity.scope != b"" or not record.path.startswith(_PLACES):
+            return
+        if record.path.startswith(_NOT_THERE):
             return
         if len(self._known) >= _MOST:
             self._known.clear()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from buildidfs.capture import elsewhere
 from buildidfs.capture.met import file_key, place_key
@@ -22,8 +22,6 @@ from buildidfs.linux import statx, syscalls
 if TYPE_CHECKING:
     from buildidfs.capture.state import State
     from buildidfs.capture.tasks import Home
-
-_WAITING: Final = 8192
 
 
 class Lookout:
@@ -38,7 +36,7 @@ class Lookout:
         """Get hold of all that was mapped since the last time."""
         state = self._state
         # As long as nobody takes what we have, the ring is the only place for more.
-        if state.waiting() >= _WAITING:
+        if state.waiting() >= state.most_waiting:
             return
         records = state.rings.mappings(self._cpu)
         if not records and not state.rings.is_pressed(self._cpu):
@@ -64,26 +62,27 @@ class Lookout:
         if home.is_known and home.mnt == self._state.host and self._state.files.has(record):
             return
         try:
+            # By the thread, since the first one of its process may be gone; by the process, since
+            # the thread may be.
             try:
-                fd = self._open(record, home, record.end)
+                fd = self._open(record, home, record.tid or record.pid, record.end)
             except FileNotFoundError:
                 end = elsewhere.end_now(record)
-                if end in (0, record.end):
+                if not end:
                     raise
-                fd = self._open(record, home, end)
+                fd = self._open(record, home, record.pid, end)
         except OSError as error:
             self._state.grips.put((record, home, -1, error))
         else:
             if fd >= 0:
                 self._state.grips.put((record, home, fd, None))
 
-    def _open(self, record: Mapped, home: Home, end: int) -> int:
-        """An O_PATH descriptor of what is mapped from ``record.start`` to ``end``.
+    def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
+        """An O_PATH descriptor of what ``pid`` has mapped from ``record.start`` to ``end``.
 
         -1 if it is known, or not what the record is about. Raises OSError.
         """
-        # By the thread: the first one of its process may be gone.
-        link = b"/proc/%d/map_files/%x-%x" % (record.tid or record.pid, record.start, end)
+        link = b"/proc/%d/map_files/%x-%x" % (pid, record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
             return -1
@@ -96,7 +95,12 @@ class Lookout:
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Filesystems made of others may show one inode number here and another there. If it is
         # something else that is mapped there by now, there is another record about that.
-        if statx.identity(fd, ask=False).ino == record.inode or _is_same_name(link, record):
+        try:
+            is_it = statx.identity(fd, ask=False).ino == record.inode
+        except BaseException:
+            self._done.append(fd)
+            raise
+        if is_it or _is_same_name(link, record):
             return fd
         self._done.append(fd)
         return -1

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from buildidfs.formats.perfrecords import Record
 
 _PAGES: Final = 512
+_TOTAL_BYTES: Final = 64 << 20
+_FEW_PAGES: Final = 32
 _LEAST_PAGES: Final = 8
 _HALF: Final = 2
 _RECHECK_S: Final = 10.0
@@ -55,7 +57,7 @@ class Rings:
         self._later: list[Record] = []
         self._mappings: dict[int, Ring] = {}
         self._tasks: dict[int, Ring] = {}
-        self._pages = _PAGES
+        self._pages = _pages()
         try:
             self.follow_cpus()
         except BaseException:
@@ -145,3 +147,9 @@ class Rings:
         self.pollers.pop(cpu).close()
         for rings in (self._mappings, self._tasks):
             rings.pop(cpu).close()
+
+
+def _pages() -> int:
+    """Pages of each ring: the memory of all of them is locked, on however many CPUs."""
+    share = _TOTAL_BYTES // perf_event.PAGE // 2 // len(perf_event.online_cpus())
+    return min(max(1 << share.bit_length() - 1, _FEW_PAGES), _PAGES)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.perfrecords import Mapped
     from buildidfs.model import FileIdentity
 
-_OPEN_FILES: Final = 1024
+_REMEMBERED: Final = 1024
 _DELETED: Final = b" (deleted)"
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
@@ -34,6 +34,7 @@ class Settler:
         self._slow = SlowMounts()
         self._vanished: deque[Grip] = deque()
         self._done: list[int] = []
+        self._missed: set[tuple[int, int, bytes]] = set()
 
     def run(self) -> None:
         """Work until the end. Raises BrokenPipeError when nobody listens any more."""
@@ -101,7 +102,7 @@ class Settler:
         """Hand a file on; when too many are waiting, only what it is. Takes the descriptor."""
         state = self._state
         build_id = None
-        is_pinned = state.outbox.held < _OPEN_FILES
+        is_pinned = state.outbox.held < state.most_held
         if not is_pinned:
             build_id = self._build_id(fd, identity, home)
             self._done.append(fd)
@@ -117,7 +118,9 @@ class Settler:
         )
         with state.lock:
             if is_pinned:
-                state.met.add(key, file)
+                # Of an unknown mount namespace it cannot be told whether it is the same again.
+                if home.is_known:
+                    state.met.add(key, file)
             else:
                 state.counts.unpinned += 1
                 if build_id is None:
@@ -142,6 +145,13 @@ class Settler:
         return found if isinstance(found, BuildId) else None
 
     def _miss(self, record: Mapped, error: OSError) -> None:
+        """Say once for each file of a process that it was missed: one may map it all the time."""
+        what = (record.pid, record.inode, record.path)
+        if what in self._missed:
+            return
+        if len(self._missed) >= _REMEMBERED:
+            self._missed.clear()
+        self._missed.add(what)
         reason = error.strerror or str(error)
         with self._state.lock:
             self._state.counts.missed += 1

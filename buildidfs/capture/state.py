@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import tasks
 from buildidfs.capture.closer import Closer
@@ -31,12 +32,18 @@ if TYPE_CHECKING:
 Grip = tuple[Mapped, Home, int, OSError | None]
 
 
+_OPEN_FILES: Final = 1024
+_WAITING: Final = 8192
+_SPARE_FILES: Final = 256
+
+
 class State:
     """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
     got hold of, and None at the end), ``files``, lookups in ``met``, and what says so.
 
     ``strict`` has a lock of its own, since what it does takes longer; it comes first where both
-    are taken. ``host`` is the mount namespace of the host.
+    are taken. ``host`` is the mount namespace of the host; so many files are held until they are
+    sent, and so many are waiting for that, at most.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met, strict: Strict | None) -> None:
@@ -47,6 +54,11 @@ class State:
         self.met = met
         self.strict = strict
         self.host = namespaces.initial().mnt
+        # Some are kept free: with strict watching, who execs a file that we have no descriptor
+        # for is refused.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most_held = max(min(_OPEN_FILES, (limit - _SPARE_FILES) // 4), 1)
+        self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
         self.closer = Closer(urgent=True)
         self.elsewhere = Elsewhere(self.host)

@@ -73,7 +73,9 @@ def one_line(state: WatchState) -> str:
 
 
 class Presenter:
-    """Tells of one watch. `event` may be called from any thread."""
+    """Tells of one watch. `event` may be called from any thread, and does not raise: that the
+    output cannot be written is no matter of who captures, and ends `turn`.
+    """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
         self._json = json_
@@ -83,10 +85,11 @@ class Presenter:
         self._shown_at = -_LIVE_S
         self._minute_at = time.monotonic() + _MINUTE_S
         self._is_open = False
+        self._failure: Exception | None = None
 
     def event(self, event: Event) -> None:
         """Something was captured, or could not be."""
-        if not self._json:
+        if not self._json or self._failure is not None:
             return
         origin = event.sighting.origin
         values: dict[str, object] = {"event": event.name, "time": event.sighting.seen_ns / 1e9}
@@ -96,10 +99,15 @@ class Presenter:
         values |= {"container": origin.container, "mnt_ns_id": origin.mnt_ns_id}
         if event.reason:
             values["reason"] = event.reason
-        self._print_json(values)
+        try:
+            self._print_json(values)
+        except Exception as error:
+            self._failure = error
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Show how it is doing, if it is time to."""
+        """Show how it is doing, if it is time to. Raises what keeps the output from being written."""
+        if self._failure is not None:
+            raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
             click.echo(f"\r\x1b[K{one_line(state)}", nl=False)

@@ -9,6 +9,7 @@ all that is left is to scan again and again, which misses what lives for less.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import logging
 import os
@@ -55,7 +56,7 @@ _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
 _MOST_CLOSING: Final = 4096
-_DENIED: Final = frozenset((1, 13))  # EPERM, EACCES
+_DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
 
 _log = logging.getLogger(__name__)
 
@@ -221,6 +222,10 @@ class Watch:
         sighting = self._live.of(caught, fd)
         if not self._is_wanted(sighting):
             self._close_later(fd)
+            return
+        if fd < 0 and caught.build_id is None:
+            # We had no descriptor left to receive it with.
+            self._not_opened(caught, sighting, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             return
         if caught.build_id is not None:
             self._follow.note(sighting, caught.build_id)

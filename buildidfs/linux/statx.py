@@ -55,6 +55,10 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
+# Anybody may give a file on tmpfs, or on FUSE, a time that is 292 years and more from 1970. As
+# nanoseconds it takes more than 64 bits, which nothing has room for.
+_LAST_NS = (1 << 63) - 1
+
 
 @functools.cache
 def boot_id() -> bytes:
@@ -114,13 +118,17 @@ def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:
         os.makedev(major, minor),
         ino,
         size,
-        mtime * 1_000_000_000 + mtime_ns,
-        ctime * 1_000_000_000 + ctime_ns,
+        _nanoseconds(mtime, mtime_ns),
+        _nanoseconds(ctime, ctime_ns),
         mode,
         uid,
         gid,
         _scope(major, ctime_ns, mask, mount),
     )
+
+
+def _nanoseconds(seconds: int, rest: int) -> int:
+    return max(-_LAST_NS, min(seconds * 1_000_000_000 + rest, _LAST_NS))
 
 
 def _scope(major: int, ctime_ns: int, mask: int, mount: int) -> bytes | None:
