@@ -105,7 +105,7 @@ class Presenter:
             self._failure = error
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Show how it is doing, if it is time to. Raises what keeps the output from being written."""
+        """Show how it is doing, if it is time to. Raises what the output cannot be written for."""
         if self._failure is not None:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:

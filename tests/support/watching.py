@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from buildidfs.store.presence import present
 from tests.support.mounts import COMMAND
 from tests.support.shortlife import Expected, Result, compare
 from tests.support.waiting import until
@@ -36,19 +39,62 @@ class Memory:
     rss: int
 
 
+class Told:
+    """What a process tells its service manager, message by message, from now to `close`."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("")  # the kernel finds a name
+        self.address = "@" + self._socket.getsockname()[1:].decode()
+        # Whoever tells waits while nobody listens.
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    @property
+    def lines(self) -> list[str]:
+        """All assignments (``READY=1``)."""
+        return [line for message in self.messages for line in message.split("\n")]
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while message := self._socket.recv(8192):
+            self.messages.append(message.decode())
+
+
 class Watcher:
     """A running ``buildidfs watch``."""
 
-    def __init__(self, store: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(
+        self, store: Path, process: subprocess.Popen[bytes], log: Path, told: Told
+    ) -> None:
         self.store = store
         self.pid = process.pid
+        self.told = told
         self._process = process
         self._log = log
+        self._code = 0
 
     @property
     def log(self) -> str:
         """What it wrote to its outputs."""
         return self._log.read_text(errors="replace")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What it printed with ``--json``."""
+        lines = self.log.split("\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it says of itself in the store, every two seconds; empty while it starts."""
+        return next((each.facts for each in present(self.store, "watch")), {})
 
     def processes(self) -> list[int]:
         """The process IDs of it and of all its descendants."""
@@ -100,12 +146,19 @@ class Watcher:
         until(settled, "an end of what is captured", 120)
         return result
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Tell it to stop as a service manager does; fails unless it ends well and soon."""
-        self._process.send_signal(signal.SIGTERM)
+        if self._process.returncode is None:
+            self._process.send_signal(number)
         code = self._process.wait(60)
-        assert code == 0, f"watch ended with {code}: {self.log[-2000:]}"
+        assert code == self._code, f"watch ended with {code}: {self.log[-2000:]}"
         assert "Traceback" not in self.log, self.log[-4000:]
+
+    def crash(self) -> None:
+        """Kill the process that was started, and none of those that it has started."""
+        self._code = -signal.SIGKILL
+        self._process.kill()
+        self._process.wait(30)
 
     def kill(self) -> None:
         """Leave no process of it behind."""
@@ -124,36 +177,30 @@ def watching(
 
     The log is beside the store. Whatever happens, no process of it outlives the block.
     """
-    address = Path(f"{store}.notify")
     log = Path(f"{store}.log")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, log.open("wb") as output:
-        ready.bind(os.fspath(address))
-        ready.setblocking(False)
+    with contextlib.closing(Told()) as told, log.open("wb") as output:
         process = subprocess.Popen(
             [os.fspath(word) for word in (*command, "--store", store, "watch", *options)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=_REPOSITORY,
-            env={**os.environ, "NOTIFY_SOCKET": os.fspath(address)},
+            env={**os.environ, "NOTIFY_SOCKET": told.address},
         )
-        watcher = Watcher(store, process, log)
+        watcher = Watcher(store, process, log, told)
         try:
-            until(lambda: _is_ready(ready, process, watcher), "READY=1 of watch", 60)
+            until(lambda: _is_ready(process, watcher), "READY=1 of watch", 60)
             yield watcher
             watcher.stop()
         finally:
             if process.poll() is None:
                 watcher.kill()
-            address.unlink()
 
 
-def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes], watcher: Watcher) -> bool:
+def _is_ready(process: subprocess.Popen[bytes], watcher: Watcher) -> bool:
     code = process.poll()
     assert code is None, f"watch ended with {code}: {watcher.log[-2000:]}"
-    with contextlib.suppress(BlockingIOError):
-        return b"READY=1" in ready.recv(4096).split(b"\n")
-    return False
+    return "READY=1" in watcher.told.lines
 
 
 def _stat(pid: int) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,8 @@ from tests.support.captures import sighting
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.elfwriter import elf_file
+from tests.support.waiting import until
+from tests.support.watching import watching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +35,7 @@ def output_section() -> dict[str, str]:
     argv = [tool("groff"), "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", ROOT / "man/buildidfs.1"]
     page = run(argv, check=True).out
     text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
-    names = ("scan tree --dry-run", "scan", "list", "show", "journal", "stats")
+    names = ("scan tree --dry-run", "scan", "watch", "list", "show", "journal", "stats")
     start = rf"^ {{5}}(?=(?:{'|'.join(names)})\b)"
     general, *items = re.split(start, text, flags=re.MULTILINE)
     said = [" ".join(each.split()) for each in items]
@@ -55,6 +57,15 @@ def keys(value: object) -> Iterator[str]:
                 yield from keys(each)
 
 
+def watched(buildidfs: BuildIdFs) -> list[dict[str, Any]]:
+    """What a watch prints that has captured something, and been stopped."""
+    with watching(buildidfs.store, "--json") as watcher:
+        until(lambda: [x for x in watcher.events if x["event"] == "captured"], "a capture", 60)
+    names = {each["event"] for each in watcher.events}
+    assert {"captured", "stopped"} <= names <= {"captured", "not captured", "stopped", "counts"}
+    return watcher.events
+
+
 def test_fields_are_in_the_page(
     output_section: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path
 ) -> None:
@@ -66,6 +77,7 @@ def test_fields_are_in_the_page(
     commands = {
         "scan tree --dry-run": ["scan", "tree", "--dry-run", tmp_path],
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
+        "watch": [],
         "list": ["list"],
         "show": ["show", build_id[::-1].hex()],
         "journal": ["journal"],
@@ -75,9 +87,13 @@ def test_fields_are_in_the_page(
     with Store.create(buildidfs.store) as store:
         store.journal([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
     for name, words in commands.items():
-        done = buildidfs(*words, "--json", check=False)
-        assert done.rc in (0, 3), done
-        found = {key for line in done.out.splitlines() for key in keys(json.loads(line))}
+        if name == "watch":
+            objects = watched(buildidfs)
+        else:
+            done = buildidfs(*words, "--json", check=False)
+            assert done.rc in (0, 3), done
+            objects = [json.loads(line) for line in done.out.splitlines()]
+        found = {key for each in objects for key in keys(each)}
         assert len(found) >= 2
         unknown = [key for key in found if not re.search(rf"\b{key}\b", output_section[name])]
         assert unknown == [], name

@@ -14,8 +14,10 @@ import msgspec
 import pytest
 
 from buildidfs.capture.messages import Counts
+from buildidfs.cli import watch_output
+from buildidfs.cli.streams import ReaderGone
 from buildidfs.cli.watch_output import Presenter, as_facts, one_line
-from buildidfs.daemon.watch import Event, WatchState
+from buildidfs.daemon.watchstate import Event, WatchState
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, sighting
@@ -156,3 +158,21 @@ def test_quiet_is_quiet(
     presenter.turn(QUIET, time.monotonic() + 61)
     presenter.end(BUSY)
     assert capsysbinary.readouterr().out == b""
+
+
+def test_output_that_cannot_be_written_is_no_matter_of_who_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(values: object) -> None:
+        calls.append(values)
+        raise ReaderGone
+
+    calls: list[object] = []
+    monkeypatch.setattr(watch_output, "json_line", refuse)
+    presenter = Presenter(json_=True, quiet=False)
+    presenter.turn(QUIET, time.monotonic())
+    for _ in range(3):
+        presenter.event(Event("captured", sighting(), BuildId(b"\xab\xcd")))
+    assert len(calls) == 1
+    with pytest.raises(ReaderGone):
+        presenter.turn(QUIET, time.monotonic())

@@ -19,7 +19,8 @@ import pytest
 
 from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Message, Missed, Place
 from buildidfs.daemon import watch as watch_module
-from buildidfs.daemon.watch import Event, Watch, WatchOptions
+from buildidfs.daemon.watch import Watch
+from buildidfs.daemon.watchstate import Event, WatchOptions
 from buildidfs.linux import statx
 from buildidfs.model import BuildId
 from buildidfs.store import Store
@@ -305,7 +306,8 @@ def test_scan_leaves_out_what_is_not_wanted(make: Callable[..., Caughts], tmp_pa
 _RUNNER = """
 import json, sys
 from buildidfs import log
-from buildidfs.daemon.watch import Watch, WatchOptions
+from buildidfs.daemon.watch import Watch
+from buildidfs.daemon.watchstate import WatchOptions
 from buildidfs.errors import BuildIdFsError
 from buildidfs.store import Store
 log.setup(0)

@@ -1,0 +1,670 @@
+# SPDX-License-Identifier: Apache-2.0
+"""watch as it is run: what it captures, what it says, and what becomes of it when things fail."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from buildidfs.model import BuildId, Kind
+from buildidfs.store import Store
+from tests.support.catches import Program as Probe
+from tests.support.children import copied_cat
+from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.containers import container
+from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.mounts import COMMAND, loop_devices
+from tests.support.programs import build_id_of, sha256
+from tests.support.unable import unable
+from tests.support.waiting import lines, until
+from tests.support.watching import watching
+
+if TYPE_CHECKING:
+    from buildidfs.store import JournalRecord
+    from tests.support.mounts import BuildIdFs
+    from tests.support.programs import Program
+    from tests.support.watching import Watcher
+
+root = pytest.mark.root
+host = pytest.mark.host
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+# Two cores, and others who want them.
+PATIENCE = 90.0
+
+# Maps a file that others may be writing to, and holds it; argument: the path.
+_MAPPER = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+held = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Probe:
+    return Probe(tmp_path)
+
+
+def journal(store: Path) -> list[JournalRecord]:
+    with Store.open(store, read_only=True) as opened:
+        return list(opened.journal_since())
+
+
+def seen(store: Path, path: Path | str) -> list[JournalRecord]:
+    """What the journal has at a path."""
+    return [each for each in journal(store) if each.path == os.fsencode(path)]
+
+
+def digests(store: Path, build_id: str) -> set[str]:
+    """The SHA-256 of each file that the store has under a build ID."""
+    with Store.open(store, read_only=True) as opened:
+        ordinal = opened.ordinal(BuildId.from_hex(build_id))
+        if ordinal is None:
+            return set()
+        return {each.digest.hex() for kind in Kind for each in opened.variants(ordinal, kind)}
+
+
+def captured(store: Path, path: Path) -> None:
+    """Wait until the store has a file with the bytes it has at ``path``."""
+    build_id, right = build_id_of(path), sha256(path)
+    until(lambda: right in digests(store, build_id), f"the capture of {path}", PATIENCE)
+
+
+def is_sound(store: Path) -> bool:
+    with Store.open(store) as opened:
+        return list(opened.check(digests=True)) == []
+
+
+def pidfds(watcher: Watcher) -> list[int]:
+    return [os.pidfd_open(pid) for pid in watcher.processes()]
+
+
+def have_ended(fds: list[int]) -> None:
+    for fd in fds:
+        assert select.select([fd], [], [], PATIENCE)[0]
+        os.close(fd)
+
+
+def catchers(watcher: Watcher) -> list[int]:
+    """The process that catches, after the one that guards it if there is one."""
+    found = []
+    for pid in watcher.processes():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text() == "buildidfs-catch\n":
+                found.append(pid)
+    return found
+
+
+def ephemeral(probe: Probe, directory: Path) -> str:
+    """Run the probe on a tmpfs in a mount namespace of its own, from ``directory``/app, to its end.
+
+    Returns the inode number of that namespace.
+    """
+    directory.mkdir(exist_ok=True)
+    script = 'mount -t tmpfs none "$1"; cp "$2" "$1/app"; exec "$1/app" here'
+    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", directory, probe.exe]
+    inode = run(argv, check=True).out.split()[1]
+    assert not (directory / "app").exists()
+    return inode
+
+
+def is_free_of(watcher: Watcher, device: int) -> bool:
+    """Whether no process of the watch has anything open on a filesystem."""
+    for pid in watcher.processes():
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            # Closed meanwhile, which is what is waited for.
+            with contextlib.suppress(OSError):
+                if link.stat().st_dev == device:
+                    return False
+    return True
+
+
+@contextlib.contextmanager
+def mapping(path: Path) -> Iterator[None]:
+    """A process that has a file mapped executable."""
+    argv = [sys.executable, "-c", _MAPPER, path]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert lines(process.stdout, lambda got: len(got) == 1) == ["up"]
+            yield
+        finally:
+            process.kill()
+
+
+# --- what is captured ----------------------------------------------------------------------------
+
+
+@root
+@host
+@pytest.mark.parametrize("kind", ["tmpfs", "crun"])
+def test_container_that_has_gone_is_in_store_and_journal(
+    directory: Path, program: Program, kind: str
+) -> None:
+    with watching(directory / "store", "--no-scan", "--json") as watcher:
+        with container(kind, program, directory / "container") as running:
+            inode = int(os.readlink(f"/proc/{running.stuck}/ns/mnt")[5:-1])
+            label = running.label or f"mnt:{inode}"
+            device = os.stat(f"/proc/{running.stuck}/root{running.app}/bin/hot").st_dev
+            captured(watcher.store, program.exe.shipped)
+            captured(watcher.store, program.lib.shipped)
+            until(lambda: is_free_of(watcher, device), "an end of what is open", PATIENCE)
+            running.destroy()
+        for binary in program.binaries:
+            captured(watcher.store, binary.shipped)
+            path = f"{running.app}/{'bin' if binary is program.exe else 'lib'}"
+            (record,) = [
+                each
+                for each in seen(watcher.store, f"{path}/{binary.shipped.name}")
+                if each.container == label
+            ]
+            assert record.build_id.hex() == binary.build_id
+            assert record.namespaces.mnt == inode
+            assert record.mnt_ns_id
+            assert record.scanner == "watch"
+        path = f"{running.app}/bin/hot"
+        place = (path, label)  # others may have a container with such a path, too
+        (event,) = [
+            each for each in watcher.events if (each.get("path"), each.get("container")) == place
+        ]
+        assert (event["event"], event["build_id"]) == ("captured", program.exe.build_id)
+        assert event["mnt_ns_id"] == record.mnt_ns_id
+        assert abs(event["time"] - time.time()) < 3600
+        until(lambda: watcher.facts["caught"] >= 2, "the counts", PATIENCE)
+    last = watcher.events[-1]
+    assert last["event"] == "stopped"
+    assert last["captured"] == sum(each["event"] == "captured" for each in watcher.events)
+    assert last["mode"] == "following"
+    assert last["records"] >= last["caught"] >= 2
+    assert last["waiting"] == 0
+    assert is_sound(watcher.store)
+
+
+@root
+@host
+def test_device_is_free_soon_after_the_container(directory: Path, program: Program) -> None:
+    """What is captured is closed, so that nothing stays mounted or attached."""
+    with watching(directory / "store", "--no-scan") as watcher:
+        with container("ext4", program, directory / "container") as running:
+            device = os.stat(f"/proc/{running.stuck}/root{running.app}/bin/hot").st_dev
+            captured(watcher.store, program.exe.shipped)
+            captured(watcher.store, program.lib.shipped)
+            until(lambda: is_free_of(watcher, device), "an end of what is open", PATIENCE)
+            running.destroy()  # unmounts, and waits for the loop device
+        assert loop_devices(directory) == []
+
+
+@root
+@host
+@pytest.mark.parametrize("scan", [True, False])
+def test_what_runs_already_is_captured_unless_told_not_to(
+    directory: Path, probe: Probe, scan: bool
+) -> None:
+    running, later = directory / "running", directory / "later"
+    options = [] if scan else ["--no-scan"]
+    with copied_cat(running), watching(directory / "store", *options) as watcher:
+        if scan:
+            until(lambda: seen(watcher.store, running), "what runs", PATIENCE)
+        run([probe.place(later)], check=True)
+        captured(watcher.store, later)
+        until(lambda: watcher.facts["caught"] and watcher.facts["idle"], "rest", PATIENCE)
+        assert bool(seen(watcher.store, running)) is scan
+        assert watcher.facts["scans"] == int(scan)
+
+
+@root
+@host
+def test_excluded_paths_and_other_containers(
+    directory: Path, program: Program, probe: Probe
+) -> None:
+    label = "docker:" + program.exe.build_id[:12]
+    options = ["--no-scan", "--container", label, "--exclude", "*/libhot.*"]
+    with watching(directory / "store", *options) as watcher:
+        run([probe.exe], check=True)
+        with container("crun", program, directory / "container") as running:
+            assert running.label == label
+            captured(watcher.store, program.exe.shipped)
+            running.destroy()
+        ephemeral(probe, directory / "place")
+        until(lambda: watcher.facts["caught"] and watcher.facts["idle"], "rest", PATIENCE)
+    assert digests(watcher.store, program.lib.build_id) == set()
+    assert {record.container for record in journal(watcher.store)} == {label}
+
+
+@root
+@host
+def test_settings_are_the_defaults_of_options(directory: Path, probe: Probe) -> None:
+    settings = directory / "buildidfs.toml"
+    settings.write_text(
+        '[watch]\nstrict = true\nexclude = ["*/excluded"]\npin-seconds = 5\npin-bytes = "1G"\n'
+    )
+    command = [*COMMAND, "--config", settings]
+    paths = [probe.place(directory / name) for name in ("excluded", "left-out", "wanted")]
+    with watching(
+        directory / "store", "--no-scan", "--exclude", "*/left-out", command=command
+    ) as watcher:
+        assert watcher.facts["strict"] is True
+        assert len(catchers(watcher)) == 2, "with its guard"
+        for path in paths:
+            run([path], check=True)
+        captured(watcher.store, paths[-1])
+    assert [bool(seen(watcher.store, path)) for path in paths] == [False, False, True]
+    with watching(directory / "other", "--no-scan", "--no-strict", command=command) as watcher:
+        assert watcher.facts["strict"] is False
+        assert len(catchers(watcher)) == 1
+
+
+@root
+@host
+def test_library_overwritten_in_place(directory: Path, probe: Probe) -> None:
+    """The same inode at the same path, and not even another size: each version is itself."""
+    library = directory / "lib.so"
+    versions = []
+    for number in range(4):
+        source = directory / f"lib{number}.so"
+        content = bytearray(probe.lib.read_bytes())
+        old = bytes.fromhex(build_id_of(probe.lib))
+        at = content.index(old)
+        content[at : at + len(old)] = os.urandom(len(old))
+        source.write_bytes(content)
+        versions.append((build_id_of(source), sha256(source), bytes(content)))
+    with watching(directory / "store", "--no-scan") as watcher:
+        inodes = set()
+        for build_id, right, content in versions:
+            library.write_bytes(content)
+            inodes.add(library.stat().st_ino)
+            run([probe.exe, library], check=True)
+            until(
+                lambda b=build_id, r=right: digests(watcher.store, b) == {r},
+                "this version", PATIENCE,
+            )  # fmt: skip
+        assert len(inodes) == 1
+        # Sooner than they can be copied: some may be missed, and none may be mistaken.
+        for _, _, content in versions * 5:
+            library.write_bytes(content)
+            run([probe.exe, library], check=True)
+        until(lambda: watcher.facts["idle"], "rest", PATIENCE)
+    for build_id, right, _ in versions:
+        assert digests(watcher.store, build_id) == {right}
+    assert {each.build_id.hex() for each in seen(watcher.store, library)} == {
+        build_id for build_id, _, _ in versions
+    }
+    assert is_sound(watcher.store)
+
+
+class Growing:
+    """A file of 20 MB that somebody writes, slowly at first: its first page is there."""
+
+    def __init__(self, path: Path) -> None:
+        build_id = os.urandom(20)
+        self.build_id = build_id.hex()
+        self._rest = elf_file([TEXT, Section(b".data", os.urandom(20_000_000))], build_id=build_id)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o755)
+        self.go_on(mmap.PAGESIZE)
+
+    def go_on(self, size: int = 1) -> None:
+        """Write a little: a file at which nobody writes for a second is taken as it is."""
+        os.write(self._fd, self._rest[:size])
+        self._rest = self._rest[size:]
+
+    def finish(self) -> None:
+        """Write the rest."""
+        while self._rest:
+            self.go_on(MIB)
+        self.close()
+
+    def close(self) -> None:
+        """Be done with it; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@root
+@host
+def test_file_is_captured_when_its_writer_is_done(directory: Path) -> None:
+    path = directory / "growing.so"
+    with watching(directory / "store", "--no-scan", "--json") as watcher:
+        with contextlib.closing(Growing(path)) as file, mapping(path):
+
+            def was_tried() -> bool:
+                file.go_on()
+                return bool(watcher.facts["retried"])
+
+            until(was_tried, "an attempt", PATIENCE)
+            assert digests(watcher.store, file.build_id) == set()
+            file.finish()
+            until(lambda: digests(watcher.store, file.build_id), "the capture", PATIENCE)
+        assert digests(watcher.store, file.build_id) == {sha256(path)}
+        assert path.stat().st_size > 20_000_000
+        assert not [each for each in watcher.events if each["event"] == "not captured"]
+
+
+@root
+@host
+def test_file_that_is_written_for_ever_is_told_of(directory: Path) -> None:
+    path = directory / "growing.so"
+    options = ["--no-scan", "--json", "--pin-seconds", "1"]
+    with watching(directory / "store", *options) as watcher:
+        with contextlib.closing(Growing(path)) as file, mapping(path):
+
+            def not_captured() -> list[dict[str, Any]]:
+                file.go_on()
+                return [each for each in watcher.events if each["event"] == "not captured"]
+
+            event = until(not_captured, "that it was not captured", PATIENCE)[0]
+            until(lambda: seen(watcher.store, path), "the journal", PATIENCE)
+        assert (event["path"], event["build_id"]) == (str(path), file.build_id)
+        assert event["reason"]
+    assert [each.build_id.hex() for each in seen(watcher.store, path)] == [file.build_id]
+    assert digests(watcher.store, file.build_id) == set()
+    assert watcher.events[-1]["let_go"] >= 1
+
+
+@root
+@host
+@pytest.mark.fuse
+@pytest.mark.client
+def test_it_does_not_capture_itself(
+    directory: Path, buildidfs: BuildIdFs, program: Program, stripped: Path, probe: Probe
+) -> None:
+    """Readers of the mount, and the mount's own process, make nothing new."""
+    gdb = [tool("gdb"), "-nx", "-batch", "-ex", "info functions"]
+    with watching(buildidfs.store, "--no-scan") as watcher:
+        run([stripped, "leak"], check=True)
+        captured(watcher.store, program.exe.shipped)
+        with buildidfs.mounted() as mount:
+            elf = mount / program.exe.build_id / "elf"
+            with elf.open("rb") as file, pytest.raises(PermissionError):
+                mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+            for _ in range(3):
+                run([tool("readelf"), "-nS", elf], check=True)
+                run([*gdb, elf], check=True)
+                buildidfs("list")
+            # What was mapped before this has been dealt with when this is there.
+            last = probe.place(directory / "last")
+            run([last], check=True)
+            captured(watcher.store, last)
+        found = [each.path for each in journal(watcher.store)]
+    assert os.fsencode(last) in found
+    own = (os.fsencode(buildidfs.store), os.fsencode(buildidfs.mountpoint))
+    assert [path for path in found if path.startswith(own)] == []
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+@root
+@host
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "terminal"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_signals_end_it_and_leave_nothing(directory: Path, how: str, strict: bool) -> None:
+    options = ["--strict"] if strict else []
+    with watching(directory / "store", *options) as watcher:
+        fds = pidfds(watcher)
+        assert len(fds) == (3 if strict else 2)
+        if how == "terminal":  # which tells everybody
+            for fd in fds[1:]:
+                signal.pidfd_send_signal(fd, signal.SIGINT)
+        watcher.stop(signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
+        have_ended(fds)
+        assert watcher.log.count("\n") == 1, watcher.log
+        assert watcher.log.startswith("following, ")
+        assert watcher.facts == {}, "it is not present any more"
+    assert is_sound(watcher.store)
+
+
+@root
+@host
+def test_service_manager_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    with watching(directory / "store", "--no-scan") as watcher:
+        told = watcher.told
+        assert told.messages[0] == "READY=1\nSTATUS=following what is mapped"
+        until(lambda: told.lines.count("WATCHDOG=1") >= 3, "signs of life", PATIENCE)
+        run([copied(directory / "true", Path(tool("true")).resolve())], check=True)
+        until(
+            lambda: [x for x in told.lines if x.startswith("STATUS=following, ")],
+            "the status", PATIENCE,
+        )  # fmt: skip
+        assert "STOPPING=1" not in told.lines
+        watcher.stop()
+        until(lambda: told.lines[-1] == "STOPPING=1", "that it stops", PATIENCE)
+    assert told.lines.count("READY=1") == 1
+
+
+def copied(path: Path, program: Path) -> Path:
+    """A copy of a program."""
+    path.write_bytes(program.read_bytes())
+    path.chmod(0o755)
+    return path
+
+
+@root
+@host
+def test_status_shows_it(buildidfs: BuildIdFs, probe: Probe) -> None:
+    with watching(buildidfs.store, "--no-scan") as watcher:
+        run([probe.exe], check=True)
+        until(lambda: watcher.facts["captured"] > 0, "the counts", PATIENCE)
+        found = json.loads(buildidfs("status", "--json").out)
+        assert found["well"] is True
+        (process,) = found["processes"]
+        assert (process["role"], process["state"]) == ("watch", "running")
+        assert process["pid"] == watcher.pid
+        assert process["facts"]["mode"] == "following"
+        assert process["facts"]["captured"] > 0
+        assert process["facts"]["strict"] is False
+        assert f"pid {watcher.pid}" in buildidfs("status").out
+    assert buildidfs("status", check=False).rc == 3
+
+
+@root
+@host
+def test_reader_of_the_output_that_goes(directory: Path, probe: Probe) -> None:
+    words = [*COMMAND, "--store", directory / "store", "watch", "--json"]
+    argv = [os.fspath(word) for word in words]
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines(process.stdout, lambda got: bool(got))
+            children = [os.pidfd_open(pid) for pid in _children(process.pid)]
+            assert children
+            process.stdout.close()
+            ephemeral(probe, directory / "place")
+            assert process.wait(PATIENCE) == 128 + signal.SIGPIPE
+            assert process.stderr is not None
+            said = process.stderr.read().splitlines()
+            assert [
+                x for x in said if not x.startswith(b"buildidfs: warning: not captured: ")
+            ] == []
+            have_ended(children)
+        finally:
+            process.kill()
+    assert is_sound(directory / "store")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_without_the_privilege_it_scans(directory: Path) -> None:
+    watched = watching(directory / "store", "--json", "--exclude", "*", command=unable(*COMMAND))
+    with watched as watcher:
+        until(lambda: watcher.facts["scans"] >= 2, "scans", PATIENCE)
+        assert watcher.facts["mode"] == "polling"
+        (text,) = watcher.facts["degraded"]
+        assert "scanning every 2 s" in text
+    warnings = [line for line in watcher.log.splitlines() if not line.startswith("{")]
+    assert warnings == [f"buildidfs: warning: {text}"]
+    last = watcher.events[-1]
+    assert (last["event"], last["mode"], last["degraded"]) == ("stopped", "polling", [text])
+
+
+def test_strict_without_the_privilege_is_refused(directory: Path) -> None:
+    words = [*COMMAND, "--store", directory / "store", "watch", "--strict"]
+    done = run(unable(*words), cwd=ROOT)
+    assert done.rc == 60
+    assert done.out == ""
+    assert done.err.startswith("buildidfs: cannot follow what is mapped: ")
+    assert "CAP_SYS_ADMIN" in done.err
+    assert done.err.count("\n") == 1
+
+
+# --- what fails ----------------------------------------------------------------------------------
+
+
+@root
+@host
+@pytest.mark.parametrize("strict", [False, True])
+def test_killed_catcher_is_started_again(directory: Path, probe: Probe, strict: bool) -> None:
+    options = ["--strict"] if strict else []
+    with watching(directory / "store", "--no-scan", *options) as watcher:
+        for number in (1, 2):
+            os.kill(catchers(watcher)[-1], signal.SIGKILL)
+            # Whether it is there in time for this or not: it is looked for.
+            with copied_cat(directory / f"running{number}"):
+                until(lambda n=number: seen(watcher.store, directory / f"running{n}"),
+                      "what runs", PATIENCE)  # fmt: skip
+                until(lambda n=number: watcher.facts["restarts"] == n
+                      and watcher.facts["scans"] >= n, "the restart", PATIENCE)  # fmt: skip
+        assert watcher.facts["mode"] == "following"
+        ephemeral(probe, directory / "place")
+        captured(watcher.store, probe.exe)
+        counted = watcher.facts["records"]
+        assert counted > 0
+    assert watcher.log.count("the catcher ended (it was killed): starting it again") == 2
+
+
+@root
+@host
+def test_catcher_that_hangs_is_killed_and_started_again(directory: Path, probe: Probe) -> None:
+    with watching(directory / "store", "--no-scan", "--strict") as watcher:
+        path = probe.place(directory / "first")
+        run([path], check=True)
+        captured(watcher.store, path)
+        guard, catcher = catchers(watcher)
+        fd = os.pidfd_open(catcher)
+        try:
+            os.kill(catcher, signal.SIGSTOP)
+            begun = time.monotonic()
+            run([probe.place(directory / "second")], check=True)
+            assert time.monotonic() - begun < 5, "0.2 s, and what the machine has to do besides"
+            assert select.select([fd], [], [], PATIENCE)[0], "the guard has killed it"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGCONT)
+            os.close(fd)
+        until(lambda: watcher.facts["restarts"] == 1 and watcher.facts["mode"] == "following",
+              "the restart", PATIENCE)  # fmt: skip
+        assert catchers(watcher)[0] != guard
+        third = directory / "third"
+        third.mkdir()
+        ephemeral(probe, third)
+        until(lambda: seen(watcher.store, third / "app"), "another catch", PATIENCE)
+    assert "it held up an exec for 0.2 s" in watcher.log
+
+
+@root
+@host
+@pytest.mark.parametrize("strict", [False, True])
+def test_killed_watch_leaves_nothing_and_the_next_goes_on(
+    directory: Path, probe: Probe, strict: bool
+) -> None:
+    options = ["--strict"] if strict else []
+    store = directory / "store"
+    with copied_cat(directory / "running"):
+        with watching(store, "--no-scan", *options) as watcher:
+            ephemeral(probe, directory / "place")
+            until(lambda: seen(store, directory / "place/app"), "a catch", PATIENCE)
+            fds = pidfds(watcher)
+            watcher.crash()
+            have_ended(fds)
+            run([probe.place(directory / "after")], check=True)  # nothing holds it up
+        assert watcher.facts == {}
+        assert is_sound(store)
+        assert not seen(store, directory / "running")
+        with watching(store, *options):
+            until(lambda: seen(store, directory / "running"), "what still runs", PATIENCE)
+    assert is_sound(store)
+
+
+@pytest.fixture
+def small(directory: Path) -> Iterator[Path]:
+    """A filesystem of 48 MiB."""
+    point = directory / "small"
+    point.mkdir()
+    run([tool("mount"), "-t", "tmpfs", "-o", "size=48m", "none", point], check=True)
+    yield point
+    run([tool("umount"), "-l", point], check=True)
+
+
+def _fill(directory: Path) -> Path:
+    """Take all room of a filesystem."""
+    ballast = directory / "ballast"
+    with ballast.open("wb") as file, contextlib.suppress(OSError):  # no space left
+        for size in (MIB, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(file.fileno(), os.urandom(size))
+    usage = os.statvfs(directory)
+    assert usage.f_bavail < 16
+    return ballast
+
+
+@root
+@host
+def test_full_store_recovers(directory: Path, small: Path, probe: Probe) -> None:
+    store = small / "store"
+    with watching(store, "--no-scan") as watcher:
+        first = probe.place(directory / "first")
+        run([first], check=True)
+        captured(store, first)
+        until(lambda: watcher.facts["idle"], "rest", PATIENCE)
+        ballast = _fill(small)
+        with copied_cat(directory / "running") as child:
+            until(lambda: watcher.facts["store_error"], "that the store is full", PATIENCE)
+            gone = elf_file([TEXT], build_id=(gone_id := os.urandom(20)))
+            (directory / "gone.so").write_bytes(gone)
+            with mapping(directory / "gone.so"):
+                pass
+            (directory / "gone.so").unlink()
+            assert "no space left" in watcher.facts["store_error"]
+            assert child.poll() is None
+            ballast.unlink()
+            captured(store, directory / "running")
+            until(lambda: seen(store, directory / "gone.so"), "the journal", PATIENCE)
+            until(lambda: not watcher.facts["store_error"], "the end of it", PATIENCE)
+        assert watcher.facts["unjournaled"] == 0
+    assert [each.build_id for each in seen(store, directory / "gone.so")] == [gone_id]
+    assert seen(store, directory / "running")
+    assert is_sound(store)
+    assert "Traceback" not in watcher.log
+
+
+def test_nothing_is_mistaken(directory: Path) -> None:
+    """So that the others can fail: digests are those of what is there."""
+    content = elf_file([TEXT], build_id=b"\xab" * 20)
+    (directory / "a.so").write_bytes(content)
+    run([*COMMAND, "--store", directory / "store", "scan", "tree", directory / "a.so"],
+        cwd=ROOT, check=True)  # fmt: skip
+    assert digests(directory / "store", "ab" * 20) == {hashlib.sha256(content).hexdigest()}
+    assert digests(directory / "store", "cd" * 20) == set()
