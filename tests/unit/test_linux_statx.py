@@ -191,3 +191,14 @@ def test_a_file_of_a_loop_device_is_scoped(tmp_path: Path) -> None:
         identity = _identity_of_executable(child)
     assert os.major(identity.dev) == 7
     assert identity.scope is None or len(identity.scope) == 24
+
+
+def test_times_that_nothing_has_room_for() -> None:
+    fd = os.memfd_create("far")  # as on any tmpfs, where everybody may do that
+    try:
+        for seconds in (1 << 60, -(1 << 60)):
+            os.utime(fd, (seconds, seconds))
+            assert abs(statx.identity(fd).mtime_ns) == (1 << 63) - 1
+            assert (statx.identity(fd).mtime_ns > 0) is (seconds > 0)
+    finally:
+        os.close(fd)
