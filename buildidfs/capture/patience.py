@@ -24,6 +24,7 @@ _NETWORK: Final = frozenset(
         b"beegfs", b"gpfs", b"orangefs", b"fuse", b"fuseblk",
     )
 )  # fmt: skip
+_OVERLAY: Final = b"overlay"
 
 _Device = tuple[int, int]
 _T = TypeVar("_T")
@@ -37,6 +38,33 @@ def is_slow_type(fstype: bytes) -> bool:
 def slow_devices(text: bytes) -> set[_Device]:
     """The (major, minor) of filesystems in a mountinfo text that depend on somebody's answer."""
     return {mount.dev for mount in mountinfo.parse(text) if is_slow_type(mount.fstype)}
+
+
+class Devices:
+    """Which filesystems may not answer, learned from the mounts of one namespace after another."""
+
+    def __init__(self) -> None:
+        self._slow: set[_Device] = set()
+        self._answering: set[_Device] = set()
+
+    def learn(self, text: bytes, *, overlays_answer: bool) -> bool:
+        """Take in a mountinfo text; whether anything in it may not answer.
+
+        ``overlays_answer`` is false where users have mounted them: one may be made of a server of
+        theirs, which need not be mounted anywhere any more.
+        """
+        is_slow = False
+        for mount in mountinfo.parse(text):
+            if is_slow_type(mount.fstype):
+                self._slow.add(mount.dev)
+            elif overlays_answer or mount.fstype != _OVERLAY:
+                self._answering.add(mount.dev)
+            is_slow |= self.may_not_answer(mount.dev)
+        return is_slow
+
+    def may_not_answer(self, device: _Device) -> bool:
+        """Whether that one may keep us waiting; what has no block device has to be known."""
+        return device in self._slow or (not device[0] and device not in self._answering)
 
 
 class Patience:

@@ -19,7 +19,7 @@ from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadabl
 from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
 from buildidfs.capture.fusefiles import FuseFiles, Owned
 from buildidfs.capture.owners import Owners
-from buildidfs.capture.patience import Patience, slow_devices
+from buildidfs.capture.patience import Devices, Patience
 from buildidfs.capture.process import Moved, Process, Ways, denied
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
@@ -130,7 +130,7 @@ class _Scan:
         self._failed: dict[_FileKey, Unreadable] = {}
         self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
-        self._slow_devices: set[tuple[int, int]] = set()
+        self._devices = Devices()
         self._slow_namespaces: set[int] = set()
         self._patience = patience
         self._fuse = fuse
@@ -204,9 +204,9 @@ class _Scan:
         self._mount_namespaces.add(process.mount_namespace)
         text = procfs.mountinfo(process.fd)
         self._own_mounts |= mounts.own_mount_devices(text)
-        slow = slow_devices(text)
-        self._slow_devices |= slow
-        if slow:
+        # What is mounted with the privileges of a user namespace is some user's.
+        by_root = process.namespaces.user == self._initial.user
+        if self._devices.learn(text, overlays_answer=by_root):
             self._slow_namespaces.add(process.mount_namespace)
 
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
@@ -237,7 +237,7 @@ class _Scan:
 
     def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
         """`Process.pin`, for files that may be on a filesystem that does not answer."""
-        if mapping.dev not in self._slow_devices:
+        if not self._devices.may_not_answer(mapping.dev):
             return process.pin(mapping)
 
         def pin_and_read() -> tuple[int, FileIdentity]:

@@ -130,7 +130,8 @@ class Settler:
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
         """What a file is that cannot be held, if it may be read without waiting for anybody."""
-        if self._slow.is_slow(fd, identity, home.mnt_ns_id):
+        user = home.namespaces.user if home.namespaces is not None else 0
+        if self._slow.is_slow(fd, identity, home.mnt_ns_id, user):
             return None
         try:
             readable = openat2.reopen_regular(fd)

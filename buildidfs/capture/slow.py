@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.linux import statmount, statx
+from buildidfs.linux import namespaces, statmount, statx
 
 if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
@@ -20,6 +20,9 @@ _MAGICS: Final = frozenset(
         0x20030528,
     )
 )  # fmt: skip
+# What is made of other filesystems is as slow as they are, which may be mounted nowhere any more.
+# Users may make an overlay in a user namespace of theirs, and a layer of it of a server of theirs.
+_OVERLAY: Final = 0x794C7630
 _MOST: Final = 4096
 
 
@@ -27,7 +30,8 @@ class SlowMounts:
     """What was learned of mounts, by their number that is never used again."""
 
     def __init__(self) -> None:
-        self._known: dict[int, bool] = {}
+        self._known: dict[int, int] = {}
+        self._user = namespaces.initial().user
         # Of files that exist in memory only, whose mount is nowhere; the number is never reused.
         fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
         try:
@@ -35,11 +39,13 @@ class SlowMounts:
         finally:
             os.close(fd)
 
-    def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int) -> bool:
+    def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
         """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.
 
         So it is taken if nobody knows: a mount that is not attached any more cannot be asked for.
         Of a filesystem on a block device it has to be known, since few of them are FUSE's.
+        ``user`` is the user namespace of whoever uses the file, 0 if it is not known; what users
+        can mount in one of their own is not trusted to answer.
         """
         if identity.dev == self._memory:
             return False
@@ -50,13 +56,13 @@ class SlowMounts:
             mount = None
         if mount is None:
             return not on_disk
-        slow = self._known.get(mount)
-        if slow is None:
+        magic = self._known.get(mount)
+        if magic is None:
             try:
-                slow = statmount.magic(mount, mnt_ns_id) in _MAGICS
+                magic = statmount.magic(mount, mnt_ns_id)
             except OSError:
                 return not on_disk
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[mount] = slow
-        return slow
+            self._known[mount] = magic
+        return magic in _MAGICS or (magic == _OVERLAY and user != self._user)

@@ -20,6 +20,8 @@ _BETWEEN_S: Final = 1.0
 # What is gone by then has been caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5
 _MOST_PIDS: Final = 1024
+# Who waits for a filesystem that fell silent is left behind.
+_END_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Scans:
         self._all_ended = -math.inf
         self._is_busy = True
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="buildidfs-scan")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-scan")
         self.count = 0
         """Finished looks at all processes."""
 
@@ -81,7 +83,7 @@ class Scans:
             self._ending.set()
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _run(self) -> None:
         self._is_busy = False

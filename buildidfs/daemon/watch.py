@@ -237,7 +237,8 @@ class Watch:
             if known.build_id is not None:
                 self._follow.seen(sighting, known.build_id)
             return
-        if self._slow.is_slow(fd, caught.identity, caught.place.mnt_ns_id):
+        place = caught.place
+        if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
             pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
         else:
             self._close_later(fd)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from buildidfs.capture.patience import Patience, slow_devices
+from buildidfs.capture.patience import Devices, Patience, slow_devices
 
 DEVICE, OTHER = (0, 99), (0, 98)
 
@@ -58,3 +58,21 @@ def test_which_filesystems_may_be_silent() -> None:
     types = [b"ext4", b"nfs4", b"fuse.sshfs", b"fuse.buildidfs", b"overlay", b"cifs", b"fuse"]
     text = b"".join(line % item for item in enumerate(types))
     assert slow_devices(text) == {(0, 1), (0, 2), (0, 5), (0, 6)}
+
+
+def test_what_may_not_answer_has_to_be_known_without_a_block_device() -> None:
+    devices = Devices()
+    by_user = (
+        b"30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        b"31 30 0:40 / /tmp rw - tmpfs none rw\n"
+        b"32 30 0:41 / /m rw - overlay none rw,lowerdir=/gone\n"
+    )
+    assert devices.learn(by_user, overlays_answer=False)
+    assert devices.may_not_answer((0, 41))
+    assert devices.may_not_answer((0, 99))  # mounted nowhere any more
+    assert not devices.may_not_answer((0, 40))
+    assert not devices.may_not_answer((8, 2))
+    assert not devices.learn(by_user, overlays_answer=True)
+    assert not devices.may_not_answer((0, 41))
+    assert devices.learn(b"33 30 8:3 / /n rw - fuseblk /dev/sdb rw\n", overlays_answer=True)
+    assert devices.may_not_answer((8, 3))

@@ -102,3 +102,17 @@ def test_a_closed_descriptor() -> None:
     os.close(fd)
     assert SlowMounts().is_slow(fd, identity(dev=0x30, scope=b"s" * 24), 0)
     assert not SlowMounts().is_slow(fd, identity(scope=b""), 0)
+
+
+def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statmount, "magic", lambda mount, namespace: 0x794C7630)
+    slow, initial = SlowMounts(), namespaces.initial().user
+    fd = os.open(cat_program(), os.O_PATH)
+    try:
+        assert slow.is_slow(fd, identity(), 1, initial + 1)
+        assert slow.is_slow(fd, identity(), 1)
+        assert not slow.is_slow(fd, identity(), 1, initial)
+    finally:
+        os.close(fd)
