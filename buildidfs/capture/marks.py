@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import superblocks
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import fanotify, procfs
+from buildidfs.linux import fanotify, namespaces, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,6 +79,7 @@ class Marks:
         self._marked: set[tuple[int, int]] = set()
         self._refused: set[tuple[bytes, int]] = set()
         self._can_ignore = True
+        self._user = namespaces.initial().user
         self._opens_paused = False
 
     def close(self) -> None:
@@ -176,6 +177,10 @@ class Marks:
         private = superblocks.without(text, self.host.devices)
         slow = superblocks.slow_points(private)
         found = superblocks.watchable(private, [*slow, *self.host.slow_points])
+        if namespaces.user(pid_fd) != self._user:
+            # Who is root there can put an overlay on a server of his own that may not answer, and
+            # hide it. Layers on the filesystems of the host are asked about all the same.
+            found = [mount for mount in found if mount.fstype != b"overlay"]
         if not found or b"/" in slow:
             return  # even to get at its root may mean to ask a server
         # Without a mount of its own as root nobody knows what it is on.

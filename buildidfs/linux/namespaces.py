@@ -39,6 +39,11 @@ def mnt(pid_fd: int) -> int:
     return _inode(pid_fd, b"ns/mnt")
 
 
+def user(pid_fd: int) -> int:
+    """The user namespace of a process alone; 0 when it is gone. Raises OSError."""
+    return _inode(pid_fd, b"ns/user")
+
+
 def of_pid(pid: int) -> NamespaceSet:
     """`of` for a pid, which must not be reused meanwhile: ours, or one that lives for ever."""
     pid_fd = procfs.open_pid(pid)
