@@ -121,7 +121,6 @@ class Catcher:
                 for fd, call in self._calls.items():
                     if fd in ready:
                         call()
-                self._state.drop_exited()
         if self._socket.fileno() in ready and not self._listen():
             return False
         with self._state.lock:

@@ -68,6 +68,7 @@ class State:
         self.ended = False
         self._entered: list[int] = []
         self._exited: list[int] = []
+        self._exited_before: list[int] = []
 
     def waiting(self) -> int:
         """How many files were got hold of and are not handed on; without the lock."""
@@ -119,9 +120,13 @@ class State:
             return self.strict.take(record.pid, record.inode, record.path)
 
     def drop_exited(self) -> None:
-        """Let go of what was kept for processes that are gone; with the lock of ``strict`` only."""
+        """Let go of what was kept for those gone since the time before the last; with the lock of
+        ``strict`` only.
+
+        Not at once: what they have mapped may still wait to be looked at.
+        """
         with self.lock:
-            exited, self._exited = self._exited, []
+            exited, self._exited_before, self._exited = self._exited_before, self._exited, []
         if self.strict is not None:
             for pid in exited:
                 self.strict.drop(pid)
