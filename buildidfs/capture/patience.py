@@ -74,6 +74,10 @@ class Patience:
         self._seconds = seconds
         self._silent: set[_Device] = set()
 
+    def is_silent(self, device: _Device) -> bool:
+        """Whether it did not answer once, and is not asked again."""
+        return device in self._silent
+
     def ask(self, device: _Device, question: Callable[[], _T], discard: Callable[[_T], None]) -> _T:
         """The result of ``question``, or its exception.
 

@@ -39,6 +39,16 @@ class SlowMounts:
         finally:
             os.close(fd)
 
+    def is_stacked(self, fd: int) -> bool:
+        """Whether the filesystem of a file that `is_slow` was asked about is made of others.
+
+        Of those nobody can say whether they answer.
+        """
+        try:
+            return self._known.get(statx.unique_mount_id(fd) or 0) == _OVERLAY
+        except OSError:
+            return True
+
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
         """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.
 

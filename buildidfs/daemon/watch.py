@@ -26,6 +26,7 @@ from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.kernel import KernelScanner
 from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Missed, Options
+from buildidfs.capture.patience import Patience
 from buildidfs.capture.pins import Pin, Pins
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.slow import SlowMounts
@@ -55,6 +56,7 @@ _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
+_FIRST_LOOK_S: Final = 1.0
 _MOST_CLOSING: Final = 4096
 _DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
 
@@ -93,6 +95,7 @@ class Watch:
             recovered=self._recovered,
         )
         self._slow = SlowMounts()
+        self._patience = Patience(_FIRST_LOOK_S)
         self._scans = Scans(self._look)
         self._watcher = Watcher(
             Options(options.strict, options.exec_wait, os.stat(store.path).st_dev),
@@ -241,25 +244,41 @@ class Watch:
         if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
             pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
         else:
-            self._close_later(fd)
             try:
-                pin = self._opened(caught, sighting, fd)
+                readable, build_id = self._first_look(caught, fd)
+            except TimeoutError:
+                pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
             except OSError as error:
+                self._close_later(fd)
                 self._not_opened(caught, sighting, error)
                 return
+            else:
+                self._close_later(fd)
+                pin = Pin(sighting, readable, build_id, caught.key, time.monotonic())
         self._follow.let_go(self._pins.put(pin))
         self._scans.process(caught.pid)
 
-    def _opened(self, caught: Caught, sighting: Sighting, path_fd: int) -> Pin:
-        """A pin that can be read, and what a first look says it is. Raises OSError."""
-        fd = openat2.reopen_regular(path_fd)
-        try:
-            found = files.identify(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        build_id = found if isinstance(found, BuildId) else None
-        return Pin(sighting, fd, build_id, caught.key, time.monotonic())
+    def _first_look(self, caught: Caught, path_fd: int) -> tuple[int, BuildId | None]:
+        """A descriptor to read a file from, and the build ID on its first page.
+
+        Raises OSError: TimeoutError if what its filesystem is made of does not answer.
+        """
+        if not self._slow.is_stacked(path_fd):
+            return _opened(path_fd)
+        own = os.dup(path_fd)  # whoever asks may be left behind with it
+
+        def question() -> tuple[int, BuildId | None]:
+            try:
+                return _opened(own)
+            finally:
+                os.close(own)
+
+        identity = caught.identity
+        mount = int.from_bytes((identity.scope or b"")[-8:], "little")
+        if self._patience.is_silent((identity.dev, mount)):
+            os.close(own)
+            raise TimeoutError
+        return self._patience.ask((identity.dev, mount), question, lambda found: os.close(found[0]))
 
     def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
         self._watcher.forget((caught.key,))
@@ -337,6 +356,16 @@ def _prepare_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _opened(path_fd: int) -> tuple[int, BuildId | None]:
+    fd = openat2.reopen_regular(path_fd)
+    try:
+        found = files.identify(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found if isinstance(found, BuildId) else None
 
 
 def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
