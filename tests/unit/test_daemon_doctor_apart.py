@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import faulthandler
 import os
@@ -53,8 +54,20 @@ def test_answers_come_in_order_with_the_names_of_what_was_asked() -> None:
     ]
 
 
+def _children() -> set[int]:
+    """Our own, ended or not: other tests may have some."""
+    found = set()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdecimal():
+                stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                    found.add(int(name))
+    return found
+
+
 def test_nothing_is_left_open_or_running() -> None:
-    before = open_descriptors()
+    before, others = open_descriptors(), _children()
     assert (
         len(list(apart.ask([_probe(lambda: ok("")), _probe(_killed), _probe(_for_ever)], 0.2))) == 3
     )
@@ -62,8 +75,7 @@ def test_nothing_is_left_open_or_running() -> None:
         assert finding.state == "ok"
         break  # and the generator is closed
     assert open_descriptors() == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert _children() <= others
 
 
 def test_each_is_asked_in_another_process() -> None:
