@@ -29,7 +29,7 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.formats import fanotifyevents
-from buildidfs.linux import fanotify, syscalls
+from buildidfs.linux import fanotify, parents, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,16 +43,12 @@ _PATIENCE_AFTER_KILL_S = 0.02
 _HELD_UP_TICKS = 3
 _HELD_UP_LIMITS = 5
 
-_PR_SET_PDEATHSIG = 1
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 _MCL_ONFAULT = 4  # commit b0f205c2a308, Linux 4.4
 
 _log = logging.getLogger(__name__)
 
-_prctl = syscalls.libc.prctl
-_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
-_prctl.restype = ctypes.c_int
 _mlockall = syscalls.libc.mlockall
 _mlockall.argtypes = (ctypes.c_int,)
 _mlockall.restype = ctypes.c_int
@@ -122,10 +118,8 @@ def _run_child(child: Callable[[Heartbeat], int], heartbeat: Heartbeat, parent: 
     """In the fork: never returns, and never outlives the guard."""
     code = 1
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # A parent that died before that sends nothing.
-        if os.getppid() == parent:
-            code = child(heartbeat)
+        parents.end_with(parent, signal.SIGKILL)
+        code = child(heartbeat)
     except SystemExit as request:
         code = request.code if isinstance(request.code, int) else 1
     except BaseException as error:
