@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from buildidfs.errors import UsageError
 
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B|)", re.IGNORECASE)
 
 Namespace = Literal["net", "uts", "ipc", "pid", "user", "mnt", "cgroup"]
@@ -34,10 +37,14 @@ class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[mount]``: options that ``buildidfs mount`` adds to those of its command line."""
+    """``[mount]``: options that ``buildidfs mount`` adds to those of its command line.
+
+    ``list_all`` lists for everybody what they may not read, too.
+    """
 
     options: tuple[str, ...] = ()
     gdb_scripts: Literal["zero", "keep"] = "zero"
+    list_all: bool = False
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -62,6 +69,44 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     exclude: tuple[str, ...] = ()
 
 
+class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[retention]``: what a store may take, as sizes (`limit`) and ages (`seconds`).
+
+    None is no limit, but for ``keep_free``, whose default depends on the filesystem. What was not
+    used for ``compress_after`` is compressed; None is never.
+    """
+
+    max_size: int | str | None = None
+    keep_free: int | str | None = None
+    max_age: int | str | None = None
+    min_age: int | str = 0
+    compress_after: int | str | None = None
+
+
+class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[check]``: ``watch`` reads that many bytes of blobs a second, to see whether they are what
+    they were; 0 is none.
+    """
+
+    scrub_rate: int | str = 8 << 20
+
+
+class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of ``[[trust.rules]]``: how far files are believed that were seen at such a path, in such
+    a container. Both are globs; None is any, and "" as a container is none.
+    """
+
+    level: Literal["unknown", "container", "package", "host"]
+    path: str | None = None
+    container: str | None = None
+
+
+class TrustSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[trust]``: of the rules the first that fits decides; without one, where it was seen."""
+
+    rules: tuple[TrustRule, ...] = ()
+
+
 class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[up]``: what ``buildidfs up`` runs; an empty mount point means /buildid."""
 
@@ -76,7 +121,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mount: MountSettings = MountSettings()
     capture: CaptureSettings = CaptureSettings()
     watch: WatchSettings = WatchSettings()
+    retention: RetentionSettings = RetentionSettings()
     up: UpSettings = UpSettings()
+    check: CheckSettings = CheckSettings()
+    trust: TrustSettings = TrustSettings()
 
 
 def size(value: int | str) -> int:
@@ -91,7 +139,48 @@ def size(value: int | str) -> int:
         raise UsageError(f"not a size: {value!r}; try 512MiB or 2G")
     number, unit, suffix = found.groups()
     base = 1000 if suffix.upper() == "B" and unit else 1024
-    return int(float(number) * base ** " KMGT".index(unit.upper() or " "))
+    try:
+        return int(float(number) * base ** " KMGT".index(unit.upper() or " "))
+    except OverflowError:
+        raise UsageError(f"not a size that anything has: {value[:20]}...") from None
+
+
+class Limit(NamedTuple):
+    """A size in bytes, or (``share``) as a part of the filesystem; one of them is 0."""
+
+    bytes: int
+    share: float = 0.0
+
+
+def limit(value: int | str) -> Limit:
+    """A size as `size` takes it, or a share of the filesystem such as ``80%``.
+
+    Raises `UsageError`.
+    """
+    if isinstance(value, str) and (found := _SHARE.fullmatch(value.strip())):
+        share = float(found[1]) / 100
+        if share > 1:
+            raise UsageError(f"not a share of the filesystem: {value!r}; try 80%")
+        return Limit(0, share)
+    try:
+        given = size(value)
+    except UsageError:
+        raise UsageError(f"not a size: {str(value)[:20]!r}; try 50G or 80%") from None
+    if given < 0:
+        raise UsageError(f"not a size: {given}; try 50G or 80%")
+    return Limit(given)
+
+
+def seconds(value: int | str) -> int:
+    """Seconds from a number, or from text such as ``30d``, ``12h``, ``90m``, ``2w``.
+
+    Raises `UsageError`.
+    """
+    text = str(value).strip().lower()
+    found = _AGE.fullmatch(text)
+    if found is None or len(text) > 20:
+        raise UsageError(f"not an age: {text[:20]!r}; try 30d or 12h")
+    return int(float(found[1]) * _SECONDS[found[2]])
 
 
 def parse(text: str, name: str) -> Settings:
@@ -103,16 +192,28 @@ def parse(text: str, name: str) -> Settings:
 
     try:
         settings = msgspec.convert(tomllib.loads(text), Settings)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{name}: not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"{name}: {error}") from error
+    except ValueError as error:  # also of a number with thousands of digits
+        raise UsageError(f"{name}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{name}: not valid TOML: nested too deeply") from None
     if not settings.container.namespaces:
         raise UsageError(f"{name}: container.namespaces names no namespace; try ['mnt']")
-    try:
-        size(settings.watch.pin_bytes)
-    except UsageError as error:
-        raise UsageError(f"{name}: watch.pin-bytes: {error}") from error
+    kept = settings.retention
+    for key, check, value in (
+        ("watch.pin-bytes", size, settings.watch.pin_bytes),
+        ("check.scrub-rate", size, settings.check.scrub_rate),
+        ("retention.max-size", limit, kept.max_size),
+        ("retention.keep-free", limit, kept.keep_free),
+        ("retention.max-age", seconds, kept.max_age),
+        ("retention.min-age", seconds, kept.min_age),
+        ("retention.compress-after", seconds, kept.compress_after),
+    ):
+        try:
+            _ = None if value is None else check(value)
+        except UsageError as error:
+            raise UsageError(f"{name}: {key}: {error}") from error
     return settings
 
 

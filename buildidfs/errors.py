@@ -10,7 +10,8 @@
     │   ├── StoreMissing           11   no store at that place
     │   ├── StoreLocked            12   another process holds it in a way that excludes this one
     │   ├── StoreVersionError      13   written by a newer (or unknown) format
-    │   └── StoreFull              14   the filesystem or the quota is full
+    │   ├── StoreFull              14   the filesystem or the quota is full
+    │   └── StoreDamaged           10   its index cannot be used any more
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
     ├── MountError                 40   mounting, serving or unmounting failed
@@ -83,6 +84,10 @@ class StoreFull(StoreError):
     """No room left on the store's filesystem, or in the quota that covers it."""
 
     exit_code = 14
+
+
+class StoreDamaged(StoreError):
+    """The index of the store cannot be used; a new one can be made from the blobs."""
 
 
 class IntegrityError(BuildIdFsError):

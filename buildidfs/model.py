@@ -10,6 +10,7 @@ a *pinned file* (capture/base.py) is a sighting plus an open descriptor.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -165,6 +166,13 @@ class FileIdentity(msgspec.Struct, frozen=True):
     scope: bytes | None = None
 
 
+OWNER: Final = 4
+GROUP: Final = 2
+OTHERS: Final = 1
+EVERYBODY: Final = OWNER | GROUP | OTHERS
+"""What `Origin.reach` is made of. On disk."""
+
+
 class Origin(msgspec.Struct, frozen=True):
     """Where a file was seen.
 
@@ -175,7 +183,9 @@ class Origin(msgspec.Struct, frozen=True):
     another one than the host's at that time, as far as both were known: with ``cgroup`` all that
     is needed to ask later what another definition of a container says. ``cgroup_id`` is the number
     of the control group in the unified hierarchy, 0 where it is not known: unlike the path it is
-    not used again until the next boot.
+    not used again until the next boot. ``reach`` says for the owner of the file (4), its group (2)
+    and all others (1) whether everybody of them could get at it along this path, see
+    `capture.reach`; 0 if nobody but root could, and if nobody asked, because the file is known.
     """
 
     path: bytes
@@ -189,6 +199,7 @@ class Origin(msgspec.Struct, frozen=True):
     scanner: str = ""
     apart: int = 0
     cgroup_id: int = 0
+    reach: int = EVERYBODY
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -211,7 +222,8 @@ class Artifact(msgspec.Struct, frozen=True):
     ``variant`` counts the variants of this (build ID, kind) in order of arrival and is never
     reused, so (ordinal, kind, variant) names bytes for ever. ``scripts`` are the extents of
     ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
-    ``mode`` holds permission bits only.
+    ``mode`` holds permission bits only. ``segments`` stands for what the program headers of an ELF
+    file say is loaded where, 0 where there is none: an executable and its debuginfo share it.
     """
 
     ordinal: int
@@ -227,6 +239,7 @@ class Artifact(msgspec.Struct, frozen=True):
     trust: Trust
     first_seen_ns: int
     scripts: tuple[ByteRange, ...] = ()
+    segments: int = 0
 
 
 class Mapping(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from binascii import hexlify, unhexlify
 
-from buildidfs.model import BuildId, Kind
+from buildidfs.model import BuildId, Digest, Kind
 
 KIND_OF: dict[bytes, Kind] = {
     b"elf": Kind.EXECUTABLE,
@@ -41,6 +41,12 @@ SPELLINGS: dict[Kind, tuple[bytes, ...]] = {
 
 PATH = b"path"
 """The text file that says where an artifact was seen."""
+
+VARIANTS = b"variants"
+"""The directory of everything that was ever seen with a build ID, by digest."""
+
+DWP_SUFFIX = b".dwp"
+"""What the package of a binary's split DWARF is called, after the name of the binary."""
 
 DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"
@@ -86,7 +92,36 @@ def parse_split(first: int, name: bytes) -> tuple[BuildId, bool] | None:
     return None if build_id is None else (build_id, with_suffix)
 
 
+def parse_digest(name: bytes) -> Digest | None:
+    """The digest that a directory entry spells; None if it is anything but lower-case hex."""
+    if len(name) != 64:
+        return None
+    try:
+        raw = unhexlify(name)
+    except ValueError:
+        return None
+    return Digest(raw) if hexlify(raw) == name else None
+
+
 def split(build_id: bytes) -> tuple[bytes, bytes]:
     """Directory and entry of a build ID below ``.build-id/`` (for debuginfo add ``.debug``)."""
     text = hexlify(build_id)
     return text[:2], text[2:]
+
+
+def package_id(build_id: BuildId) -> BuildId | None:
+    """What a store keeps the ``.dwp`` file of a binary under, since that has no build ID.
+
+    None where the binary's is too long for that.
+    """
+    if len(build_id) + len(DWP_SUFFIX) > BuildId.MAX_BYTES:
+        return None
+    return BuildId(DWP_SUFFIX + build_id)
+
+
+def package_owner(build_id: BuildId) -> BuildId | None:
+    """The inverse of `package_id`; None for what does not look like one."""
+    if not build_id.startswith(DWP_SUFFIX):
+        return None
+    owner = build_id[len(DWP_SUFFIX) :]
+    return BuildId(owner) if len(owner) >= BuildId.MIN_BYTES else None

@@ -49,6 +49,11 @@ _UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
 
+# A path is at most PATH_MAX bytes long, and the kernel has sixteen hierarchies. What is longer did
+# not come from it, and would take a time that grows with the square.
+_PATH_MAX = 4096
+_TEXT_MAX = 16 * _PATH_MAX
+
 
 def path(text: bytes) -> bytes:
     """The path that tells most about a process: the unified hierarchy's, or one of version 1.
@@ -59,7 +64,7 @@ def path(text: bytes) -> bytes:
     """
     best: tuple[bool, bool, bool, int] | None = None
     chosen = b""
-    for line in text.split(b"\n"):
+    for line in text[:_TEXT_MAX].split(b"\n"):
         hierarchy, _, rest = line.partition(b":")
         controllers, colon, where = rest.partition(b":")
         if not colon:
@@ -78,7 +83,7 @@ def path(text: bytes) -> bytes:
 
 def unified(text: bytes) -> bytes:
     """The path in the unified hierarchy (version 2), whatever it says; empty without one."""
-    found = _UNIFIED.search(text)
+    found = _UNIFIED.search(text[:_TEXT_MAX])
     return found[1].removesuffix(_DELETED) if found else b""
 
 
@@ -88,10 +93,11 @@ def container_label(cgroup_path: bytes) -> str | None:
     The innermost container counts. The processes that watch over a container (conmon, the
     supervisor of systemd-nspawn) are named after it too, but do not belong to it.
     """
+    cgroup_path = cgroup_path[:_PATH_MAX]
     pod = _POD.search(cgroup_path)
     kubernetes = pod is not None or b"kubepods" in cgroup_path
     for found in reversed(list(_ID.finditer(cgroup_path))):
-        *_, parent, prefix = b"/".join((b"", cgroup_path[: found.start()])).split(b"/")
+        above, _, prefix = cgroup_path[: found.start()].rpartition(b"/")
         if prefix.endswith(b"conmon-"):
             continue
         short = found[0][:12].decode()
@@ -100,7 +106,7 @@ def container_label(cgroup_path: bytes) -> str | None:
         if b"/ecs/" in cgroup_path or b"/ecstasks.slice/" in cgroup_path:
             return f"ecs:{short}"
         token = prefix.rstrip(b"-_:").rpartition(b":")[2]
-        runtime = _PREFIXES.get(token) if token else _PARENTS.get(parent)
+        runtime = _PREFIXES.get(token) if token else _PARENTS.get(above.rpartition(b"/")[2])
         return f"{runtime or 'container'}:{short}"
     if pod is not None:
         return f"k8s:{(pod[1] + pod[2]).decode()}"

@@ -45,6 +45,8 @@ class Layout(NamedTuple):
     - ``ehdr`` (at offset 16): type, machine, version, entry, phoff, shoff, flags, ehsize,
       phentsize, phnum, shentsize, shnum, shstrndx;
     - ``phdr``: type, offset, filesz, align;
+    - ``load``: the same entry as type and three fields in an order of its own: address, size in
+      memory, flags;
     - ``shdr``: name, type, flags, offset, size, link, info, addralign.
 
     Tables are walked in steps of the structure's own size, whatever e_phentsize and e_shentsize
@@ -56,22 +58,24 @@ class Layout(NamedTuple):
     ehdr_size: int
     ehdr: struct.Struct
     phdr: struct.Struct
+    load: struct.Struct
     shdr: struct.Struct
 
 
 def _layout(bits: int, little_endian: bool) -> Layout:
     order = "<" if little_endian else ">"
     if bits == 64:
-        forms = ("HHIQQQIHHHHHH", "I4xQ16xQ8xQ", "IIQ8xQQIIQ8x", 64)
+        forms = ("HHIQQQIHHHHHH", "I4xQ16xQ8xQ", "II8xQ16xQ8x", "IIQ8xQQIIQ8x", 64)
     else:
-        forms = ("HHIIIIIHHHHHH", "II8xI8xI", "III4xIIIII4x", 52)
-    ehdr, phdr, shdr, size = forms
+        forms = ("HHIIIIIHHHHHH", "II8xI8xI", "I4xI8xII4x", "III4xIIIII4x", 52)
+    ehdr, phdr, load, shdr, size = forms
     return Layout(
         little_endian,
         bits,
         size,
         struct.Struct(order + ehdr),
         struct.Struct(order + phdr),
+        struct.Struct(order + load),
         struct.Struct(order + shdr),
     )
 

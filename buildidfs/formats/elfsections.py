@@ -20,6 +20,7 @@ not a file of its own (SYMFILE_NOT_FILENAME).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -42,16 +43,26 @@ from buildidfs.formats.elfheader import (
     ReadAt,
     Source,
 )
-from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality
+from buildidfs.formats.splitdwarf import skeletons
+from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerprint
 
 _NAME_MAX: Final = 64  # longer than any section name that means something here
 _LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
 _SCRIPTS_MAX: Final = 64
+_SEGMENTS_MAX: Final = 256
+# What is compiled to assembler first is no skeleton.
+_UNITS_MAX: Final = 64
+_DWO_IDS_MAX: Final = 16
 
 _SCRIPTS: Final = frozenset((b".debug_gdb_scripts", b".zdebug_gdb_scripts"))
 _DWARF: Final = frozenset(
-    (b".debug_info", b".zdebug_info", b".debug_line", b".zdebug_line", b".debug_types")
-)
+    (
+        b".debug_info", b".zdebug_info", b".debug_line", b".zdebug_line", b".debug_types",
+        b".debug_info.dwo",
+    )
+)  # fmt: skip
+_MINI: Final = b".gnu_debugdata"
+_SPLIT: Final = b".debug_addr"
 _LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink"))
 
 
@@ -77,7 +88,9 @@ class ElfFile(msgspec.Struct, frozen=True):
 
     ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
     ascending and disjoint. ``truncated`` says that headers claim bytes beyond the end of the file:
-    a copy taken while it was being written, or one that was damaged on purpose.
+    a copy taken while it was being written, or one that was damaged on purpose. ``segments`` is
+    `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
+    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`.
     """
 
     build_id: BuildId
@@ -91,6 +104,9 @@ class ElfFile(msgspec.Struct, frozen=True):
     little_endian: bool
     etype: int
     truncated: bool
+    segments: int
+    mini: ByteRange | None = None
+    dwo_ids: tuple[int, ...] = ()
 
 
 def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
@@ -136,7 +152,26 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         layout.little_endian,
         etype,
         source.short or survey.beyond,
+        _segments(layout, segments),
+        survey.mini,
+        _dwo_ids(read_at, size) if survey.is_split else (),
     )
+
+
+def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
+    found = skeletons(read_at, size, _UNITS_MAX)
+    return tuple(skeleton.dwo_id for skeleton in islice(found, _DWO_IDS_MAX))
+
+
+def _segments(layout: Layout, table: bytes) -> int:
+    """A number that stands for addresses, sizes in memory and flags of what is loaded.
+
+    objcopy --only-keep-debug and eu-strip leave these as they are; offsets and sizes in the file
+    they do not. 0 if nothing is loaded.
+    """
+    entries = (entry[1:] for entry in layout.load.iter_unpack(table) if entry[0] == PT_LOAD)
+    loaded = list(islice(entries, _SEGMENTS_MAX))
+    return int.from_bytes(fingerprint(repr(loaded).encode())[:8], "big") if loaded else 0
 
 
 class _Survey:
@@ -147,6 +182,8 @@ class _Survey:
         self._sections = self._loaded = self._dwarf = self._symtab = self._dynsym = False
         self._scripts: list[tuple[int, int]] = []
         self.links: dict[bytes, tuple[int, int]] = {}
+        self.mini: ByteRange | None = None
+        self.is_split = False
         self.beyond = False
 
     def section(
@@ -168,6 +205,10 @@ class _Survey:
             self._dwarf = True
         elif name in _LINKS and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
             self.links.setdefault(name, (offset, length))
+        elif name == _MINI and end <= self._size:
+            self.mini = ByteRange(offset, length)
+        elif name == _SPLIT:
+            self.is_split = True
         if not _SCRIPTS.isdisjoint(names) and offset < self._size:
             self._scripts.append((offset, min(end, self._size)))
         if end > self._size:

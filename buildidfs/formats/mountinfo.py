@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
+_LEAST_FIELDS = 10
 
 
 class MountInfo(msgspec.Struct, frozen=True):
@@ -52,6 +53,8 @@ def parse(text: bytes) -> Iterator[MountInfo]:
     """Yield the mounts in the order of the text; a line that is not a mount is passed over."""
     for line in text.split(b"\n"):
         fields = line.split(b" ")
+        if len(fields) < _LEAST_FIELDS:
+            continue
         try:
             # Any number of optional fields stands between the mount options and the hyphen.
             hyphen = fields.index(b"-", 6)

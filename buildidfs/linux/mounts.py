@@ -41,6 +41,14 @@ def initial_mountinfo() -> bytes:
         return mountinfo()
 
 
+def mount_id(fd: int) -> int:
+    """The number in mountinfo of the mount that ``fd`` was opened on (O_PATH will do), -1 if the
+    kernel does not tell. It means no other mount as long as the file is open. Raises OSError.
+    """
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
+        return next((int(line[7:]) for line in lines if line.startswith(b"mnt_id:")), -1)
+
+
 def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
     """The (major, minor) of every mount of ours in a mountinfo text.
 

@@ -57,12 +57,27 @@ def open_cached_in_root(root_fd: int, path: bytes) -> int:
     has the way there in memory. Raises OSError: EAGAIN if it had to ask, EINVAL or ENOSYS where
     it cannot be told not to (before Linux 5.12).
     """
-    flags = os.O_PATH | os.O_CLOEXEC
+    return _open_cached(root_fd, path, os.O_PATH | os.O_CLOEXEC)
+
+
+def _open_cached(root_fd: int, path: bytes, flags: int) -> int:
     for _ in range(_ATTEMPTS - 1):
         # A rename anywhere looks like a need to ask.
         with contextlib.suppress(BlockingIOError):
             return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
     return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
+
+
+def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
+    """Pin what a directory has under ``name`` (O_PATH), be it a symbolic link, and be it mounted
+    there. Without ``ask`` no filesystem is asked.
+
+    Raises OSError: EINVAL for what is not a single name, and for others see `open_cached_in_root`.
+    """
+    if not name or b"/" in name or name in (b".", b".."):
+        raise OSError(errno.EINVAL, "not the name of an entry", name)
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=dir_fd) if ask else _open_cached(dir_fd, name, flags)
 
 
 def open_regular_in_root(root_fd: int, path: bytes) -> int:

@@ -168,9 +168,6 @@ class Ring:
 
 
 def _open(cpu: int, events: int, watermark: int) -> int:
-    number = _NUMBERS.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, f"no perf_event_open known for {os.uname().machine}")
     flags = events | _WATERMARK | _SAMPLE_ID_ALL | _USE_CLOCKID
     attributes = _ATTRIBUTES.pack(
         _TYPE_SOFTWARE,
@@ -185,5 +182,13 @@ def _open(cpu: int, events: int, watermark: int) -> int:
         _CLOCK_MONOTONIC,
         *(0,) * 7,
     )
+    return open_event(attributes, -1, cpu)
+
+
+def open_event(attributes: bytes, pid: int, cpu: int) -> int:
+    """A descriptor of an event; ``attributes`` is struct perf_event_attr. Raises OSError."""
+    number = _NUMBERS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no perf_event_open known for {os.uname().machine}")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    return syscalls.syscall(number, ctypes.addressof(buffer), -1, cpu, -1, _FLAG_FD_CLOEXEC)
+    return syscalls.syscall(number, ctypes.addressof(buffer), pid, cpu, -1, _FLAG_FD_CLOEXEC)

@@ -114,10 +114,19 @@ def _gone() -> OSError:
 
 def uids(pid_fd: int) -> tuple[int, int, int, int]:
     """Real, effective, saved and filesystem user ID, in our user namespace. Raises OSError."""
+    real, effective, saved, filesystem = _status_numbers(pid_fd, b"Uid:")[:4]
+    return real, effective, saved, filesystem
+
+
+def groups(pid_fd: int) -> list[int]:
+    """The supplementary groups, in our user namespace. Raises OSError."""
+    return _status_numbers(pid_fd, b"Groups:")
+
+
+def _status_numbers(pid_fd: int, key: bytes) -> list[int]:
     for line in read_text(pid_fd, b"status").splitlines():
-        if line.startswith(b"Uid:"):
-            real, effective, saved, filesystem = map(int, line.split()[1:5])
-            return real, effective, saved, filesystem
+        if line.startswith(key):
+            return [int(number) for number in line.split()[1:]]
     raise _gone()
 
 

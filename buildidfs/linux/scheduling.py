@@ -15,6 +15,12 @@ from buildidfs.linux import syscalls
 _PR_SET_NAME = 15
 _NICE = -15
 
+# What came after x86 has the numbers of asm-generic/unistd.h.
+_SYS_IOPRIO_SET = {"x86_64": 251, "i686": 289, "ppc64le": 273, "s390x": 282}
+_SYS_IOPRIO_SET_GENERIC = 30
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3
+
 
 def hurry(priority: int = 1) -> str:
     """Run this thread before all that is not real-time; says in words what is lacking, if anything.
@@ -35,6 +41,18 @@ def hurry(priority: int = 1) -> str:
     return (
         f"{refused}, runs at nice {_NICE} instead: on a busy host what is short-lived may be missed"
     )
+
+
+def stand_back() -> None:
+    """Let this thread read the disk, and run, only when nobody else wants to, where that can be.
+
+    Source: ioprio_set(2), for which the C library has no function.
+    """
+    number = _SYS_IOPRIO_SET.get(os.uname().machine, _SYS_IOPRIO_SET_GENERIC)
+    with contextlib.suppress(OSError):
+        syscalls.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)  # of the thread, on Linux
 
 
 def stay_on(cpu: int) -> None:

@@ -81,6 +81,13 @@ def identity(fd: int, *, ask: bool = True) -> FileIdentity:
     return _identity(fd, b"", syscalls.AT_EMPTY_PATH | (0 if ask else syscalls.AT_STATX_DONT_SYNC))
 
 
+def identity_on_mount(fd: int, *, ask: bool = True) -> tuple[FileIdentity, int | None]:
+    """`identity` and `unique_mount_id` of an open file in one call. Raises OSError."""
+    found = identity(fd, ask=ask)
+    unpacked = _LAYOUT.unpack_from(_scratch.buffer)  # what the kernel has just filled in
+    return found, int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None
+
+
 def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
     """What identifies the file at ``path`` below ``dir_fd``, which is not opened.
 

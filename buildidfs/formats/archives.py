@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all archives have in common: bytes that come in order, and members with names.
+
+A decoder of archives takes its bytes from a `Source`, in the order in which they come, and stops
+at the beginning of each member: whoever wants the content takes it from the source, and what is
+left of it is passed over. So a member is never in memory as a whole, and no claim of size makes
+anything be allocated.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, Protocol
+
+import msgspec
+
+NAME_MAX_BYTES: Final = 4096
+"""PATH_MAX: no file that was installed has a longer name."""
+
+_ID_MAX: Final = 2**32 - 1
+_NS_MAX: Final = 2**63 - 1
+
+
+class Damaged(Exception):
+    """An archive is not what it says it is; ``str()`` says how, in words for a person."""
+
+
+class Source(Protocol):
+    """Bytes in their order."""
+
+    @property
+    def position(self) -> int:
+        """How many bytes were taken or passed over."""
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes; fewer only at the end."""
+
+    def skip(self, size: int) -> None:
+        """Pass over so many bytes; raises `Damaged` if there are not that many."""
+
+
+class Type(enum.Enum):
+    """What a member is. Symbolic links, devices and the like hold no bytes: they are OTHER."""
+
+    FILE = enum.auto()
+    HARD_LINK = enum.auto()
+    DIRECTORY = enum.auto()
+    OTHER = enum.auto()
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One member, as the archive describes it: every field is a claim.
+
+    ``name`` is raw, see `installed`. ``size`` is that of the file; ``stored`` bytes of it follow in
+    the source, which differ if ``extents``, (offset, size) in the file, say that the rest are
+    holes. ``target`` is where a symbolic or hard link leads. ``link`` is the same for all names of
+    a file in formats that have no other way to say so (cpio), and None elsewhere. ``mode`` holds
+    permission bits only.
+    """
+
+    name: bytes
+    type: Type
+    size: int = 0
+    stored: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    target: bytes = b""
+    extents: tuple[tuple[int, int], ...] | None = None
+    link: tuple[int, int] | None = None
+
+
+class Packing(enum.Enum):
+    """How a file is compressed."""
+
+    GZIP = enum.auto()
+    XZ = enum.auto()
+    LZMA = enum.auto()
+    ZSTD = enum.auto()
+    BZIP2 = enum.auto()
+
+
+PACKING_HEAD: Final = 6
+"""How many bytes `packing` wants to see."""
+
+_MAGICS: Final = (
+    (b"\x1f\x8b\x08", Packing.GZIP),
+    (b"\xfd7zXZ\0", Packing.XZ),
+    (b"\x28\xb5\x2f\xfd", Packing.ZSTD),
+    (b"BZh", Packing.BZIP2),
+    (b"\x5d\0\0", Packing.LZMA),
+)
+
+
+def packing(head: bytes) -> Packing | None:
+    """How the file is compressed that begins with these bytes; None if it is not.
+
+    A zstd file may begin with a frame to be skipped (0x184D2A50 to 0x184D2A5F, RFC 8878).
+    """
+    for magic, kind in _MAGICS:
+        if head.startswith(magic):
+            return kind
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
+        return Packing.ZSTD
+    return None
+
+
+def installed(name: bytes) -> bytes:
+    """The path at which a member is installed: from the root, without ``.``, ``..`` or ``//``.
+
+    ``..`` does not lead out of the root. The name is cut at a NUL, which no path can hold. The root
+    itself is ``/``.
+    """
+    parts: list[bytes] = []
+    for part in name.partition(b"\0")[0].split(b"/"):
+        if part == b"..":
+            del parts[-1:]
+        elif part not in (b"", b"."):
+            parts.append(part)
+    return b"/" + b"/".join(parts)
+
+
+def bounded_id(number: int) -> int:
+    """A user or group ID that there can be; what is none is that of nobody."""
+    return number if 0 <= number <= _ID_MAX else 65534
+
+
+def bounded_time(seconds: int, rest_ns: int = 0) -> int:
+    """A time in nanoseconds that fits 64 bits."""
+    return max(-_NS_MAX, min(seconds * 1_000_000_000 + rest_ns, _NS_MAX))
+
+
+def exactly(source: Source, size: int, what: str) -> bytes:
+    """So many bytes of a source; raises `Damaged` naming ``what`` if there are fewer."""
+    data = source.take(size)
+    if len(data) < size:
+        raise Damaged(f"ends in the middle of {what}")
+    return data

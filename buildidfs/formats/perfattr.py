@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the events of a profile were asked to record, and where it is in each record.
+
+A sample has the fields that its event's ``sample_type`` names, in a fixed order; other records end
+with some of them (``sample_id_all``). When events were asked for different fields, the number of
+the event is in each record, at a place that does not depend on them (PERF_SAMPLE_IDENTIFIER).
+Source: include/uapi/linux/perf_event.h, perf_event_open(2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+SAMPLE_IP: Final = 1 << 0
+SAMPLE_TID: Final = 1 << 1
+SAMPLE_TIME: Final = 1 << 2
+SAMPLE_ADDR: Final = 1 << 3
+SAMPLE_READ: Final = 1 << 4
+SAMPLE_CALLCHAIN: Final = 1 << 5
+SAMPLE_ID: Final = 1 << 6
+SAMPLE_CPU: Final = 1 << 7
+SAMPLE_PERIOD: Final = 1 << 8
+SAMPLE_STREAM_ID: Final = 1 << 9
+SAMPLE_IDENTIFIER: Final = 1 << 16
+
+_READ_TIMES: Final = (1 << 0, 1 << 1)  # time enabled, time running
+_READ_ID: Final = 1 << 2
+_READ_GROUP: Final = 1 << 3
+_READ_LOST: Final = 1 << 4
+
+_SAMPLE_ID_ALL: Final = 1 << 18
+_USE_CLOCKID: Final = 1 << 25
+
+#: Bytes of the first version of struct perf_event_attr: less there is in no file.
+ATTR_MIN: Final = 64
+
+_CLOCKID_AT: Final = 92
+
+# The order of fields in a sample up to the first that has no fixed size, and in the trailer.
+_HEAD: Final = (
+    SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_TID, SAMPLE_TIME, SAMPLE_ADDR, SAMPLE_ID,
+    SAMPLE_STREAM_ID, SAMPLE_CPU, SAMPLE_PERIOD,
+)  # fmt: skip
+_TRAILER: Final = (
+    SAMPLE_TID, SAMPLE_TIME, SAMPLE_ID, SAMPLE_STREAM_ID, SAMPLE_CPU, SAMPLE_IDENTIFIER,
+)  # fmt: skip
+
+_HEADER_SIZE: Final = 8
+
+
+class Attr(msgspec.Struct, frozen=True):
+    """One event: what it samples, and the numbers that its records carry.
+
+    ``clockid`` is the clock of its times, None for the clock that perf has of its own.
+    """
+
+    sample_type: int
+    read_format: int
+    sample_id_all: bool
+    clockid: int | None
+    ids: tuple[int, ...] = ()
+
+
+def parse_attr(data: bytes, order: str, ids: tuple[int, ...] = ()) -> Attr:
+    """Read struct perf_event_attr, of which there are `ATTR_MIN` bytes at least."""
+    sample_type, read_format, flags = Struct(f"{order}3Q").unpack_from(data, 24)
+    if order == ">":
+        # Bit fields are allocated from the other end there.
+        flags = int(f"{flags:064b}"[::-1], 2)
+    clockid = None
+    if flags & _USE_CLOCKID and len(data) >= _CLOCKID_AT + 4:
+        (clockid,) = Struct(f"{order}i").unpack_from(data, _CLOCKID_AT)
+    return Attr(sample_type, read_format, bool(flags & _SAMPLE_ID_ALL), clockid, ids)
+
+
+class Sample(NamedTuple):
+    """One sample. ``time`` is None where it was not recorded; ``chain`` is empty likewise."""
+
+    pid: int
+    tid: int
+    ip: int
+    time: int | None
+    chain: tuple[int, ...]
+
+
+MAX_CONTEXT: Final = (1 << 64) - 4095
+"""PERF_CONTEXT_MAX: no address is as great as the markers in a call chain."""
+CONTEXT_KERNEL: Final = (1 << 64) - 128
+CONTEXT_USER: Final = (1 << 64) - 512
+
+
+class _Layout:
+    """Where the fields are in the records of one event; offsets in bytes, -1 for what is not."""
+
+    def __init__(self, attr: Attr, order: str) -> None:
+        kinds = attr.sample_type
+        at, self.size = _offsets(kinds, _HEAD)
+        self.is_located = SAMPLE_IP in at and SAMPLE_TID in at
+        self.has_time = SAMPLE_TIME in at
+        # One call for all of it: address, process and thread, time.
+        form = {SAMPLE_IP: "Q", SAMPLE_TID: "II", SAMPLE_TIME: "Q"}
+        self.head = Struct(order + "".join(form.get(field, "8x") for field in at))
+        self.read = bool(kinds & SAMPLE_READ)
+        self.chain = bool(kinds & SAMPLE_CALLCHAIN)
+        trailer, size = _offsets(kinds, _TRAILER)
+        self.trailer = size if attr.sample_id_all else 0
+        self.trailer_time = trailer.get(SAMPLE_TIME, -1) if attr.sample_id_all else -1
+        form_of_read = attr.read_format
+        self.group = bool(form_of_read & _READ_GROUP)
+        self.times = 8 * sum(bool(form_of_read & bit) for bit in _READ_TIMES)
+        self.each = 8 + 8 * bool(form_of_read & _READ_ID) + 8 * bool(form_of_read & _READ_LOST)
+
+
+def _offsets(kinds: int, fields: Sequence[int]) -> tuple[dict[int, int], int]:
+    present = [field for field in fields if kinds & field]
+    return {field: 8 * number for number, field in enumerate(present)}, 8 * len(present)
+
+
+class Layouts:
+    """Finds fields in records, whichever of the events ``attrs`` they belong to.
+
+    Records that are too short for what their event claims come out as None.
+    """
+
+    def __init__(self, attrs: Sequence[Attr], order: str) -> None:
+        self._word = Struct(f"{order}Q")
+        self._order = order
+        layouts = [_Layout(attr, order) for attr in attrs]
+        self._first = layouts[0] if layouts else _Layout(Attr(0, 0, False, None), order)
+        kinds = {(attr.sample_type, attr.read_format) for attr in attrs}
+        numbered = all(attr.sample_type & SAMPLE_IDENTIFIER for attr in attrs)
+        self._by_id: dict[int, _Layout] = {}
+        if len(kinds) > 1 and numbered:
+            for attr, layout in zip(attrs, layouts, strict=True):
+                for number in attr.ids:
+                    self._by_id[number] = layout
+        self.have_time = any(attr.sample_type & SAMPLE_TIME for attr in attrs)
+
+    def head(self, data: bytes, at: int, size: int) -> tuple[int, int, int, int | None] | None:
+        """Of the sample at ``at``: address, process, thread, time.
+
+        The time is None where it was not recorded.
+        """
+        layout = self._first
+        if self._by_id:
+            layout = self._layout(data, at, size)
+        if layout.size > size - _HEADER_SIZE or not layout.is_located:
+            return None
+        if layout.has_time:
+            found: tuple[int, int, int, int] = layout.head.unpack_from(data, at + _HEADER_SIZE)
+            return found
+        ip, pid, tid = layout.head.unpack_from(data, at + _HEADER_SIZE)
+        return ip, pid, tid, None
+
+    def chain(self, data: bytes, at: int, size: int) -> tuple[int, ...]:
+        """The call chain of the sample at ``at``, which `head` has found to be one.
+
+        It holds addresses and, in between, the markers PERF_CONTEXT_*, from `MAX_CONTEXT` on.
+        """
+        layout = self._layout(data, at, size) if self._by_id else self._first
+        if not layout.chain:
+            return ()
+        return self._chain(layout, data, at + _HEADER_SIZE + layout.size, at + size)
+
+    def sample(self, data: bytes, at: int, size: int, *, chains: bool = False) -> Sample | None:
+        """All of the sample at ``at``, with its call chain if ``chains``."""
+        head = self.head(data, at, size)
+        if head is None:
+            return None
+        ip, pid, tid, time = head
+        return Sample(pid, tid, ip, time, self.chain(data, at, size) if chains else ())
+
+    def _layout(self, data: bytes, at: int, size: int) -> _Layout:
+        """That of a sample's event, by the number at its beginning."""
+        if size < _HEADER_SIZE + 8:
+            return self._first
+        (number,) = self._word.unpack_from(data, at + _HEADER_SIZE)
+        return self._by_id.get(number, self._first)
+
+    def _chain(self, layout: _Layout, data: bytes, at: int, end: int) -> tuple[int, ...]:
+        word = self._word
+        if layout.read:
+            values = 1
+            if layout.group:
+                if at + 8 > end:
+                    return ()
+                (values,) = word.unpack_from(data, at)
+                at += 8
+            at += layout.times + values * layout.each
+        if at + 8 > end:
+            return ()
+        (count,) = word.unpack_from(data, at)
+        if count > (end - at - 8) // 8:
+            return ()
+        return Struct(f"{self._order}{count}Q").unpack_from(data, at + 8)
+
+    def trailer(self, data: bytes, at: int, size: int) -> tuple[int, int | None]:
+        """Of a record that is no sample: bytes of the fields at its end, and its time."""
+        layout = self._first
+        end = at + size
+        if self._by_id and size >= _HEADER_SIZE + 8:
+            layout = self._by_id.get(self._word.unpack_from(data, end - 8)[0], layout)
+        if layout.trailer > size - _HEADER_SIZE:
+            return 0, None
+        if layout.trailer_time < 0:
+            return layout.trailer, None
+        (time,) = self._word.unpack_from(data, end - layout.trailer + layout.trailer_time)
+        return layout.trailer, time

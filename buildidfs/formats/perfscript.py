@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that ``perf script`` prints, as far as it takes to give frames their names.
+
+Lines of events tell what is mapped where (``--show-mmap-events``), who began as whose copy
+(``--show-task-events``). A sample is one line, with the frame at its end or with a call chain on
+the lines that follow. For a file the addresses in a chain are offsets in the file, since Linux
+5.12 (tools/perf/util/evsel_fprintf.c, sample__fprintf_callchain); before, and in a sample without a
+chain, they are those of the process. Since Linux 6.4 ``-F +dsoff`` prints the offset with the path.
+
+Comm and path may hold anything, so a line may pretend to be another. What comes of that is a
+wrong name.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from typing import Final
+
+import msgspec
+
+from buildidfs.errors import InvalidBuildId
+from buildidfs.model import BuildId
+
+_MMAP: Final = re.compile(
+    rb": PERF_RECORD_MMAP2? (-?\d{1,10})/(-?\d{1,10}): \[0x([0-9a-f]{1,16})\(0x([0-9a-f]{1,16})\)"
+    rb" @ (?:0x)?([0-9a-f]{1,16})(?: (?:<([0-9a-f]*)>|[0-9a-f]+:[0-9a-f]+ \d+ \d+))?\]:"
+    rb" (\S{1,4}) (.+)"
+)
+_FORK: Final = re.compile(
+    rb": PERF_RECORD_FORK\((-?\d{1,10}):(-?\d{1,10})\):\((-?\d{1,10}):(-?\d{1,10})\)"
+)
+_EXIT: Final = re.compile(rb": PERF_RECORD_EXIT\((-?\d{1,10}):(-?\d{1,10})\):")
+_COMM: Final = re.compile(rb": PERF_RECORD_COMM( exec)?: ")
+_THREAD: Final = re.compile(rb"(-?\d{1,10})/(-?\d{1,10})")
+_COMM_AT: Final = (
+    b": PERF_RECORD_COMM"  # the first: to try all of them takes the square of the time
+)
+_SAMPLE: Final = re.compile(
+    rb"\s(-?\d{1,10})(?:/(-?\d{1,10}))?\s+(?:\[\d+\]\s+)?(?:[A-Z.]+\s+)?\d+\.\d+:\s"
+)
+_CHAIN: Final = re.compile(rb"(\t\s*)([0-9a-f]{1,16}) (.*?) \((.*)\)$")
+_AT_END: Final = re.compile(rb"(.*\s)([0-9a-f]{1,16}) (\[unknown\]) \((.*)\)$")
+_OFFSET: Final = re.compile(rb"(.+)\+0x([0-9a-f]{1,16})$")
+
+_EVENT: Final = b": PERF_RECORD_"
+_KERNEL: Final = 1 << 63
+_MOST_MAPPINGS: Final = 1 << 14  # of one process
+_MOST_PROCESSES: Final = 1 << 16
+_MOST_LOCATED: Final = 1 << 16
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A frame that has an address and a file: ``before`` it on its line, ``ip``, ``dso``.
+
+    ``unknown`` says that perf found no name for it. ``chain`` is a line of its own, which is one of
+    a call chain, and ``called`` says that it is a return address: the call lies before it.
+    ``offset`` is the offset in the file, where perf told it with the path.
+    """
+
+    before: bytes
+    ip: int
+    dso: bytes
+    unknown: bool
+    chain: bool
+    called: bool
+    offset: int | None
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A place in a file: its path, its build ID as far as an event told it, and the offset."""
+
+    path: bytes
+    build_id: BuildId | None
+    offset: int
+
+
+class _Mapping(msgspec.Struct, frozen=True):
+    start: int
+    end: int
+    offset: int
+    path: bytes
+    build_id: BuildId | None
+
+
+class Script:
+    """Follows a text line by line: whose sample it is in, and what was mapped then."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, list[_Mapping]] = {}
+        self._process_of: dict[int, int] = {}
+        self._located: dict[tuple[int, int, bytes, bool], Location | None] = {}
+        self._current = -1
+        self._called = False
+
+    def line(self, line: bytes) -> Frame | None:
+        """Take in one line, without its end; the frame in it, if there is one."""
+        if line.startswith(b"\t"):
+            return self._in_chain(line)
+        event = line.find(_EVENT)
+        if event >= 0 and self._event(line, event):
+            return None
+        sample = _SAMPLE.search(line)
+        if sample is None:
+            return None
+        number = int(sample[1])
+        self._current = number if sample[2] else self._process_of.get(number, number)
+        self._called = False
+        frame = _AT_END.match(line) if line.endswith(b")") else None
+        if frame is None:
+            return None
+        dso, offset = _split(frame[4])
+        return Frame(frame[1], int(frame[2], 16), dso, True, False, False, offset)
+
+    def locate(self, frame: Frame) -> Location | None:
+        """Where in which file a frame is; None if no event told of a mapping there.
+
+        Without an event there is still a place if perf printed the offset, or may have.
+        """
+        if frame.offset is not None:
+            return self._locate(frame)
+        key = (self._current, frame.ip, frame.dso, frame.chain)
+        try:
+            return self._located[key]
+        except KeyError:
+            if len(self._located) >= _MOST_LOCATED:
+                self._located.clear()
+            found = self._located[key] = self._locate(frame)
+            return found
+
+    def _locate(self, frame: Frame) -> Location | None:
+        mappings = self._processes.get(self._current, [])
+        same = [mapping for mapping in mappings if mapping.path == frame.dso]
+        offset = frame.offset
+        if offset is None and frame.chain:
+            offset = frame.ip
+        if offset is not None:
+            for mapping in reversed(same):
+                if 0 <= offset - mapping.offset < mapping.end - mapping.start:
+                    return Location(mapping.path, mapping.build_id, offset)
+            if frame.offset is not None or not same:
+                return Location(frame.dso, None, offset)
+        index = bisect.bisect_right(mappings, frame.ip, key=lambda mapping: mapping.start) - 1
+        if index < 0 or frame.ip >= (mapping := mappings[index]).end:
+            return None
+        return Location(mapping.path, mapping.build_id, frame.ip - mapping.start + mapping.offset)
+
+    def _in_chain(self, line: bytes) -> Frame | None:
+        found = _CHAIN.match(line) if line.endswith(b")") else None
+        if found is None:
+            return None
+        ip = int(found[2], 16)
+        called = self._called
+        # What the kernel interrupted is no call, and begins a chain of its own.
+        self._called = ip < _KERNEL and not found[4].startswith((b"[kernel", b"[guest.kernel"))
+        dso, offset = _split(found[4])
+        return Frame(found[1], ip, dso, found[3] == b"[unknown]", True, called, offset)
+
+    def _event(self, line: bytes, at: int) -> bool:
+        if found := _MMAP.match(line, at):
+            self._map(found)
+        elif found := _FORK.match(line, at):
+            child, thread, parent = int(found[1]), int(found[2]), int(found[3])
+            self._process_of[thread] = child
+            if child != parent and parent in self._processes:
+                self._keep(child, list(self._processes[parent]))
+        elif found := _COMM.match(line, at):
+            thread_of = _THREAD.fullmatch(line.rpartition(b":")[2])
+            if thread_of is None:
+                return False
+            self._process_of[int(thread_of[2])] = int(thread_of[1])
+            if found[1]:
+                self._keep(int(thread_of[1]), [])
+        elif found := _EXIT.match(line, at):
+            if found[1] == found[2]:
+                self._keep(int(found[1]), [])
+            self._process_of.pop(int(found[2]), None)
+        else:
+            return False
+        return True
+
+    def _map(self, found: re.Match[bytes]) -> None:
+        process, path = int(found[1]), found[8]
+        self._process_of[int(found[2])] = process
+        if not path.startswith((b"/", b"[vdso]")) or path.startswith(b"//") or process < 0:
+            return
+        start, size = int(found[3], 16), int(found[4], 16)
+        new = _Mapping(start, start + size, int(found[5], 16), path, _build_id(found[6]))
+        mappings = self._processes.get(process, [])
+        first = bisect.bisect_left(mappings, new.start, key=lambda mapping: mapping.start)
+        if first and mappings[first - 1].end > new.start:
+            first -= 1
+        last = first
+        while last < len(mappings) and mappings[last].start < new.end:
+            last += 1
+        mappings[first:last] = [new]
+        self._keep(process, mappings[:_MOST_MAPPINGS])
+
+    def _keep(self, process: int, mappings: list[_Mapping]) -> None:
+        self._located.clear()
+        self._processes.pop(process, None)
+        if mappings:
+            self._processes[process] = mappings
+        if len(self._processes) > _MOST_PROCESSES:
+            del self._processes[next(iter(self._processes))]
+        if len(self._process_of) > 16 * _MOST_PROCESSES:
+            self._process_of.clear()
+
+
+def parse_build_ids(text: bytes) -> dict[bytes, BuildId]:
+    """Path to build ID as ``perf buildid-list`` prints it; without paths that have several."""
+    found: dict[bytes, BuildId] = {}
+    several = set()
+    for line in text.split(b"\n"):
+        digits, _, path = line.strip(b" ").partition(b" ")
+        build_id = _build_id(digits)
+        if build_id is not None and path and found.setdefault(path, build_id) != build_id:
+            several.add(path)
+    return {path: build_id for path, build_id in found.items() if path not in several}
+
+
+def _split(dso: bytes) -> tuple[bytes, int | None]:
+    """A path, and the offset that ``-F +dsoff`` puts behind it."""
+    found = _OFFSET.match(dso)
+    return (dso, None) if found is None else (found[1], int(found[2], 16))
+
+
+def _build_id(digits: bytes | None) -> BuildId | None:
+    if not digits:
+        return None
+    try:
+        return BuildId.from_hex(digits.decode("ascii", "replace"))
+    except InvalidBuildId:
+        return None

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access control lists of POSIX as the kernel hands them out, told in the bits of a mode.
+
+Where there is such a list, the group bits of st_mode are its mask: an upper bound for everybody
+it names, and not the rights of the owning group. Source: acl(5), linux/posix_acl_xattr.h,
+posix_acl_permission() of fs/posix_acl.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+_VERSION: Final = struct.pack("<I", 2)
+_ENTRY: Final = struct.Struct("<HH4x")  # kind and rights; whom it names does not matter here
+_MAX_BYTES: Final = 1 << 16  # XATTR_SIZE_MAX
+
+_OWNER: Final = 0x01
+_USER: Final = 0x02
+_OWNING_GROUP: Final = 0x04
+_GROUP: Final = 0x08
+_MASK: Final = 0x10
+_OTHER: Final = 0x20
+_ALL: Final = 7
+
+
+def certain_bits(value: bytes) -> int:
+    """The permission bits (0o777) that everybody in a class has for certain.
+
+    ``value`` is that of system.posix_acl_access. A user whom the list names is in the owning group
+    or is not, so what one of these lacks, neither the group nor the others have for certain. A
+    member of the owning group who is in a named group too has the rights of both; anybody else in a
+    named group has only those. Raises ValueError for what is no such list.
+    """
+    if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
+        raise ValueError("not an access control list of version 2")
+    entries = list(_ENTRY.iter_unpack(value[len(_VERSION) :]))
+    mask = next((rights for kind, rights in entries if kind == _MASK), _ALL)
+    owner = owning_group = other = 0
+    users = groups = _ALL
+    for kind, rights in entries:
+        if kind == _OWNER:
+            owner = rights & _ALL
+        elif kind == _USER:
+            users &= rights & mask
+        elif kind == _OWNING_GROUP:
+            owning_group = rights & mask & _ALL
+        elif kind == _GROUP:
+            groups &= rights & mask
+        elif kind == _OTHER:
+            other = rights & _ALL
+        elif kind != _MASK:
+            raise ValueError(f"an entry of unknown kind {kind:#x}")
+    return owner << 6 | (owning_group & users) << 3 | other & users & groups

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What symbolizers answer: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text.
+
+Names in an answer come from the file that was asked about, so from whoever made it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_FRAMES: Final = 256
+"""No function is inlined so deep; more of them are left out."""
+
+_DIGITS: Final = 20  # of a number that fits 64 bits
+_INLINED: Final = b" inlined at "
+_UNKNOWN: Final = ("??", "")
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A function at an address, demangled; empty, as ``file``, or 0, what is not known.
+
+    ``start`` is the address at which the function begins. Where functions were inlined there are
+    several frames, the innermost first; all but the last are ``inlined``.
+    """
+
+    function: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    start: int | None = None
+    inlined: bool = False
+
+
+class _Symbol(msgspec.Struct, rename="pascal"):
+    function_name: str = ""
+    file_name: str = ""
+    line: int = 0
+    column: int = 0
+    start_address: str = ""
+
+
+class _Answer(msgspec.Struct, rename="pascal"):
+    symbol: list[_Symbol] = []
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def of_llvm(line: bytes) -> list[Frame]:
+    """The frames in one line of llvm-symbolizer's JSON; none for an error, or no answer."""
+    try:
+        symbols = _decode(line.decode("utf-8", "replace")).symbol[:MOST_FRAMES]
+        return _known(
+            Frame(
+                _name(symbol.function_name),
+                _name(symbol.file_name),
+                symbol.line,
+                symbol.column,
+                int(symbol.start_address, 16) if symbol.start_address else None,
+                index < len(symbols) - 1,
+            )
+            for index, symbol in enumerate(symbols)
+        )
+    except (ValueError, RecursionError):  # msgspec's errors are of the former
+        return []
+
+
+def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
+    """The frames in the lines that ``eu-addr2line -f -i`` answers with for one address."""
+    pairs = list(zip(lines[::2], lines[1::2], strict=False))[:MOST_FRAMES]
+    frames = []
+    for index, (function, place) in enumerate(pairs):
+        name = function.split(_INLINED)[0].decode("utf-8", "replace")
+        file, line, column = _place(place)
+        frames.append(Frame(_name(name), file, line, column, None, inlined=index < len(pairs) - 1))
+    return _known(frames)
+
+
+def _place(text: bytes) -> tuple[str, int, int]:
+    """``file:line`` or ``file:line:column``."""
+    file, _, last = text.decode("utf-8", "replace").rpartition(":")
+    rest, _, before = file.rpartition(":")
+    numbers = [
+        int(part) if part.isascii() and part.isdecimal() and len(part) < _DIGITS else None
+        for part in (before, last)
+    ]
+    if rest and numbers[0] is not None:
+        return _name(rest), numbers[0], numbers[1] or 0
+    return _name(file), numbers[1] or 0, 0
+
+
+def _name(text: str) -> str:
+    return "" if text in _UNKNOWN else text
+
+
+def _known(frames: Iterable[Frame]) -> list[Frame]:
+    found = list(frames)
+    return found if any(frame.function or frame.file for frame in found) else []
