@@ -6,6 +6,7 @@ from __future__ import annotations
 from buildidfs.store.blobs import Staged
 from buildidfs.store.records import (
     CommitResult,
+    Content,
     Held,
     JournalRecord,
     NewAbsence,
@@ -13,6 +14,7 @@ from buildidfs.store.records import (
     NewSeen,
     OriginRecord,
     Outcome,
+    Pin,
     Remembered,
     StoreStats,
 )
@@ -20,6 +22,7 @@ from buildidfs.store.store import Store
 
 __all__ = [
     "CommitResult",
+    "Content",
     "Held",
     "JournalRecord",
     "NewAbsence",
@@ -27,6 +30,7 @@ __all__ = [
     "NewSeen",
     "OriginRecord",
     "Outcome",
+    "Pin",
     "Remembered",
     "Staged",
     "Store",

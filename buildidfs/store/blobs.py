@@ -14,27 +14,21 @@ would put other bytes under the digest.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import copy
 from buildidfs.model import Digest
+from buildidfs.store import beside, durable, hashing
 from buildidfs.store.failures import FULL, full, show, translated
 
-if TYPE_CHECKING:
-    import hashlib
-
-_CHUNK = 1 << 20
-_DIRECTORIES_AT_ONCE = 32  # a descriptor each, beside those of the staged files
-_ZEROS = bytes(_CHUNK)
-
-#: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
-_UNSIZED_LIMIT = 256 << 20
+_ZEROS = bytes(hashing.CHUNK)
 
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
@@ -43,10 +37,11 @@ class Staged:
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
 
     ``fd`` reads them (identify these, not the source). ``changed`` says that the source was
-    written to meanwhile: the bytes are still exactly those of ``digest``.
+    written to meanwhile: the bytes are still exactly those of ``digest``. ``doubtful`` says that
+    an fsync failed: the next may succeed, and the bytes still not be on the disk.
     """
 
-    __slots__ = ("changed", "digest", "fd", "name", "size")
+    __slots__ = ("changed", "digest", "doubtful", "fd", "name", "size")
 
     def __init__(self, fd: int, name: bytes | None) -> None:
         self.fd = fd
@@ -54,6 +49,7 @@ class Staged:
         self.size = 0
         self.digest = Digest(bytes(32))
         self.changed = False
+        self.doubtful = False
 
     def close(self) -> None:
         """Drop the bytes unless they were sealed; safe to call twice."""
@@ -77,47 +73,23 @@ class Staged:
         self.close()
 
 
-def _sha256() -> hashlib._Hash:
-    import hashlib  # with OpenSSL, which a process that only reads names does without
+class BlobFile(NamedTuple):
+    """What stat(2) says of the file of a blob: ``stored`` bytes, and what tells it from another."""
 
-    return hashlib.sha256()
-
-
-def digest_of(fd: int) -> Digest:
-    """Hash the bytes of an open file without copying them; raises OSError."""
-    hasher = _sha256()
-    with _Buffer() as buffer:
-        offset, limit = 0, _limit(os.fstat(fd).st_size)
-        while offset < limit:
-            got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
-            if not got:
-                break
-            hasher.update(buffer.view[:got])
-            offset += got
-    return Digest(hasher.digest())
+    stored: int
+    inode: int
+    ctime_ns: int
 
 
-def _limit(size: int) -> int:
-    return size or _UNSIZED_LIMIT
+class Standing(enum.Enum):
+    """What lies under the name that staged bytes are to get."""
 
-
-class _Buffer:
-    """A read buffer that goes back to a pool, since a fresh one costs a page fault per page."""
-
-    _pool: list[bytearray] = []  # noqa: RUF012 - shared on purpose; append and pop are atomic
-
-    def __enter__(self) -> _Buffer:
-        try:
-            self.raw = self._pool.pop()
-        except IndexError:
-            self.raw = bytearray(_CHUNK)
-        self.view = memoryview(self.raw)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.view.release()
-        if len(self._pool) < 16:
-            self._pool.append(self.raw)
+    MISSING = enum.auto()
+    DAMAGED = enum.auto()
+    """Other bytes."""
+    NEW = enum.auto()
+    """These bytes, whose name may not be on the disk yet: no row speaks of them."""
+    KEPT = enum.auto()
 
 
 class Blobs:
@@ -164,6 +136,14 @@ class Blobs:
         except FileNotFoundError:
             return None
 
+    def file(self, digest: Digest) -> BlobFile | None:
+        """The file of a blob, None when there is none."""
+        try:
+            status = os.stat(_name(digest), dir_fd=self._directory)
+        except FileNotFoundError:
+            return None
+        return BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
+
     def names(self) -> Iterable[Digest]:
         """Every blob in the directory, in no order; other names are passed over."""
         for prefix in os.listdir(self._directory_path):
@@ -171,6 +151,69 @@ class Blobs:
                 for name in os.listdir(os.path.join(self._directory_path, prefix)):
                     with contextlib.suppress(ValueError):
                         yield Digest(bytes.fromhex(name.decode("ascii", "replace")))
+
+    # --- what is not bytes -------------------------------------------------------------------
+
+    def origin(self, digest: Digest) -> bytes:
+        """What is kept beside a blob of where it comes from, see `provenance`; may be nothing."""
+        return beside.read(self._directory, _name(digest))
+
+    def keep_origin(self, digest: Digest, data: bytes) -> None:
+        """Replace it, of a blob that is there. Its change time is another then."""
+        with translated(self.root):
+            fd = self.open(digest)
+            try:
+                if self._keep_origin(fd, digest, data):
+                    self._unlink(_name(digest) + beside.SUFFIX)
+            finally:
+                os.close(fd)
+
+    def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
+        """Keep it in an attribute, which is True, or in a file beside."""
+        if not data or beside.attach(fd, data):
+            return True
+        name = _name(digest)
+        self._make_bucket(name)
+        with self._new_named() as draft:
+            _write_all(draft.fd, memoryview(data), 0)
+            os.fsync(draft.fd)
+            self._give_name(name + beside.SUFFIX, draft)
+        return False
+
+    def draft(self) -> Staged:
+        """An empty file to be filled, and then to `replace` a blob's with."""
+        with translated(self.root):
+            return self._new_named()
+
+    def replace(self, digest: Digest, draft: Staged) -> None:
+        """Put other bytes in the place of a blob's, durably; what is kept beside it stays."""
+        with translated(self.root):
+            data = self.origin(digest)
+            if data:
+                beside.attach(draft.fd, data)
+            durable.sync([draft.fd])
+            self._give_name(_name(digest), draft)
+            durable.sync_directories(self._directory, {digest.hex()[:2]})
+
+    def unlink(self, digest: Digest) -> None:
+        """Remove a blob and what is kept beside it; nothing happens if it is gone."""
+        with translated(self.root):
+            self._unlink(_name(digest))
+            self._unlink(_name(digest) + beside.SUFFIX)
+
+    def set_aside(self, digest: Digest) -> None:
+        """Move what lies in the place of a blob to ``quarantine/``, over what was there of it."""
+        with translated(self.root):
+            directory = os.path.join(self.root, b"quarantine")
+            os.makedirs(directory, 0o700, exist_ok=True)
+            for suffix in ("", beside.SUFFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    target = os.path.join(directory, (digest.hex() + suffix).encode())
+                    os.rename(_name(digest) + suffix, target, src_dir_fd=self._directory)
+
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory)
 
     def free_bytes(self) -> int:
         """Bytes that an unprivileged writer may still use on the filesystem."""
@@ -185,7 +228,7 @@ class Blobs:
         staged = self._new_staged()
         try:
             if limit is None:
-                limit = _limit(before.st_size)
+                limit = hashing.limit(before.st_size)
             if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
                 self._copy(fd, limit, staged)
             if self.size(staged.digest) is None:
@@ -252,21 +295,21 @@ class Blobs:
             return False  # it is the source's fault: reading it will tell
         with translated(self.root):
             staged.size = os.fstat(staged.fd).st_size
-            staged.digest = digest_of(staged.fd)
+            staged.digest = hashing.digest_of(staged.fd)
         return True
 
     def _copy(self, fd: int, limit: int, staged: Staged) -> None:
         """Copy and hash in one pass; what is hashed is what was written."""
-        hasher = _sha256()
+        hasher = hashing.sha256()
         offset, hole = 0, False
-        with _Buffer() as buffer:
+        with hashing.Buffer() as buffer:
             while offset < limit:
                 got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
                 if not got:
                     break
                 chunk = buffer.view[:got]
                 hasher.update(chunk)
-                hole = got == _CHUNK and buffer.raw.startswith(_ZEROS)
+                hole = got == hashing.CHUNK and buffer.raw.startswith(_ZEROS)
                 if not hole:
                     with translated(self.root):
                         _write_all(staged.fd, chunk, offset)
@@ -279,45 +322,49 @@ class Blobs:
 
     # --- sealing ---------------------------------------------------------------------------
 
-    def seal(self, batch: Iterable[Staged], durable: Callable[[Digest], bool]) -> set[Digest]:
+    def seal(
+        self,
+        batch: Iterable[Staged],
+        standing: Callable[[Staged], Standing],
+        origin: Callable[[Digest], bytes] = lambda digest: b"",
+    ) -> set[Digest]:
         """Make staged bytes durable and give them their names; returns the digests added.
 
-        A blob that exists is left alone, unless its size is wrong: then it is replaced.
-        ``durable`` tells of a blob that exists whether its name is known to be on the disk.
-        Raises `StoreFull`, `StoreError`.
+        ``standing`` tells what is there already: what is damaged goes to quarantine. ``origin``
+        gives what is to be kept beside a new blob, see `provenance`. Raises `StoreFull`,
+        `StoreError`.
         """
         missing: dict[Digest, Staged] = {}
         present: set[Digest] = set()
-        for staged in batch:
-            if staged.digest in missing or staged.digest in present:
-                continue
-            if self.size(staged.digest) != staged.size:
-                missing[staged.digest] = staged
-            elif not durable(staged.digest):  # another process may have linked it a moment ago
-                present.add(staged.digest)
         with translated(self.root):
-            self._sync([staged.fd for staged in missing.values()])
+            for staged in batch:
+                digest = staged.digest
+                if digest in missing or digest in present:
+                    continue
+                there = standing(staged)
+                if there is Standing.NEW:
+                    present.add(digest)
+                elif there is not Standing.KEPT:
+                    missing[digest] = staged
+                    if there is Standing.DAMAGED:
+                        self.set_aside(digest)
+            for digest, staged in missing.items():
+                self._keep_origin(staged.fd, digest, origin(digest))
+            for staged in missing.values():
+                staged.doubtful = True
+            durable.sync([staged.fd for staged in missing.values()])
+            for staged in missing.values():
+                staged.doubtful = False
             for digest, staged in missing.items():
                 self._link(digest, staged)
-            self._sync_directories({digest.hex()[:2] for digest in (*missing, *present)})
+            durable.sync_directories(
+                self._directory, {digest.hex()[:2] for digest in (*missing, *present)}
+            )
         return set(missing)
-
-    def _sync(self, fds: list[int]) -> None:
-        """fsync them all, at once: the journal of most filesystems commits them in groups."""
-        if len(fds) < 4:
-            for fd in fds:
-                os.fsync(fd)
-            return
-        from concurrent.futures import ThreadPoolExecutor  # readers have no use for it
-
-        with ThreadPoolExecutor(min(16, len(fds))) as pool:
-            for _ in pool.map(os.fsync, fds):
-                pass
 
     def _link(self, digest: Digest, staged: Staged) -> None:
         name = _name(digest)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name[:2], 0o700, dir_fd=self._directory)
+        self._make_bucket(name)
         try:
             self._give_name(name, staged)
         except FileExistsError:
@@ -326,23 +373,16 @@ class Blobs:
             os.unlink(name, dir_fd=self._directory)
             self._give_name(name, staged)
 
+    def _make_bucket(self, name: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name[:2], 0o700, dir_fd=self._directory)
+
     def _give_name(self, name: str, staged: Staged) -> None:
         if staged.name is not None:
             os.rename(staged.name, name, dst_dir_fd=self._directory)
             staged.name = None
             return
         copy.link_fd(staged.fd, self._directory, name.encode())
-
-    def _sync_directories(self, prefixes: set[str]) -> None:
-        names = sorted(prefixes)
-        for start in range(0, len(names), _DIRECTORIES_AT_ONCE):
-            with contextlib.ExitStack() as stack:
-                fds = [] if start else [self._directory]
-                for name in names[start : start + _DIRECTORIES_AT_ONCE]:
-                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                    fds.append(os.open(name, flags, dir_fd=self._directory))
-                    stack.callback(os.close, fds[-1])
-                self._sync(fds)
 
 
 def _name(digest: Digest) -> str:

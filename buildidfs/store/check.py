@@ -1,172 +1,227 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the index agrees with itself, with the blobs, and the blobs with their digests.
 
+A store in use changes all the time. Rows are looked at in many short transactions, each of which
+sees a row and those it belongs to at one moment; what looks like a fault is looked at once more.
+Only counting takes one transaction for all: as long as it lasts, pages that are not needed any
+more cannot be used again.
+
 Blobs that no row speaks of are not wrong: a process that was killed leaves them, and the next
 capture of the same bytes takes them over.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from array import array
+from bisect import bisect_left
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-from buildidfs.errors import BuildIdFsError
-from buildidfs.model import Digest
-from buildidfs.store import places, schema
-from buildidfs.store.blobs import Blobs, digest_of
-from buildidfs.store.index import DAMAGE, prefixed, rank
-from buildidfs.store.paths import ROOT
+from buildidfs.store import peek, placerules, rules, schema
+from buildidfs.store.index import DAMAGE, prefixed
+from buildidfs.store.recorder import load_counters
+from buildidfs.store.rows import Fault, Mending, Rows, faults_of
+from buildidfs.store.scrub import Scrubber
 
 if TYPE_CHECKING:
-    from buildidfs.model import Artifact
-    from buildidfs.store.environment import Environment, Table, Txn
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.model import Digest
+    from buildidfs.store.blobs import Blobs
+    from buildidfs.store.environment import Environment
+    from buildidfs.store.rows import Rule
+    from buildidfs.store.verified import VerifiedBlobs
+
+RULES: Final[dict[str, Rule]] = {**rules.RULES, **placerules.RULES}
+
+_ROWS: Final = 512
+_MARK: Final = b"check"
+_SCRUB_MARK: Final = b"scrub"
 
 
-def problems(env: Environment, blobs: Blobs, *, digests: bool) -> Iterator[str]:
-    """Lines for people, none for a sound store. Holds one read transaction while it runs."""
-    with env.read() as txn:
-        checker = _Checker(env.tables, txn, blobs)
-        parts = (
-            checker.ids(),
-            checker.artifacts(),
-            checker.blobs(digests),
-            checker.places(),
-            checker.journal(),
-        )
-        for part in parts:
-            try:
-                yield from part
-            except (*DAMAGE, BuildIdFsError) as error:
-                yield f"rows that cannot be read: {error}"
+class Checker:
+    """Looks for faults in one store. Nothing is changed but what is written down of blobs that
+    were read (see `scrub`), and nothing at all when the store is open for reading only.
+    """
+
+    def __init__(self, env: Environment, blobs: Blobs, verified: VerifiedBlobs) -> None:
+        self.env = env
+        self.blobs = blobs
+        self.verified = verified
+
+    def rows(self, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
+        """What is wrong with rows; ``progress`` hears how many more were looked at."""
+        for table in RULES:
+            for count, suspicious in self.batches(table):
+                progress(count)
+                for key in suspicious:
+                    yield from self.look_again(table, key)
+
+    def count_rows(self) -> int:
+        """How many rows there are to look at."""
+        entries = self.env.entries()
+        return sum(entries[table] for table in RULES)
+
+    def batches(self, table: str) -> Iterator[tuple[int, list[bytes]]]:
+        """All rows of a table, some at a time: how many, and the keys of those with which
+        something is wrong.
+        """
+        start, rule = b"", RULES[table]
+        while True:
+            with self.env.read() as txn:
+                moment, count, key, suspicious = Rows(self.env, txn, self.blobs), 0, b"", []
+                for key, value in islice(prefixed(txn, self.env.tables[table], b"", start), _ROWS):
+                    count += 1
+                    if faults_of(rule, table, moment, key, value):
+                        suspicious.append(key)
+            yield count, suspicious
+            if count < _ROWS:
+                return
+            start = key + b"\0"
+
+    def look_again(self, table: str, key: bytes) -> list[Fault]:
+        """What is wrong with one row, as of now."""
+        with self.env.read() as txn:
+            moment = Rows(self.env, txn, self.blobs)
+            value = moment.get(table, key)
+            return [] if value is None else faults_of(RULES[table], table, moment, key, value)
+
+    def counts(self) -> list[Fault]:
+        """What is counted wrongly."""
+        with self.env.read() as txn:
+            return list(wrong_counts(Rows(self.env, txn, self.blobs)))
+
+    def files(
+        self,
+        *,
+        whole: bool,
+        from_start: bool = True,
+        progress: Callable[[int], None] = lambda size: None,
+    ) -> Iterator[Fault]:
+        """What is wrong with blobs; ``whole`` reads all of them, and not only those touched.
+
+        Unless it is to begin ``from_start`` it goes on where it was broken off. ``progress`` hears
+        how many bytes were read.
+        """
+        mark = _MARK if whole else b""
+        scrubber = Scrubber(self.env, self.blobs, self.verified, progress, mark)
+        return scrubber.all(whole=lambda row: whole, from_start=from_start)
+
+    def scrub(
+        self, pace: Callable[[int], None], is_due: Callable[[schema.DigestRow], bool]
+    ) -> Iterator[Fault]:
+        """What is wrong with blobs that are due to be read, or were touched; goes on where it was
+        broken off. ``pace`` hears how many bytes were read, and may take its time.
+        """
+        scrubber = Scrubber(self.env, self.blobs, self.verified, pace, _SCRUB_MARK)
+        return scrubber.all(whole=is_due)
+
+    def damaged(self) -> list[Digest]:
+        """Blobs of which it is known that they are damaged, or gone."""
+        scrubber = Scrubber(self.env, self.blobs, self.verified)
+        return [digest for digest, row in scrubber.digests() if peek.is_struck(row.pack())]
+
+    def is_struck(self, digest: Digest) -> bool:
+        """Whether that is known of a blob."""
+        value = self.env.get(self.env.tables["digests"], digest)
+        return value is not None and peek.is_struck(value)
+
+    def ordinals_of(self, digest: Digest) -> set[int]:
+        """The build IDs that have a blob."""
+        value = self.env.get(self.env.tables["digests"], digest)
+        return set() if value is None else {ref[0] for ref in schema.DigestRow.unpack(value).refs}
+
+    def unreferenced(self) -> int:
+        """How many blobs no row speaks of."""
+        table = self.env.tables["digests"]
+        return sum(1 for digest in self.blobs.names() if self.env.get(table, digest) is None)
 
 
-class _Checker:
-    def __init__(self, tables: dict[str, Table], txn: Txn, blobs: Blobs) -> None:
-        self._tables = tables
-        self._txn = txn
-        self._blobs = blobs
-        self._artifacts: dict[tuple[int, int, int], bytes] = {}
+def wrong_counts(moment: Rows) -> Iterator[Fault]:
+    """What is counted wrongly, at one moment."""
+    counters, found = load_counters(moment.env, moment.txn), count(moment)
+    for kind, (said, there) in enumerate(zip(counters.artifacts, found.artifacts, strict=True), 1):
+        if said != there:
+            yield Fault(f"{there} artifacts of kind {kind} are counted as {said}", mend=recount)
+    for what, said, there in (
+        ("blobs", counters.blobs, found.blobs),
+        ("bytes of blobs", counters.blob_bytes, found.blob_bytes),
+        ("bytes of files of blobs", counters.stored_bytes, found.stored_bytes),
+    ):
+        if said != there:
+            yield Fault(f"{there} {what} are counted as {said}", mend=recount)
+    for what, number in (("ordinal", counters.next_ordinal), ("path", counters.next_path)):
+        if not 0 < number <= schema.MAX_NUMBER + 1:
+            yield Fault(f"the next {what} would be {number}", mend=_number_again)
+    for ordinal, field, there in _wrong_numbers(moment):
+        named = moment.named(ordinal)
+        text = f"{field} of {named.build_id if named else ordinal} are counted wrongly"
+        mend = partial(_put_number, ordinal=ordinal, field=field, there=there)
+        yield Fault(text, build_id=named.build_id if named else None, mend=mend)
 
-    def _rows(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        return prefixed(self._txn, self._tables[table], b"")
 
-    def _count(self, table: str) -> int:
-        return self._txn.stat(self._tables[table])["entries"]
+def _put_number(mending: Mending, ordinal: int, field: str, there: int) -> None:
+    mending.change_named(ordinal, **{field: there})
 
-    def ids(self) -> Iterator[str]:
-        """Build IDs and ordinals name each other."""
-        for key, value in self._rows("ids"):
-            row = self._txn.get(value, db=self._tables["ordinals"])
-            if row is None or schema.build_id_of(row) != key:
-                yield f"build ID {key.hex()} has no ordinal that knows of it"
-        if self._count("ids") != self._count("ordinals"):
-            yield f"{self._count('ids')} build IDs have {self._count('ordinals')} ordinals"
-        last = max((int.from_bytes(key, "big") for key, _ in self._rows("ordinals")), default=0)
-        if self._counters().next_ordinal <= last:
-            yield f"the next ordinal would be {self._counters().next_ordinal}, but {last} is used"
 
-    def artifacts(self) -> Iterator[str]:
-        """Every artifact has a build ID, and the best variant is the one that is served."""
-        counts: Counter[int] = Counter()
-        for key, value in self._rows("artifacts"):
-            ordinal, kind = schema.ORDINAL_KIND.unpack(key)
-            counts[kind] += 1
-            best = schema.unpack_artifact(ordinal, kind, value)
-            named = self._txn.get(key[:8], db=self._tables["ordinals"])
-            if named is None or not named[0] & 1 << kind:
-                yield f"artifact {ordinal}/{kind} is not known to its build ID"
-            self._note(best)
-            for _, other in prefixed(self._txn, self._tables["variants"], key):
-                variant = schema.unpack_artifact(ordinal, kind, other)
-                self._note(variant)
-                if rank(variant) < rank(best):
-                    yield f"variant {variant.variant} of {ordinal}/{kind} should be served"
-        if len(self._artifacts) != self._count("artifacts") + self._count("variants"):
-            yield "there are variants of which none is served"
-        for kind, count in enumerate(self._counters().artifacts, 1):
-            if counts[kind] != count:
-                yield f"{counts[kind]} artifacts of kind {kind} are counted as {count}"
-
-    def _note(self, artifact: Artifact) -> None:
-        self._artifacts[artifact.ordinal, artifact.kind, artifact.variant] = artifact.digest
-
-    def blobs(self, digests: bool) -> Iterator[str]:
-        """Every artifact has its blob, every blob its size, and its digest."""
-        count = size = 0
-        for key, value in self._rows("digests"):
-            digest = Digest(key)
-            row = schema.DigestRow.unpack(value)
-            count, size = count + 1, size + row.size
-            for ref in row.refs:
-                if self._artifacts.pop(ref, None) != digest:
-                    yield f"blob {digest} has no artifact {_spelled(ref)}"
-            found = self._blobs.size(digest)
-            if found is None:
-                yield f"blob {digest} is missing"
-            elif found != row.size:
-                yield f"blob {digest} has {found} bytes instead of {row.size}"
-            elif digests and self._read(digest) != digest:
-                yield f"blob {digest} has other bytes"
-        for ref in self._artifacts:
-            yield f"artifact {_spelled(ref)} has no blob"
-        counters = self._counters()
-        if (counters.blobs, counters.blob_bytes) != (count, size):
-            yield f"{count} blobs are counted as {counters.blobs}"
-
-    def _read(self, digest: Digest) -> Digest:
-        fd = self._blobs.open(digest)
+def count(moment: Rows) -> schema.Counters:
+    """The counters as they should be, but for numbers that only grow."""
+    counters = schema.Counters()
+    for key in _keys(moment, "artifacts"):
+        if 0 < key[-1] <= len(counters.artifacts):
+            counters.artifacts[key[-1] - 1] += 1
+    for _, value in moment.having("digests", b""):
         try:
-            return digest_of(fd)
-        finally:
-            os.close(fd)
+            row = schema.DigestRow.unpack(value)
+        except DAMAGE:
+            continue
+        counters.blobs += 1
+        counters.blob_bytes += row.size
+        counters.stored_bytes += row.stored
+    return counters
 
-    def places(self) -> Iterator[str]:
-        """Origins and paths belong to build IDs, and are counted right."""
-        origins: Counter[bytes] = Counter(key[:8] for key, _ in self._rows("origins"))
-        paths: Counter[bytes] = Counter(key[4:] for key, _ in self._rows("pathids"))
-        for key, value in self._rows("ordinals"):
+
+def recount(mending: Mending) -> None:
+    """Put the counters right."""
+    found, counters = count(mending), mending.counters
+    counters.artifacts, counters.blobs = found.artifacts, found.blobs
+    counters.blob_bytes, counters.stored_bytes = found.blob_bytes, found.stored_bytes
+
+
+def _number_again(mending: Mending) -> None:
+    """Go on behind the last numbers that are used."""
+    counters = mending.counters
+    for field, table in (("next_ordinal", "ordinals"), ("next_path", "paths")):
+        if not 0 < getattr(counters, field) <= schema.MAX_NUMBER + 1:
+            numbers = (int.from_bytes(key, "big") for key in _keys(mending, table))
+            setattr(counters, field, max((n for n in numbers if n <= schema.MAX_NUMBER), default=0))
+            setattr(counters, field, getattr(counters, field) + 1)
+
+
+def _wrong_numbers(moment: Rows) -> Iterator[tuple[int, str, int]]:
+    """Rows of *ordinals* that count origins or paths wrongly, and how many there are."""
+    known = array("Q", (int.from_bytes(key[:8], "big") for key in _keys(moment, "ordinals")))
+    origins, paths = (array("I", bytes(4 * len(known))) for _ in range(2))
+    for found, table, begin in ((origins, "origins", 0), (paths, "pathids", 4)):
+        for key in _keys(moment, table):
+            ordinal = int.from_bytes(key[begin : begin + 8], "big")
+            at = bisect_left(known, ordinal)
+            if at < len(known) and known[at] == ordinal:
+                found[at] += 1
+    rows = moment.having("ordinals", b"")
+    for (key, value), *there in zip(rows, origins, paths, strict=True):
+        try:
             row = schema.OrdinalRow.unpack(value)
-            if (row.origins, row.paths) != (origins.pop(key, 0), paths.pop(key, 0)):
-                yield f"origins or paths of {row.build_id} are counted wrongly"
-            if row.primary_path != ROOT and not self._has_path(row.primary_path):
-                yield f"the first path of {row.build_id} does not exist"
-        if origins or paths:
-            yield "there are origins or paths of unknown build IDs"
-        for key, _ in self._rows("pathids"):
-            if not self._has_path(int.from_bytes(key[:4], "big")):
-                yield f"path {key[:4].hex()} does not exist"
-        for key, value in self._rows("paths"):
-            if self._txn.get(value, db=self._tables["names"]) != key:
-                yield f"path {key.hex()} is not in its parent"
-        for _, value in self._rows("origins"):
-            places.unpack_origin(value)
-
-    def journal(self) -> Iterator[str]:
-        """Every row of the journal has its place in the order of time, and nothing else has."""
-        if not self._tables.keys() >= schema.LATER_TABLES:
-            return  # a store from before, opened for reading
-        for key, value in self._rows("journal"):
-            record = places.unpack_journal(key, value)
-            if record.last_seen_ns < record.first_seen_ns:
-                yield f"journal row {key.hex()} was last seen before it was first seen"
-            order = schema.U64.pack(record.last_seen_ns) + key
-            if self._txn.get(order, db=self._tables["recent"]) is None:
-                yield f"journal row {key.hex()} has no place in the order of time"
-        for order, _ in self._rows("recent"):
-            if self._txn.get(order[8:], db=self._tables["journal"]) is None:
-                yield f"the order of time has a journal row {order[8:].hex()} that is not there"
-        if self._count("journal") != self._count("recent"):
-            yield f"{self._count('journal')} journal rows are ordered as {self._count('recent')}"
-
-    def _has_path(self, number: int) -> bool:
-        return self._txn.get(schema.U32.pack(number), db=self._tables["paths"]) is not None
-
-    def _counters(self) -> schema.Counters:
-        value = self._txn.get(schema.COUNTERS_KEY, db=self._tables["meta"])
-        return schema.Counters.unpack(value or b"")
+        except DAMAGE:
+            continue
+        for field, said, count in zip(
+            ("origins", "paths"), (row.origins, row.paths), there, strict=True
+        ):
+            if said != count:
+                yield int.from_bytes(key, "big"), field, count
 
 
-def _spelled(ref: tuple[int, int, int]) -> str:
-    return "/".join(str(int(number)) for number in ref)
+def _keys(moment: Rows, table: str) -> Iterator[bytes]:
+    with moment.txn.cursor(moment.tables[table]) as cursor:
+        yield from cursor.iternext(keys=True, values=False)

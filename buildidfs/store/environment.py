@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import lmdb
 
-from buildidfs.errors import StoreError, StoreLocked
-from buildidfs.store.failures import FULL, full, show
-from buildidfs.store.schema import LATER_TABLES, TABLES
+from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
+from buildidfs.store.failures import FULL, full, show, translated
+from buildidfs.store.readable import is_readable
+from buildidfs.store.schema import TABLES
 
 if TYPE_CHECKING:
     Table = lmdb._Database
@@ -41,20 +42,6 @@ _LOCK_BYTES = 64 << 10
 #: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
 _PROBE_BYTES = 16 << 20
 
-#: Reads every record, in a process that may die of it (a mapped file that ends too early).
-_READ_ALL = """
-import sys, lmdb
-env = lmdb.open(".", readonly=True, lock=False, max_dbs=64, map_size=int(sys.argv[1]))
-for name in sys.argv[2:]:
-    try:
-        table = env.open_db(name.encode(), create=False)
-    except lmdb.NotFoundError:
-        continue  # for whoever opens the tables to say
-    with env.begin(db=table) as txn:
-        for key, value in txn.cursor():
-            pass
-"""
-
 _open: dict[tuple[int, int], Environment] = {}
 _open_lock = threading.Lock()
 
@@ -62,11 +49,19 @@ _open_lock = threading.Lock()
 class Environment:
     """A shared LMDB environment; `acquire` one, `release` it as often as it was acquired."""
 
-    def __init__(self, root: bytes, *, read_only: bool, create: bool, map_size: int | None) -> None:
+    def __init__(
+        self,
+        root: bytes,
+        *,
+        read_only: bool,
+        create: bool,
+        map_size: int | None,
+        directory: bytes = b"index",
+    ) -> None:
         self.root = root
         self.read_only = read_only
         self.users = 1
-        self.path = os.path.join(root, b"index")
+        self.path = os.path.join(root, directory)
         self._writing = threading.Lock()
         with self._translated():
             self._lmdb = self._map(map_size, create)
@@ -81,7 +76,7 @@ class Environment:
     def _map(self, map_size: int | None, create: bool) -> lmdb.Environment:
         data = os.path.join(self.path, b"data.mdb")
         if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
-            raise StoreError(f"store {show(self.root)}: its index is missing: the store is damaged")
+            raise damaged(self.root, "is missing")
         self._allocate_lock_file()
         sizes = MAP_SIZES if map_size is None else (map_size,)
         for size in sizes:
@@ -146,32 +141,17 @@ class Environment:
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
             return
-        import subprocess  # only for a store that looks damaged
-
-        command = [sys.executable, "-I", "-c", _READ_ALL, str(info["map_size"]), *TABLES]
-        done = subprocess.run(command, cwd=self.path, capture_output=True, check=False)
-        if done.returncode != 0:
+        if not is_readable(self.path, info["map_size"]):
             env.close()
-            raise StoreError(
-                f"store {show(self.root)}: its index was cut short: the store is damaged"
-            )
+            raise damaged(self.root, "was cut short")
 
     def _open_tables(self, create: bool) -> dict[str, Table]:
-        """All tables; those of `LATER_TABLES` only if they are there or can be made."""
-        tables = {}
         if self.read_only:
-            for name in TABLES:
-                try:
-                    tables[name] = self._lmdb.open_db(name.encode(), create=False)
-                except lmdb.NotFoundError:
-                    if name not in LATER_TABLES:
-                        raise
-            return tables
+            return {name: self._lmdb.open_db(name.encode(), create=False) for name in TABLES}
         with self._lmdb.begin(write=True) as txn:
-            for name in TABLES:
-                make = create or name in LATER_TABLES
-                tables[name] = self._lmdb.open_db(name.encode(), txn=txn, create=make)
-        return tables
+            return {
+                name: self._lmdb.open_db(name.encode(), txn=txn, create=create) for name in TABLES
+            }
 
     # --- transactions ----------------------------------------------------------------------
 
@@ -262,7 +242,7 @@ class Environment:
             | lmdb.NotFoundError
             | lmdb.IncompatibleError,
         ):
-            return StoreError(f"store {show(self.root)}: its index is damaged: {reason}")
+            return damaged(self.root, f"is damaged: {reason}")
         return StoreError(f"store {show(self.root)}: its index: {reason}")
 
     def _probe(self) -> int:
@@ -282,10 +262,9 @@ class Environment:
     # --- the rest --------------------------------------------------------------------------
 
     def entries(self) -> dict[str, int]:
-        """Number of rows of each table, 0 for one that is not there yet."""
+        """Number of rows of each table."""
         with self.read() as txn:
-            there = {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
-        return dict.fromkeys(TABLES, 0) | there
+            return {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
 
     def bytes_used(self) -> int:
         """Bytes the index takes on disk."""
@@ -303,11 +282,7 @@ def acquire(
 
     Raises `StoreError` when the process has it open for reading and now wants to write.
     """
-    try:
-        status = os.stat(os.path.join(root, b"index"))
-    except OSError as error:
-        raise StoreError(f"store {show(root)}: index: {error.strerror}: it is damaged") from error
-    key = (status.st_dev, status.st_ino)
+    key = _key(root)
     with _open_lock:
         found = _open.get(key)
         if found is None:
@@ -320,6 +295,21 @@ def acquire(
         return found
 
 
+def damaged(root: bytes, how: str) -> StoreDamaged:
+    """The error for an index that cannot be used."""
+    return StoreDamaged(
+        f"store {show(root)}: its index {how}: buildidfs check --repair makes a new one"
+    )
+
+
+def _key(root: bytes) -> tuple[int, int]:
+    try:
+        status = os.stat(os.path.join(root, b"index"))
+    except OSError as error:
+        raise damaged(root, f"cannot be found ({error.strerror})") from error
+    return status.st_dev, status.st_ino
+
+
 def release(environment: Environment) -> None:
     """Give up one use of an environment; the last one closes it."""
     with _open_lock:
@@ -329,6 +319,50 @@ def release(environment: Environment) -> None:
                 if value is environment:
                     del _open[key]
             environment.close()
+
+
+@contextlib.contextmanager
+def alone(root: bytes, *, map_size: int | None) -> Iterator[Environment]:
+    """The environment of a store that no process has open, and none can open meanwhile.
+
+    Tables that are missing are made. Raises `StoreLocked`; see `nobody`.
+    """
+    with nobody(root) as lock:
+        fcntl.lockf(lock, fcntl.LOCK_UN)  # LMDB wants to have it, to begin with
+        environment = Environment(root, read_only=False, create=True, map_size=map_size)
+        try:
+            # Locks of fcntl(2) belong to the process: this makes that of LMDB exclusive.
+            _lock_first_byte(root, lock)
+            yield environment
+        finally:
+            environment.close()
+
+
+@contextlib.contextmanager
+def nobody(root: bytes) -> Iterator[int]:
+    """While no process has the index of a store open, which is as it may be; gives the lock.
+
+    Raises `StoreLocked` when anybody has it open, which is known for certain: LMDB locks the first
+    byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
+    whoever opens one waits for us.
+    """
+    with _open_lock:
+        if _key(root) in _open:
+            raise StoreLocked(f"store {show(root)} is open in this process")
+        with translated(root):
+            fd = os.open(os.path.join(root, b"index", b"lock.mdb"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock_first_byte(root, fd)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _lock_first_byte(root: bytes, fd: int) -> None:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except (BlockingIOError, PermissionError):
+        raise StoreLocked(f"store {show(root)} is in use") from None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import msgspec
 
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
-from buildidfs.store import places, schema
+from buildidfs.store import peek, places, schema
 from buildidfs.store.records import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
@@ -34,7 +34,14 @@ _FIRST_ROWS, _MOST_ROWS = 64, 2048
 
 
 #: What decoding raises on a row that is not what it should be.
-DAMAGE = (struct.error, msgspec.MsgspecError, IndexError, ValueError)
+DAMAGE = (
+    struct.error,
+    msgspec.MsgspecError,
+    IndexError,
+    ValueError,
+    InvalidBuildId,
+    RecursionError,
+)
 
 
 def damaged(error: Exception) -> IntegrityError:
@@ -69,6 +76,7 @@ class Index:
         self._origins = tables["origins"]
         self._dwz = tables["dwz"]
         self._seen = tables["seen"]
+        self._gone = tables["gone"]
 
     # --- one row ---------------------------------------------------------------------------
 
@@ -82,12 +90,19 @@ class Index:
     def build_id(self, ordinal: int) -> BuildId | None:
         """The build ID with that number."""
         value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
-        return None if value is None else schema.build_id_of(value)
+        try:
+            return None if value is None else schema.build_id_of(value)
+        except DAMAGE as error:
+            raise damaged(error) from error
 
     def kinds(self, ordinal: int) -> int:
         """Bitmask, 1<<kind for each kind there is an artifact of; 0 for an unknown ordinal."""
         value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
         return value[0] if value else 0
+
+    def is_going(self, ordinal: int) -> bool:
+        """Whether blobs of it were removed, and something of them is left to be cleared."""
+        return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
 
     def primary_path(self, ordinal: int) -> int | None:
         """The first path its executable was seen at."""
@@ -114,6 +129,7 @@ class Index:
         value = self._env.get(self._variants, key)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
+    @whole
     def supplementary(self, name: bytes) -> int | None:
         """Ordinal of the file recorded under ``/.dwz/`` as ``name``."""
         if not 0 < len(name) <= schema.MAX_DWZ_NAME:
@@ -132,8 +148,55 @@ class Index:
             if value is None:
                 return []
             rows = [value, *(row for _, row in prefixed(txn, self._variants, prefix))]
+            executable = txn.get(_executable_key(ordinal), db=self._artifacts)
         found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
-        return sorted(found, key=rank)
+        segments = segments_in(executable)
+        return sorted(found, key=lambda artifact: rank(artifact, segments))
+
+    def variants_after(self, ordinal: int, kind: int, after: int) -> Iterator[Artifact]:
+        """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
+        best = self.artifact(ordinal, kind)
+        if best is None:
+            return
+        prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
+        start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
+        for _, value in self.rows_at(self._variants, prefix, start):
+            try:
+                artifact = schema.unpack_artifact(ordinal, kind, value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            if after < best.variant < artifact.variant:
+                yield best
+                after = best.variant
+            if artifact.variant > after:
+                yield artifact
+                after = artifact.variant
+        if best.variant > after:
+            yield best
+
+    def conflicts(self) -> Iterator[tuple[int, int]]:
+        """(ordinal, kind) of all artifacts that have several variants, in order."""
+        start = b""
+        while True:
+            with self._env.read() as txn:
+                found = next(prefixed(txn, self._variants, b"", start), None)
+            if found is None:
+                return
+            try:
+                ordinal, kind, _ = schema.ORDINAL_KIND_VARIANT.unpack(found[0])
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield ordinal, kind
+            # Behind the last that it can have, of which there may be thousands.
+            start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, schema.MAX_VARIANT) + b"\0"
+
+    @whole
+    def variants_with(self, digest: Digest, ordinal: int) -> list[tuple[int, int]]:
+        """(kind, variant) of each of them that has those bytes."""
+        value = self._env.get(self._digests, digest)
+        if value is None:
+            return []
+        return [ref[1:] for ref in schema.DigestRow.unpack(value).refs if ref[0] == ordinal]
 
     @whole
     def origins(self, ordinal: int) -> list[OriginRecord]:
@@ -171,6 +234,7 @@ class Index:
             tuple(Kind(kind) for _, kind, _ in sorted(refs)),
             artifact.quality,
             artifact.scripts,
+            artifact.segments,
         )
 
     def _variant_in(self, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
@@ -179,6 +243,12 @@ class Index:
             key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
             value = txn.get(key, db=self._variants)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+    @whole
+    def last_use(self, digest: Digest) -> int:
+        """When a blob was last of use, in seconds; 0 for one that is not there."""
+        value = self._env.get(self._digests, digest)
+        return 0 if value is None else schema.DigestRow.unpack(value).used
 
     @whole
     def recall(self, identity: FileIdentity) -> Remembered | None:
@@ -195,7 +265,9 @@ class Index:
             absence = schema.ABSENCES.get(tag)
             return None if absence is None else Remembered(absence=absence)
         row = self._env.get(self._digests, value[schema.SEEN.size :])
-        named = self._env.get(self._ordinals, row[8:16]) if row and len(row) > 8 else None
+        # What is damaged has to be read again.
+        ordinal = None if row is None or peek.is_struck(row) else schema.ordinal_in(row)
+        named = None if ordinal is None else self._env.get(self._ordinals, ordinal)
         return None if named is None else Remembered(build_id=schema.build_id_of(named))
 
     # --- listings --------------------------------------------------------------------------
@@ -204,19 +276,34 @@ class Index:
         """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
         build_id = schema.build_id_of
         for rows in self._batches(self._ordinals, b"", schema.U64.pack(after) + b"\0"):
-            yield from [(int.from_bytes(key, "big"), build_id(value)) for key, value in rows]
+            try:
+                # Without a kind it is removed, and only what is left of it is not cleared yet.
+                found = [
+                    (int.from_bytes(key, "big"), build_id(value)) for key, value in rows if value[0]
+                ]
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield from found
 
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None
     ) -> Iterator[tuple[BuildId, int]]:
         """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
         for key, value in self.rows(self._ids, prefix, after):
-            yield bytes.__new__(BuildId, key), int.from_bytes(value, "big")
+            try:
+                build_id = BuildId(key)
+            except InvalidBuildId as error:
+                raise damaged(error) from error
+            yield build_id, int.from_bytes(value, "big")
 
     def supplementaries(self, prefix: bytes, after: bytes | None) -> Iterator[tuple[bytes, int]]:
         """(name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
-            yield key, schema.DWZ.unpack(value)[0]
+            try:
+                ordinal, _ = schema.DWZ.unpack(value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield key, ordinal
 
     def match(self, text: str) -> BuildId:
         """The only build ID whose hex digits start with ``text``, or are exactly that."""
@@ -280,6 +367,28 @@ def prefixed(
             yield from cursor
 
 
-def rank(artifact: Artifact) -> tuple[int, int, int, int]:
-    """Sort key of variants: the best is the least."""
-    return (-artifact.trust, -artifact.quality, artifact.first_seen_ns, artifact.variant)
+def rank(artifact: Artifact, segments: int) -> tuple[int, bool, int, int, int]:
+    """Sort key of variants: the best is the least. ``segments`` are the served executable's."""
+    return (
+        -artifact.trust,
+        contradicts(artifact, segments),
+        -artifact.quality,
+        artifact.first_seen_ns,
+        artifact.variant,
+    )
+
+
+def contradicts(artifact: Artifact, segments: int) -> bool:
+    """Whether debuginfo says something else of what is loaded where than the executable does."""
+    if artifact.kind is not Kind.DEBUGINFO or not segments or not artifact.segments:
+        return False
+    return artifact.segments != segments
+
+
+def segments_in(value: bytes | None) -> int:
+    """`Artifact.segments` of the row of *artifacts* of an executable; 0 where there is none."""
+    return 0 if value is None else schema.unpack_artifact(0, Kind.EXECUTABLE, value).segments
+
+
+def _executable_key(ordinal: int) -> bytes:
+    return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)

@@ -11,13 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError
+from buildidfs.model import fingerprint
 from buildidfs.store import places, schema
 from buildidfs.store.index import prefixed, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.model import Origin
+    from buildidfs.model import BuildId, Origin
     from buildidfs.store.environment import Environment, Txn
     from buildidfs.store.records import JournalRecord, NewSeen
 
@@ -28,12 +29,12 @@ _MAX_TIME = 2**63 - 1
 
 
 class Journal:
-    """Reads of the journal, which is empty in a store that has no tables for it yet."""
+    """Reads of the journal."""
 
     def __init__(self, environment: Environment) -> None:
         self._env = environment
-        self._rows = environment.tables.get("journal")
-        self._recent = environment.tables.get("recent")
+        self._rows = environment.tables["journal"]
+        self._recent = environment.tables["recent"]
 
     def since(self, since_ns: int) -> Iterator[JournalRecord]:
         """Rows last seen at ``since_ns`` or later, in order of last seen.
@@ -51,8 +52,6 @@ class Journal:
     @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
         """Some rows from the key ``start`` of *recent* on; and its last key, None at the end."""
-        if self._rows is None or self._recent is None:
-            return [], None
         with self._env.read() as txn:
             keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
             rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
@@ -64,18 +63,32 @@ class Journal:
         return records, keys[-1] if len(keys) == _ROWS else None
 
     @whole
-    def at(self, mnt_ns_id: int, path: bytes, boot: bytes | None) -> list[JournalRecord]:
-        """What was seen at a path in a mount namespace, last seen first."""
-        if self._rows is None:
-            return []
-        prefix = places.journal_prefix(path, mnt_ns_id, boot)
+    def at(self, mnt_ns_id: int | None, path: bytes, boot: bytes | None) -> list[JournalRecord]:
+        """What was seen at a path in a mount namespace or (None) in any, last seen first."""
+        if mnt_ns_id is None:
+            prefix = fingerprint(path)
+        else:
+            prefix = places.journal_prefix(path, mnt_ns_id, boot)
         with self._env.read() as txn:
             rows = list(prefixed(txn, self._rows, prefix))
         records = [places.unpack_journal(key, value) for key, value in rows]
         # A hash stands for the path.
-        records = [record for record in records if record.path == path]
-        records.sort(key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
-        return records
+        return _last_first(record for record in records if record.path == path)
+
+    @whole
+    def of(self, build_id: BuildId) -> list[JournalRecord]:
+        """Where a build ID was seen, last seen first; looks at every row."""
+        wanted = bytes(build_id)
+        found: list[JournalRecord] = []
+        start = b""
+        while True:
+            with self._env.read() as txn:
+                rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
+            # Most rows are not worth decoding.
+            found += [places.unpack_journal(key, row) for key, row in rows if wanted in row]
+            if len(rows) < _ROWS:
+                return _last_first(record for record in found if record.build_id == build_id)
+            start = rows[-1][0] + b"\0"
 
 
 class JournalWriter:
@@ -141,6 +154,10 @@ class JournalWriter:
         self._txn.delete(order, db=self._recent)
         self._txn.delete(order[8:], db=self._rows)
         self._count -= 1
+
+
+def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:
+    return sorted(records, key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
 
 
 def _clamped(ns: int) -> int:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
@@ -12,9 +14,10 @@ from buildidfs.store import environment, schema
 from buildidfs.store.failures import show, translated
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Txn
+    from buildidfs.store.environment import Environment, Txn
 
-_PARTS = (b"index", b"blobs", b"staging", b"listeners")
+_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"lock")
+_FORMAT = b"format"
 
 
 def make(root: bytes, map_size: int | None) -> None:
@@ -23,41 +26,76 @@ def make(root: bytes, map_size: int | None) -> None:
         os.makedirs(root, 0o700, exist_ok=True)
         foreign = set(os.listdir(root)) - set(_PARTS)
         foreign = {name for name in foreign if not name.startswith(b".format.")}
-        if foreign and not os.path.exists(os.path.join(root, b"format")):
+        if foreign and not os.path.exists(os.path.join(root, _FORMAT)):
             raise StoreError(f"{show(root)} is not a store, and not empty")
         os.chmod(root, 0o700)
         for part in (b"index", b"blobs", b"listeners"):
             os.makedirs(os.path.join(root, part), 0o700, exist_ok=True)
 
-    def begin(txn: Txn) -> None:
-        meta = env.tables["meta"]
-        txn.put(schema.COUNTERS_KEY, schema.Counters().pack(), overwrite=False, db=meta)
-
     env = environment.acquire(root, read_only=False, create=True, map_size=map_size)
     try:
-        env.write(begin)
+        env.write(lambda txn: begin(env, txn))
     finally:
         environment.release(env)
+    write_format(root, schema.FORMAT_VERSION)
+
+
+def begin(env: Environment, txn: Txn) -> None:
+    """Write the first rows of an index that has none."""
+    meta = env.tables["meta"]
+    if txn.put(schema.COUNTERS_KEY, schema.Counters().pack(), overwrite=False, db=meta):
+        txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT_VERSION), db=meta)
+
+
+def write_format(root: bytes, version: int) -> None:
+    """Say, durably, of which format the store is. Raises `StoreError`."""
     with translated(root):
-        draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
+        draft = _draft(root)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % schema.FORMAT_VERSION)
+            os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % version)
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(draft, os.path.join(root, b"format"))
-        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _put_format(root, draft)
 
 
-def check_format(root: bytes) -> None:
-    """Raise `StoreMissing`, `StoreVersionError` or `StoreError` unless it is a store we read."""
+@contextlib.contextmanager
+def new_format(root: bytes, version: int) -> Iterator[None]:
+    """The same, taken back when the block fails, for which a full disk has room enough."""
+    before = _draft(root)
+    with translated(root):
+        os.link(os.path.join(root, _FORMAT), before)
     try:
-        with open(os.path.join(root, b"format"), "rb") as file:
+        write_format(root, version)
+        yield
+    except BaseException:
+        with translated(root):
+            _put_format(root, before)
+        raise
+    os.unlink(before)
+
+
+def _draft(root: bytes) -> bytes:
+    return os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
+
+
+def _put_format(root: bytes, draft: bytes) -> None:
+    os.rename(draft, os.path.join(root, _FORMAT))
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_format(root: bytes) -> int:
+    """The format that a store says it has: ours, or an older one.
+
+    Raises `StoreMissing`, `StoreVersionError` or `StoreError` unless it is a store we know.
+    """
+    try:
+        with open(os.path.join(root, _FORMAT), "rb") as file:
             text = file.read(64)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreMissing(
@@ -65,11 +103,47 @@ def check_format(root: bytes) -> None:
         ) from error
     except OSError as error:
         raise StoreError(f"store {show(root)}: {error.strerror}") from error
-    version = text.removeprefix(schema.FORMAT_PREFIX).strip()
-    if not text.startswith(schema.FORMAT_PREFIX) or not version.isdigit():
+    digits = text.removeprefix(schema.FORMAT_PREFIX).strip()
+    if not text.startswith(schema.FORMAT_PREFIX) or not digits.isdigit():
         raise StoreVersionError(f"store {show(root)}: its format file is not that of a store")
-    if int(version) != schema.FORMAT_VERSION:
+    version = int(digits)
+    if not 0 < version <= schema.FORMAT_VERSION:
         raise StoreVersionError(
-            f"store {show(root)} has format {int(version)}, this program reads "
+            f"store {show(root)} has format {version}, this program reads "
             f"{schema.FORMAT_VERSION}: use a newer buildidfs"
         )
+    return version
+
+
+def rows_format(env: Environment, txn: Txn) -> int:
+    """The format of the rows, which is older than `read_format` when a migration was cut off."""
+    value = txn.get(schema.FORMAT_KEY, db=env.tables["meta"])
+    return 1 if value is None else int.from_bytes(value, "big")
+
+
+def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environment | None:
+    """The index of a store of our format; None for one that has to be migrated first.
+
+    Raises what `read_format` does.
+    """
+    if read_format(root) < schema.FORMAT_VERSION:
+        return None
+    env = environment.acquire(root, read_only=read_only, map_size=map_size)
+    try:
+        with env.read() as txn:
+            version = rows_format(env, txn)
+    except BaseException:
+        environment.release(env)
+        raise
+    if version >= schema.FORMAT_VERSION:
+        return env
+    environment.release(env)
+    return None
+
+
+def too_old(root: bytes) -> StoreVersionError:
+    """The error for a store that has to be migrated, when it is only to be read."""
+    return StoreVersionError(
+        f"store {show(root)} has an older format than {schema.FORMAT_VERSION}:"
+        " convert it with buildidfs migrate"
+    )

@@ -21,6 +21,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -32,7 +33,8 @@ _MOST_ORDINALS = 4096
 _MESSAGE_BYTES = 64 << 10
 _PATIENCE_S = 1.0
 
-_Message = tuple[int, list[int]]
+_Ordinal = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Message = tuple[_Ordinal, list[_Ordinal]]
 _decoder = msgspec.msgpack.Decoder(_Message)
 _numbers = itertools.count()
 
@@ -91,7 +93,7 @@ class Listener:
     def _decode(self, data: bytes) -> dict[int, None] | None:
         try:
             count, ordinals = _decoder.decode(data)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
         missed = count > self._count + 1
         self._count = max(count, self._count)
@@ -110,37 +112,40 @@ class Listener:
         self._socket.close()
 
 
-def announce(root: bytes, count: int, ordinals: Sequence[int]) -> None:
+def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
     """Tell every listener, and wait until each has acknowledged, for a second at most.
 
-    ``count`` is that of the commit. Never fails: the commit is done already.
+    ``count`` is that of the commit. True when all have. Never fails: the commit is done already.
     """
     directory = os.path.join(root, b"listeners")
     try:
         names = [name for name in os.listdir(directory) if name.endswith(b".sock")]
     except OSError:
-        return
+        return False
     if not names:
-        return
+        return True
     message = msgspec.msgpack.encode((count, ordinals if len(ordinals) <= _MOST_ORDINALS else ()))
     deadline = time.monotonic() + _PATIENCE_S
+    told = False
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError), _short(directory) as short:
-            for name in names:
-                _send(short + name, message, writing, deadline)
+            sent = [_send(short + name, message, writing, deadline) for name in names]
+            told = all(sent)
         os.close(writing)
         writing = -1
         poll = select.poll()
         poll.register(reading, select.POLLIN)
-        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        return told and bool(ended)
     finally:
         os.close(reading)
         if writing >= 0:
             os.close(writing)
 
 
-def _send(path: bytes, message: bytes, writing: int, deadline: float) -> None:
+def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
+    """Whether one listener was told, or is gone."""
     flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_UNIX, flags) as sender:
         try:
@@ -148,20 +153,20 @@ def _send(path: bytes, message: bytes, writing: int, deadline: float) -> None:
         except ConnectionRefusedError:  # its process is gone
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            return
-        except OSError:
-            return
+            return True
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writing]))]
         while True:
             try:
                 sender.sendmsg([message], rights)
-                return
+                return True
             except BlockingIOError:  # its queue is full: it is slow, or hangs
                 left = deadline - time.monotonic()
                 if left <= 0 or not select.select([], [sender], [], left)[1]:
-                    return
+                    return False
             except OSError:  # it died just now
-                return
+                return True
 
 
 @contextlib.contextmanager

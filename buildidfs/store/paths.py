@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import BuildId
+from buildidfs.model import BuildId, Kind
 from buildidfs.store import schema
+from buildidfs.store.index import prefixed
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.environment import Environment, Table, Txn
     from buildidfs.store.index import Index
 
 ROOT = 0
+
+#: What has a path in the tree, as bits of ``OrdinalRow.kinds``.
+PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _NAME_MAX = 255
 
@@ -149,3 +153,54 @@ class PathWriter:
         self._txn.put(key, schema.U32.pack(number), db=self._names)
         self._txn.put(schema.U32.pack(number), schema.U32.pack(parent) + name, db=self._paths)
         return number
+
+
+class PathPruner:
+    """Removes paths within one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self._txn = txn
+        tables = environment.tables
+        self._names = tables["names"]
+        self._paths = tables["paths"]
+        self._pathids = tables["pathids"]
+
+    def find(self, path: bytes) -> int:
+        """The number of a path; `ROOT` for what has none."""
+        number = ROOT
+        for name in components(path) or ():
+            value = self._txn.get(schema.U32.pack(number) + name, db=self._names)
+            if value is None:
+                return ROOT
+            number = int.from_bytes(value, "big")
+        return number
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Whether a build ID hangs from a path."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._txn.get(key, db=self._pathids) is not None
+
+    def drop(self, row: schema.OrdinalRow, ordinal: int, number: int) -> None:
+        """Take a build ID from a path, and the path away if nothing hangs from it any more.
+
+        ``row`` is counted down.
+        """
+        if self._txn.delete(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids):
+            row.paths -= 1
+            self._prune(number)
+
+    def _prune(self, number: int) -> None:
+        while number != ROOT:
+            key = schema.U32.pack(number)
+            if _has_any(self._txn, self._pathids, key) or _has_any(self._txn, self._names, key):
+                return
+            value = self._txn.get(key, db=self._paths)
+            if value is None:
+                return
+            self._txn.delete(value, db=self._names)
+            self._txn.delete(key, db=self._paths)
+            number = int.from_bytes(value[:4], "big")
+
+
+def _has_any(txn: Txn, table: Table, prefix: bytes) -> bool:
+    return next(prefixed(txn, table, prefix), None) is not None

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from buildidfs.model import (
+    EVERYBODY,
     BuildId,
     Digest,
     FileIdentity,
@@ -24,8 +25,6 @@ TIMES: Final = Struct(">QQ")
 
 #: Fingerprint of the path, mnt_ns_id, boot ID; behind it stands who saw it.
 _JOURNAL_PLACE: Final = Struct(">16sQ16s")
-
-_TRUSTS: Final = tuple(Trust)
 
 
 class OriginRow(msgspec.Struct, array_like=True):
@@ -52,10 +51,17 @@ class OriginRow(msgspec.Struct, array_like=True):
     scanner: bytes
     apart: int = 0
     cgroup_id: int = 0
+    reach: int = EVERYBODY
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(OriginRow).decode
+
+
+def dwz_name(path: bytes) -> bytes:
+    """Key in *dwz* of a file that was seen at ``path``; empty if it has none."""
+    _, found, name = path.rpartition(b"/.dwz/")
+    return name if found and len(name) <= schema.MAX_DWZ_NAME else b""
 
 
 def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
@@ -72,8 +78,10 @@ def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
     return schema.U64.pack(ordinal) + fingerprint(_encode(place))
 
 
-def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> bytes:
-    """A row of *origins*."""
+def pack_origin(
+    digest: Digest, kinds: int, origin: Origin, first: int, last: int, reach: int | None = None
+) -> bytes:
+    """A row of *origins*; ``reach`` stands for that of the origin."""
     identity, spaces = origin.identity, origin.namespaces
     row = OriginRow(
         bytes(digest),
@@ -97,8 +105,14 @@ def pack_origin(digest: Digest, kinds: int, origin: Origin, first: int, last: in
         _text(origin.scanner),
         origin.apart,
         origin.cgroup_id,
+        origin.reach if reach is None else reach,
     )
     return TIMES.pack(first, last) + _encode(row)
+
+
+def reach_in(value: bytes) -> int:
+    """`Origin.reach` in a row of *origins*."""
+    return _decode(memoryview(value)[TIMES.size :]).reach
 
 
 def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
@@ -124,12 +138,26 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         row.cgroup,
         row.container.decode("utf-8", "surrogateescape"),
         row.host.decode("utf-8", "surrogateescape"),
-        _TRUSTS[row.trust],
+        Trust(row.trust),
         row.scanner.decode("utf-8", "surrogateescape"),
         row.apart,
         row.cgroup_id,
+        row.reach,
     )
     return Digest(row.digest), row.kinds, origin, first, last
+
+
+def place_of(key: bytes, value: bytes) -> Digest | None:
+    """The blob that a row of *origins* is of; None if the row is not where it should be.
+
+    Raises what decoding raises.
+    """
+    first, last = TIMES.unpack_from(value)
+    row = _decode(memoryview(value)[TIMES.size :])
+    place = (row.digest, row.path, row.host, row.container, row.mnt_ns_id, row.dev, row.ino)
+    Trust(row.trust)
+    in_place = key[8:] == fingerprint(_encode(place)) and first <= last
+    return Digest(row.digest) if in_place else None
 
 
 class JournalRow(msgspec.Struct, array_like=True):

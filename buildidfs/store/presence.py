@@ -57,8 +57,10 @@ class Present(msgspec.Struct, frozen=True):
 
     def path(self, fact: str) -> bytes:
         """A path among the facts, as it was given; empty if there is none."""
-        if (encoded := self.facts.get(f"{fact}_b64")) is not None:
-            return base64.b64decode(encoded)
+        encoded = self.facts.get(f"{fact}_b64")
+        if isinstance(encoded, str):
+            with contextlib.suppress(ValueError):
+                return base64.b64decode(encoded)
         return str(self.facts.get(fact, "")).encode()
 
     def pidfd(self) -> int:
@@ -240,7 +242,7 @@ def _read(fd: int) -> dict[str, Any]:
     for _ in range(_TRIES):
         text = os.pread(fd, _MOST_BYTES, 0)
         if text == before:
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return _decoder.decode(text)
         before = text
     return {}

@@ -7,49 +7,66 @@ when the map had to grow, and so that several processes may write to one store.
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin, Sighting, Trust
-from buildidfs.store import places, schema
+from buildidfs.model import (
+    EVERYBODY,
+    Artifact,
+    BuildId,
+    Digest,
+    Kind,
+    Origin,
+    Sighting,
+)
+from buildidfs.store import places, provenance, schema
 from buildidfs.store.blobs import Staged
-from buildidfs.store.index import prefixed, rank
-from buildidfs.store.paths import PathWriter
+from buildidfs.store.environment import damaged
+from buildidfs.store.index import prefixed
+from buildidfs.store.memo import MemoWriter
+from buildidfs.store.paths import PATH_KINDS, PathWriter
 from buildidfs.store.records import NewAbsence, NewCapture, Outcome
+from buildidfs.store.uses import UseWriter
+from buildidfs.store.variants import VariantWriter, most_variants, shown_mode
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Environment, Txn
+    from collections.abc import Callable, Collection, Mapping
 
-#: A file changed this shortly before it was looked at may change again within the same tick of
-#: the filesystem's clock, and then looks unchanged; git calls such a file racily clean.
-_RACY_NS = 2_000_000_000
+    from buildidfs.store.blobs import BlobFile, Blobs
+    from buildidfs.store.environment import Environment, Txn
 
 #: A stamp of the memo is brought up to date only when it is off by more: that saves a write.
 _STAMP_SLACK_S = 86_400
 
-#: Rows of the memo of which the oldest goes when it is full.
-_CANDIDATES = 8
-
-_PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
-
-_WORLD_READABLE = 0o004
-_MEMFD = b"/memfd:"
-
 
 class Recorder:
-    """The writes of one transaction; call `finish` last."""
+    """The writes of one transaction; call `finish` last.
 
-    def __init__(self, environment: Environment, txn: Txn) -> None:
+    ``added`` are blobs that were just written, and what they are beside them; ``read`` tells of
+    others which file was read, and in what form it has the right bytes.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        txn: Txn,
+        blobs: Blobs,
+        added: Collection[Digest] = frozenset(),
+        read: Callable[[Digest], tuple[BlobFile, int | None] | None] = lambda digest: None,
+    ) -> None:
+        self._env = environment
         self._txn = txn
+        self._blobs = blobs
+        self._added = added
+        self._read = read
+        self._described: set[Digest] = set()
         tables = environment.tables
         self._meta = tables["meta"]
         self._ids = tables["ids"]
         self._ordinals = tables["ordinals"]
-        self._artifacts = tables["artifacts"]
-        self._variants = tables["variants"]
         self._digests = tables["digests"]
         self._origins = tables["origins"]
         self._dwz = tables["dwz"]
@@ -57,9 +74,14 @@ class Recorder:
         self.counters = load_counters(environment, txn)
         self._paths = PathWriter(environment, txn, self.counters)
         self.changed: set[int] = set()
+        self._variants = VariantWriter(environment, txn, self.counters, self.changed)
+        self._uses = UseWriter(environment, txn)
+        self._memo = MemoWriter(environment, txn)
 
     def finish(self) -> None:
-        """Write the counters."""
+        """Write the counters, and beside the blobs what is new of them."""
+        for digest in self._variants.altered - self._described:
+            self._describe(digest)
         if self.changed:
             self.counters.announced += 1
         value = self.counters.pack()
@@ -69,7 +91,7 @@ class Recorder:
     # --- a capture -------------------------------------------------------------------------
 
     def capture(self, new: NewCapture) -> Outcome:
-        """Record one file whose blob is in place."""
+        """Record one file whose blob is in place, unless it was removed from there meanwhile."""
         if not new.kinds:
             raise ValueError("a capture has at least one kind")
         content = new.content
@@ -78,18 +100,22 @@ class Recorder:
         new_blob = row is None
         if row is None:
             if not isinstance(content, Staged):
-                raise IntegrityError(f"the store holds no blob {digest}")
+                return Outcome(0, gone=True)
             row = schema.DigestRow(content.size)
+            if digest in self._added:
+                self._described.add(digest)
+        elif isinstance(content, Staged):
+            self._refile(digest, row)
         ordinal, named, new_id = self._named(new.build_id)
         # A file without a build ID of its own may stand for several. What one place says of it
         # under one of them is no reason to believe it, or to show it, under another.
         same = [ref for ref in row.refs if ref[0] == ordinal]
-        like = self._kept(*same[0]) if same else None
+        like = self._variants.kept(*same[0]) if same else None
         new_variant, refused = False, ""
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
                 continue
-            if named.next_variant[kind - 1] > _most_variants(new.sighting.origin.trust):
+            if named.next_variant[kind - 1] > most_variants(new.sighting.origin.trust):
                 refused = f"build ID {new.build_id} has as many variants as can be numbered"
                 continue
             self._add_variant(row, named, ordinal, kind, digest, new, like)
@@ -99,14 +125,81 @@ class Recorder:
         if new_blob:
             self.counters.blobs += 1
             self.counters.blob_bytes += row.size
+            self._uses.add(
+                digest, row, schema.stamp_of(new.sighting.seen_ns), new.sighting.origin.trust
+            )
+            self._take_form(digest, row)
+            self._file(digest, row)
         if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
-        for ref in same:
-            self._raise(*ref, new.sighting.origin)
+        if like is not None:
+            for ref in row.refs:
+                if ref[0] == ordinal:
+                    self._variants.raise_to(*ref, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not (isinstance(content, Staged) and content.changed):
-            self._remember(new.sighting, digest)
+            self._memo.put(new.sighting.origin.identity, new.sighting.seen_ns, 0, digest)
         return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
+
+    def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:
+        """Record a staged blob that lies in place, in that form; ``shown`` are fields of
+        `Artifact` that it had, ``used`` is when it is to count as used (Unix time, s).
+        """
+        assert isinstance(new.content, Staged)
+        outcome = self.capture(new)
+        digest = new.content.digest
+        row = self._digest_row(digest)
+        if row is None:
+            return
+        for ref in row.refs:
+            if ref[0] == outcome.ordinal:
+                old = self._variants.kept(*ref)
+                self._variants.change(msgspec.structs.replace(old, **shown))
+                self._variants.choose(ref[0], ref[1])
+        row.form = form
+        self._uses.note(digest, row, used, new.sighting.origin.trust)
+        self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _refile(self, digest: Digest, row: schema.DigestRow) -> None:
+        """A blob that is known was just verified, or written anew: it may be in another file."""
+        file = self._blobs.file(digest)
+        if file is None or file == (row.stored, row.inode, row.ctime_ns):
+            return
+        if digest in self._added:
+            row.form = schema.FORM_PLAIN
+            self._variants.altered.add(digest)
+        elif not self._take_form(digest, row):
+            return  # whoever opens it reads all of it
+        self._file(digest, row)
+        self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
+        """Note how the content is in the file that was read; False if it is another by now."""
+        file, form = self._read(digest) or (None, None)
+        if form is None or file != self._blobs.file(digest):
+            return False
+        if form or row.form != schema.FORM_DENSE:
+            row.form = form
+        return True
+
+    def _describe(self, digest: Digest) -> None:
+        """Keep beside a blob what the index says of it; that changes its file."""
+        row, file = self._digest_row(digest), self._blobs.file(digest)
+        if row is None or file is None:
+            return
+        data = provenance.of_rows(self._env, self._txn, digest, row)
+        if data != self._blobs.origin(digest):
+            self._blobs.keep_origin(digest, data)
+            if file == (row.stored, row.inode, row.ctime_ns):  # nobody has read any other
+                self._file(digest, row)
+                self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _file(self, digest: Digest, row: schema.DigestRow) -> None:
+        file = self._blobs.file(digest)
+        if file is None:
+            raise IntegrityError(f"blob {digest} is gone before it was recorded")
+        self.counters.stored_bytes += file.stored - row.stored
+        row.stored, row.inode, row.ctime_ns = file.stored, file.inode, file.ctime_ns
 
     def _digest_row(self, digest: Digest) -> schema.DigestRow | None:
         value = self._txn.get(digest, db=self._digests)
@@ -152,41 +245,32 @@ class Recorder:
             digest,
             row.size,
             identity.mtime_ns,
-            shown_mode(_mode_of(new.sighting.origin)),
+            shown_mode(new.sighting.origin),
             identity.uid,
             identity.gid,
             new.quality,
             new.sighting.origin.trust,
             new.sighting.seen_ns,
             new.scripts,
+            new.segments,
         )
         if like is not None:
             artifact = msgspec.structs.replace(
                 artifact, mode=like.mode, uid=like.uid, gid=like.gid, trust=like.trust
             )
-        best = self._best(ordinal, kind)
-        if best is None:
-            named.kinds |= 1 << kind
-            self.counters.artifacts[kind - 1] += 1
-            self._put_best(artifact)
-        elif rank(artifact) < rank(best):
-            self._put_variant(best)
-            self._put_best(artifact)
-        else:
-            self._put_variant(artifact)
+        named.kinds |= 1 << kind
+        self._variants.add(artifact)
 
     # --- a sighting of bytes that have their rows --------------------------------------------
 
     def touch(self, sighting: Sighting) -> bool:
         """Record that a file which the memo knows was seen again; False when it does not."""
         key = schema.seen_key(sighting.origin.identity)
-        if key is None:
-            return False
-        value = self._txn.get(key, db=self._seen)
-        if value is None:
+        value = None if key is None else self._txn.get(key, db=self._seen)
+        if key is None or value is None:
             return False
         stamp, tag = schema.SEEN.unpack_from(value)
-        now = _stamp(sighting.seen_ns)
+        now = schema.stamp_of(sighting.seen_ns)
         if now - stamp > _STAMP_SLACK_S:
             self._txn.put(
                 key, schema.SEEN.pack(now, tag) + value[schema.SEEN.size :], db=self._seen
@@ -195,31 +279,35 @@ class Recorder:
             return True
         digest = Digest(value[schema.SEEN.size :])
         row = self._digest_row(digest)
-        if row is None or not row.refs:
+        if row is None or not row.refs or not (row.inode or row.ctime_ns):
             return False
         ordinals = {ref[0] for ref in row.refs}
         if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
             return True
         if len(ordinals) == 1:  # else the memo does not tell which of them was meant
             for ref in row.refs:
-                self._raise(*ref, sighting.origin)
+                self._variants.raise_to(*ref, sighting.origin)
         for ordinal in ordinals:
-            self._see(digest, row, ordinal, self._ordinal_row(ordinal), sighting)
+            named = self._ordinal_row(ordinal)
+            self._see(digest, row, ordinal, named, sighting, recognised=True)
         return True
 
     def _just_seen(
         self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
     ) -> bool:
         """Whether that very place was recorded within a minute: then there is nothing to write."""
-        key = places.origin_key(ordinal, digest, sighting.origin)
-        old = self._txn.get(key, db=self._origins)
+        old = self._txn.get(places.origin_key(ordinal, digest, sighting.origin), db=self._origins)
         if old is None:
             return False
         first, last = places.TIMES.unpack_from(old)
         if not first <= sighting.seen_ns < last + schema.LAST_SEEN_SLACK_NS:
             return False
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-        return places.pack_origin(digest, kinds, sighting.origin, first, last) == old
+
+        def is_same(reach: int) -> bool:
+            return places.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
+
+        return is_same(EVERYBODY) or is_same(places.reach_in(old))
 
     def _see(
         self,
@@ -228,62 +316,26 @@ class Recorder:
         ordinal: int,
         named: schema.OrdinalRow,
         sighting: Sighting,
+        *,
+        recognised: bool = False,
     ) -> bool:
-        """Write the origin, and what follows from it; True when it is a new one."""
+        """Write the origin, and what follows from it; True when it is a new one.
+
+        ``recognised`` says that nobody asked who could get at the file.
+        """
         origin = sighting.origin
+        if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
+            self._txn.put(digest, row.pack(), db=self._digests)
         before = named.pack()
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-        if kinds & _PATH_KINDS and self._paths.add(named, ordinal, origin.path):
+        if kinds & PATH_KINDS and self._paths.add(named, ordinal, origin.path):
             self.changed.add(ordinal)
-        new_origin = self._put_origin(digest, kinds, ordinal, named, sighting)
+        new_origin = self._put_origin(digest, kinds, ordinal, named, sighting, recognised)
         self._add_dwz(ordinal, named, origin, new_origin)
         after = named.pack()
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
         return new_origin
-
-    def _raise(self, ordinal: int, kind: int, variant: int, origin: Origin) -> None:
-        """Let trust and mode of a variant follow the best place it was seen at."""
-        old = self._kept(ordinal, kind, variant)
-        trust = max(old.trust, origin.trust)
-        mode, seen_mode = old.mode, _mode_of(origin)
-        if seen_mode & _WORLD_READABLE and not mode & _WORLD_READABLE:
-            mode = shown_mode(seen_mode)
-        if trust == old.trust and mode == old.mode:
-            return
-        new = msgspec.structs.replace(old, trust=Trust(trust), mode=mode)
-        best = self._best(ordinal, kind)
-        if best is None or best.variant == variant:
-            self._put_best(new)
-        elif rank(new) < rank(best):
-            self._txn.delete(_variant_key(new), db=self._variants)
-            self._put_variant(best)
-            self._put_best(new)
-        else:
-            self._put_variant(new)
-
-    def _best(self, ordinal: int, kind: int) -> Artifact | None:
-        value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
-        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
-
-    def _kept(self, ordinal: int, kind: int, variant: int) -> Artifact:
-        """A variant, served or not, that a row of *digests* speaks of."""
-        best = self._best(ordinal, kind)
-        if best is not None and best.variant == variant:
-            return best
-        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
-        value = self._txn.get(key, db=self._variants)
-        if value is None:
-            raise IntegrityError(f"the index has no variant {ordinal}/{kind}/{variant}")
-        return schema.unpack_artifact(ordinal, kind, value)
-
-    def _put_best(self, artifact: Artifact) -> None:
-        key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
-        self._txn.put(key, schema.pack_artifact(artifact), db=self._artifacts)
-        self.changed.add(artifact.ordinal)
-
-    def _put_variant(self, artifact: Artifact) -> None:
-        self._txn.put(_variant_key(artifact), schema.pack_artifact(artifact), db=self._variants)
 
     def _put_origin(
         self,
@@ -292,10 +344,12 @@ class Recorder:
         ordinal: int,
         named: schema.OrdinalRow,
         sighting: Sighting,
+        recognised: bool,
     ) -> bool:
         key = places.origin_key(ordinal, digest, sighting.origin)
         old = self._txn.get(key, db=self._origins)
         first = last = sighting.seen_ns
+        reach = None if old is None or not recognised else places.reach_in(old)
         if old is not None:
             times = places.TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
@@ -303,7 +357,7 @@ class Recorder:
             self._drop_origin(ordinal)
         else:
             named.origins += 1
-        value = places.pack_origin(digest, kinds, sighting.origin, first, last)
+        value = places.pack_origin(digest, kinds, sighting.origin, first, last, reach)
         self._txn.put(key, value, db=self._origins)
         return old is None
 
@@ -317,8 +371,8 @@ class Recorder:
     def _add_dwz(
         self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
     ) -> None:
-        _, found, name = origin.path.rpartition(b"/.dwz/")
-        if not found or not 0 < len(name) <= schema.MAX_DWZ_NAME:
+        name = places.dwz_name(origin.path)
+        if not name:
             return
         old = self._txn.get(name, db=self._dwz)
         if old is None and named.origins >= schema.MAX_ORIGINS:
@@ -331,67 +385,15 @@ class Recorder:
         self._txn.put(name, schema.DWZ.pack(ordinal, origin.trust), db=self._dwz)
         self.changed.add(ordinal)
 
-    # --- the memo --------------------------------------------------------------------------
-
-    def _remember(self, sighting: Sighting, digest: Digest) -> None:
-        self._put_seen(sighting.origin.identity, sighting.seen_ns, 0, digest)
-
     def absent(self, new: NewAbsence) -> None:
         """Remember that a file has no build ID."""
-        self._put_seen(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
-
-    def _put_seen(self, identity: FileIdentity, seen_ns: int, tag: int, digest: bytes) -> None:
-        key = schema.seen_key(identity)
-        if key is None or seen_ns - identity.ctime_ns < _RACY_NS:
-            return
-        self._txn.put(key, schema.SEEN.pack(_stamp(seen_ns), tag) + digest, db=self._seen)
-        if self._txn.stat(self._seen)["entries"] > schema.MAX_SEEN:
-            self._forget_near(key[::-1])
-
-    def _forget_near(self, place: bytes) -> None:
-        """Drop the oldest of a few rows at a place that is as good as random: keys are hashes."""
-        with self._txn.cursor(self._seen) as cursor:
-            rows = []
-            if cursor.set_range(place) or cursor.first():
-                for key, value in itertools.islice(cursor, _CANDIDATES):
-                    rows.append((value[:4], key))
-        self._txn.delete(min(rows)[1], db=self._seen)
+        self._memo.put(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
 
 
 def load_counters(environment: Environment, txn: Txn) -> schema.Counters:
-    """The counters of a store; raises `StoreError` where there are none."""
+    """The counters of a store; raises `StoreDamaged` where there are none."""
     value = txn.get(schema.COUNTERS_KEY, db=environment.tables["meta"])
-    if value is None:
-        raise StoreError("the index has no counters: the store is damaged")
-    return schema.Counters.unpack(value)
-
-
-def shown_mode(mode: int) -> int:
-    """Permission bits of an artifact: those of the original, without writing and without set-ID."""
-    if mode & _WORLD_READABLE:
-        return 0o444 | (mode & 0o111)
-    return mode & 0o555
-
-
-def _mode_of(origin: Origin) -> int:
-    """The mode of a file as seen there, as far as it says who could read it.
-
-    A memfd says 0777, but has no name: only who may look into its processes gets at it.
-    """
-    mode = origin.identity.mode
-    return mode & ~0o077 if origin.path.startswith(_MEMFD) else mode
-
-
-def _most_variants(trust: Trust) -> int:
-    """The last number that a variant from there may get."""
-    if trust is Trust.HOST:
-        return schema.MAX_VARIANT
-    return min(schema.MAX_VARIANT, schema.MAX_FOREIGN_VARIANT)
-
-
-def _variant_key(artifact: Artifact) -> bytes:
-    return schema.ORDINAL_KIND_VARIANT.pack(artifact.ordinal, artifact.kind, artifact.variant)
-
-
-def _stamp(ns: int) -> int:
-    return min(max(ns // 1_000_000_000, 0), 2**32 - 1)
+    try:
+        return schema.Counters.unpack(value or b"")
+    except struct.error:
+        raise damaged(environment.root, "has no counters") from None

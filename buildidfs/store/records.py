@@ -6,6 +6,8 @@ All of these are plain values; how they are laid out on disk is in `schema`.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from buildidfs.model import (
@@ -23,6 +25,19 @@ from buildidfs.model import (
 from buildidfs.store.blobs import Staged
 
 
+class Content(Protocol):
+    """Content that can be read from anywhere, though it is not a file of its own. From any thread.
+
+    Both raise OSError, and `IntegrityError` for content that was damaged.
+    """
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to ``size`` bytes from ``offset``, fewer only at the end."""
+
+    def close(self) -> None:
+        """Let go of it; safe to call twice."""
+
+
 class NewCapture(msgspec.Struct, frozen=True):
     """One identified file, to be committed: its bytes, what they are, and where they were seen.
 
@@ -36,6 +51,7 @@ class NewCapture(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
     quality: Quality = Quality.NONE
     scripts: tuple[ByteRange, ...] = ()
+    segments: int = 0
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
@@ -60,7 +76,9 @@ class NewSeen(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one `NewCapture`.
 
-    ``refused`` is empty, or says in words why nothing was recorded for it.
+    ``refused`` is empty, or says in words why nothing was recorded for it. ``gone`` says that it
+    was given as a digest, and that the store has removed those bytes meanwhile: nothing was
+    recorded, and the file has to be read again.
     """
 
     ordinal: int
@@ -69,6 +87,7 @@ class Outcome(msgspec.Struct, frozen=True):
     new_blob: bool = False
     new_origin: bool = False
     refused: str = ""
+    gone: bool = False
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -81,6 +100,14 @@ class CommitResult(msgspec.Struct, frozen=True):
     changed: tuple[int, ...] = ()
     blobs_added: int = 0
     bytes_added: int = 0
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """That a build ID is to be kept, for whom, and since when (Unix time, ns)."""
+
+    build_id: BuildId
+    name: bytes
+    created_ns: int
 
 
 class OriginRecord(msgspec.Struct, frozen=True):
@@ -128,6 +155,7 @@ class Held(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
     quality: Quality
     scripts: tuple[ByteRange, ...]
+    segments: int = 0
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -145,7 +173,8 @@ class StoreStats(msgspec.Struct, frozen=True):
 
     ``variants`` counts what is kept but not served, ``remembered`` the files that will be
     recognised without being read, ``free_bytes`` what an unprivileged writer may still use,
-    ``journal`` the rows of the journal.
+    ``journal`` the rows of the journal, ``stored_bytes`` what the files of blobs take, ``pins`` the
+    rows of pins.
     """
 
     ids: int
@@ -159,3 +188,5 @@ class StoreStats(msgspec.Struct, frozen=True):
     index_bytes: int
     free_bytes: int
     journal: int = 0
+    stored_bytes: int = 0
+    pins: int = 0

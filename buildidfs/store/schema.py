@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of a store, version 1. This file is its definition.
+"""The format of a store, version 2. This file is its definition.
 
 Nothing else packs or unpacks rows but `places`, which has those that tell of places.
 
 Directory, mode 0700:
 
-    format       text, one line: "buildidfs store 1". Written last when a store is made, so a
-                 directory without it is not a store. A reader refuses any other number.
+    format       text, one line: "buildidfs store 2". Written last when a store is made, so a
+                 directory without it is not a store. A reader refuses any other number; see
+                 `migrate` for older ones.
     index/       an LMDB environment (data.mdb, lock.mdb), the tables below
     blobs/ab/    one file for each blob, named by the 64 hex digits of its SHA-256; "ab" are the
                  first two. A name is given after fsync, and before any row speaks of it: rows
                  without a blob are damage, blobs without a row are left by a crash and harmless.
+                 A blob tells where it comes from: see `beside`, `provenance`.
+    lock         flock(2)ed, shared from the naming of a blob to the commit that speaks of it, and
+                 exclusively while blobs are removed
+    quarantine/  what lay in the place of a blob and has other bytes, for somebody to look at
     staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
     listeners/   one socket for each process that wants to hear of commits (see `notify`)
     run/         one locked file for each long-running process (see `presence`)
 
-Integers are big-endian, so that keys sort by number. Times are nanoseconds of Unix time. A key
-part of variable length stands last. "msgpack" values are arrays: fields are only ever added at
-the end, and a reader ignores what it does not know.
+Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
+of variable length stands last. "msgpack" values are arrays, to whose end fields may be added.
 
     table      key                                    value
     meta       "counters"                             `Counters`
@@ -25,8 +29,11 @@ the end, and a reader ignores what it does not know.
     ordinals   ordinal u64                            `OrdinalRow`, then the build ID
     artifacts  ordinal u64, kind u8                   `ArtifactRow`, then extents of scripts
     variants   ordinal u64, kind u8, variant u16      the same: variants that are not served
-    digests    SHA-256 (32)                           `size` u64, then (ordinal u64, kind u8,
+    digests    SHA-256 (32)                           `DigestRow`, then (ordinal u64, kind u8,
                                                       variant u16) for each artifact with it
+    uses       class u8, stamp u32, SHA-256           empty
+    pins       length u8, build ID, name (to 390)     created u64
+    gone       ordinal u64                            empty
     origins    ordinal u64, BLAKE2b-128 of the place  first seen u64, last seen u64, `OriginRow`
     names      parent path u32, name (1 to 255)       path u32
     paths      path u32                               parent path u32, name
@@ -37,24 +44,42 @@ the end, and a reader ignores what it does not know.
                u64, boot ID (16), BLAKE2b-128 of who
     recent     last seen u64, key in *journal*        empty
 
-**meta**. One row. ``next_ordinal`` and ``next_path`` only grow: numbers are never used again, since
-inode numbers of a mount are made of them; both stay below 2**31. ``announced`` counts the commits
-that listeners were told of.
+**meta**. "counters": ``next_ordinal`` and ``next_path`` only grow: numbers are never used again,
+since inode numbers of a mount are made of them; both stay below 2**31. ``announced`` counts the
+commits that listeners were told of. "format": version of the rows, u32, should the file say less.
 
-**ids, ordinals**. One row each for a build ID, once and for ever. ``kinds`` has bit 1<<kind for
+**ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
 each row in *artifacts*; ``primary_path`` is the first path an executable was seen at (0: none);
 ``origins`` and ``paths`` count its rows in *origins* and *pathids*; ``next_variant`` is, for kinds
 1 to 4, the number the next variant gets.
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
-finds it; all others are in *variants*. Better is: more trust; then more quality; then seen
-earlier; then the lower number. Numbers from 2**15 on are only for what the host itself has, so that
-nobody else can use up all. Trust and mode belong to the bytes: seeing the same bytes at a
-better place raises both, in every row with that digest.
+finds it; all others are in *variants*. Better is: more trust; then, for debuginfo, program headers
+that do not contradict those of the executable that is served (``segments``: both known, and not
+the same); then more quality; then seen earlier; then the lower number. Numbers from 2**15 on are
+only for what the host itself has, so that nobody else can use up all. Trust, owner and mode belong
+to the bytes: seeing the same bytes at a place that is believed more raises the first, and at one
+where everybody could read them (its mode and ``reach`` say so) gives them the other two, in every
+row with that digest. ``mode`` has the bits of the original that it was reached with, nothing more.
+
+**digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
+those of the file, by which a reader sees that it is the one that was written; ``form`` says how the
+content is in it: as it is, in zstd's seekable format, as it is because that gains nothing. A blob
+that is damaged, or gone, is struck: inode and change time are 0. ``used`` is when it was last
+opened, or seen where it comes from, in seconds, up to an hour early, and its place in *uses*: class
+0 is what the host or a package has, class 1 everything else. ``verified`` is when all of it was
+last read and found right.
+
+**pins**. What is never removed. The empty name is somebody's decision, others are of a profile or
+core file that speaks of the build ID, which need not be known here.
+
+**gone**. Build IDs that blobs were removed of. The row in *digests* is gone, that in *ids* too if
+it was the last artifact (``kinds`` is 0 then), and with them the names; the places of those blobs,
+and all else that nothing speaks of any more, are removed when all mounts were told.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-Rows may lack ``apart`` and ``cgroup_id``, which came later.
+Rows may lack ``apart``, ``cgroup_id`` and ``reach`` (then 7), which came later.
 
 **names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
 Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
@@ -75,8 +100,7 @@ bytes were captured. *who* is build ID, container, what the control group says o
 (nothing where all namespaces are the host's), namespaces and host. The boot ID is zeros where it is
 not known. Last seen is kept to the minute; the rest of a row is that of the last sighting written.
 *recent* has one row for each of *journal*, in order of last seen. At most 2**20 rows: the one last
-seen longest ago goes. A store made before there was a journal lacks both tables until it is opened
-for writing; without them it is empty.
+seen longest ago goes.
 """
 
 from __future__ import annotations
@@ -99,16 +123,13 @@ from buildidfs.model import (
     fingerprint,
 )
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (
     "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
-    "pathids", "dwz", "seen", "journal", "recent",
+    "pathids", "dwz", "seen", "journal", "recent", "uses", "pins", "gone",
 )  # fmt: skip
-
-#: Tables that a store of the same format may not have yet.
-LATER_TABLES: Final = frozenset(("journal", "recent"))
 
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
@@ -128,9 +149,20 @@ ABSENCE_TAGS: Final = {
     Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.TRUNCATED: 3, Absence.MALFORMED: 4,
     Absence.NO_BUILD_ID: 5, Absence.BAD_BUILD_ID: 6,
 }  # fmt: skip
+FORM_PLAIN: Final = 0
+FORM_ZSTD: Final = 1
+FORM_DENSE: Final = 2
+FORM_AT: Final = 32
+
 ABSENCES: Final = {tag: absence for absence, tag in ABSENCE_TAGS.items()}
 
+MAX_PIN_NAME: Final = 390
+
+#: A use is written down only when it is so many seconds later than the one before.
+USE_SLACK_S: Final = 3600
+
 COUNTERS_KEY: Final = b"counters"
+FORMAT_KEY: Final = b"format"
 
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
@@ -140,9 +172,12 @@ PATH_ORDINAL: Final = Struct(">IQ")
 DWZ: Final = Struct(">QB")
 SEEN: Final = Struct(">IB")
 
-_COUNTERS: Final = Struct(">5Q4Q")
+USE: Final = Struct(">BI32s")
+
+_COUNTERS: Final = Struct(">6Q4Q")
 _ORDINAL: Final = Struct(">BIHH4H")
-_ARTIFACT: Final = Struct(">H32sQqHIIBBQ")
+_ARTIFACT: Final = Struct(">H32sQqHIIBBQQ")
+DIGEST: Final = Struct(">QQQqBIBI")
 _RANGE: Final = Struct(">QQ")
 
 _KINDS: Final = tuple(Kind)
@@ -171,24 +206,20 @@ class Counters(msgspec.Struct):
     announced: int = 0
     blobs: int = 0
     blob_bytes: int = 0
+    stored_bytes: int = 0
     artifacts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
 
     def pack(self) -> bytes:
         """The value of the row."""
-        return _COUNTERS.pack(
-            self.next_ordinal,
-            self.next_path,
-            self.announced,
-            self.blobs,
-            self.blob_bytes,
-            *self.artifacts,
-        )
+        *numbers, artifacts = msgspec.structs.astuple(self)
+        # Damaged rows hold any number, by which these were counted down.
+        return _COUNTERS.pack(*(min(max(each, 0), 2**64 - 1) for each in (*numbers, *artifacts)))
 
     @classmethod
     def unpack(cls, value: bytes) -> Counters:
         """The inverse of `pack`."""
-        ordinal, path, announced, blobs, size, *artifacts = _COUNTERS.unpack_from(value)
-        return cls(ordinal, path, announced, blobs, size, artifacts)
+        ordinal, path, announced, blobs, size, stored, *artifacts = _COUNTERS.unpack_from(value)
+        return cls(ordinal, path, announced, blobs, size, stored, artifacts)
 
 
 class OrdinalRow(msgspec.Struct):
@@ -216,8 +247,11 @@ class OrdinalRow(msgspec.Struct):
 
 
 def build_id_of(value: bytes) -> BuildId:
-    """The build ID in a row of *ordinals*."""
-    return bytes.__new__(BuildId, value[_ORDINAL.size :])
+    """The build ID in a row of *ordinals*; raises ValueError if there is none."""
+    raw = value[_ORDINAL.size :]
+    if not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
+        raise ValueError(f"a build ID of {len(raw)} bytes")
+    return bytes.__new__(BuildId, raw)
 
 
 def primary_path_of(value: bytes) -> int:
@@ -238,6 +272,7 @@ def pack_artifact(artifact: Artifact) -> bytes:
         artifact.quality,
         artifact.trust,
         artifact.first_seen_ns,
+        artifact.segments,
     )
     if artifact.scripts:
         row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
@@ -246,8 +281,8 @@ def pack_artifact(artifact: Artifact) -> bytes:
 
 def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
     """The inverse of `pack_artifact`."""
-    variant, digest, size, mtime, mode, uid, gid, quality, trust, seen = _ARTIFACT.unpack_from(
-        value
+    variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments = (
+        _ARTIFACT.unpack_from(value)
     )
     scripts: tuple[ByteRange, ...] = ()
     if len(value) > _ARTIFACT.size:
@@ -269,24 +304,51 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         _TRUSTS[trust],
         seen,
         scripts,
+        segments,
     )
 
 
 class DigestRow(msgspec.Struct):
-    """A row of *digests*: the size of a blob and (ordinal, kind, variant) of all who have it."""
+    """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*."""
 
     size: int
     refs: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    stored: int = 0
+    inode: int = 0
+    ctime_ns: int = 0
+    form: int = 0
+    used: int = 0
+    rank: int = 0
+    verified: int = 0
 
     def pack(self) -> bytes:
         """The value of the row."""
-        return U64.pack(self.size) + b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
+        size, _, *rest = msgspec.structs.astuple(self)
+        row = DIGEST.pack(size, *rest)
+        return row + b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
 
     @classmethod
     def unpack(cls, value: bytes) -> DigestRow:
         """The inverse of `pack`."""
-        (size,) = U64.unpack_from(value)
-        return cls(size, list(ORDINAL_KIND_VARIANT.iter_unpack(value[U64.size :])))
+        size, *rest = DIGEST.unpack_from(value)
+        refs = list(ORDINAL_KIND_VARIANT.iter_unpack(value[DIGEST.size :]))
+        return cls(size, refs, *rest)
+
+
+def ordinal_in(value: bytes) -> bytes | None:
+    """The key in *ordinals* of the first build ID in a row of *digests*; None if there is none."""
+    return value[DIGEST.size : DIGEST.size + 8] if len(value) > DIGEST.size else None
+
+
+def pin_key(build_id: BuildId, name: bytes) -> bytes:
+    """Key of a row of *pins*."""
+    return bytes([len(build_id)]) + build_id + name
+
+
+def pin_of(key: bytes) -> tuple[BuildId, bytes]:
+    """The inverse of `pin_key`."""
+    end = 1 + key[0]
+    return BuildId(key[1:end]), key[end:]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -314,3 +376,8 @@ def seen_key(identity: FileIdentity) -> bytes | None:
 def clamped(ns: int) -> int:
     """A time that fits 64 bits: inodes of a hostile filesystem image hold any number."""
     return min(max(ns, -(2**63)), 2**63 - 1)
+
+
+def stamp_of(ns: int) -> int:
+    """A time in seconds, as far as 32 bits have it."""
+    return min(max(ns // 1_000_000_000, 0), 2**32 - 1)

@@ -12,55 +12,43 @@ Methods may be called from any thread; one thread at a time commits.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError
-from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Sighting
 from buildidfs.store import environment, layout
-from buildidfs.store.blobs import Blobs, Staged, digest_of
+from buildidfs.store.blobs import Blobs, Staged
 from buildidfs.store.failures import show
-from buildidfs.store.index import Index
-from buildidfs.store.journal import Journal, JournalWriter
-from buildidfs.store.paths import PathTree
-from buildidfs.store.recorder import Recorder, load_counters
-from buildidfs.store.records import (
-    CommitResult,
-    Held,
-    JournalRecord,
-    NewAbsence,
-    NewCapture,
-    NewSeen,
-    OriginRecord,
-    Remembered,
-    StoreStats,
-)
+from buildidfs.store.reading import Reader
+from buildidfs.store.recorder import load_counters
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Environment, Txn
-    from buildidfs.store.notify import Listener
+    from buildidfs.model import BuildId, Digest, Origin, Sighting, Trust
+    from buildidfs.store.candidates import AltLinks
+    from buildidfs.store.cold import Compressed
+    from buildidfs.store.commits import Commits
+    from buildidfs.store.environment import Environment
+    from buildidfs.store.gc import Collected
+    from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
+    from buildidfs.store.removal import Removed
+    from buildidfs.store.retention import Keeper, Policy
 
 StorePath = str | bytes | os.PathLike[str]
 
-_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"run")
 
-
-class Store:
+class Store(Reader):
     """An open store; a context manager. Make one with `create` or `open`."""
 
     def __init__(self, path: bytes, env: Environment, blobs: Blobs, *, read_only: bool) -> None:
-        self.path = path
+        super().__init__(path, env, blobs)
         self.read_only = read_only
-        self._env: Environment | None = env
-        self._blobs = blobs
-        self._index = Index(env)
-        self._paths = PathTree(env, self._index)
-        self._journal = Journal(env)
-        # The hot ones without a step in between.
-        self.artifact = self._index.artifact
-        self.ordinal = self._index.ordinal
-        self.kinds = self._index.kinds
+        self._keeper: Keeper | None = None
+        self._make_keeper: Callable[[], Keeper] | None = None
+        self._making = threading.Lock()
+        self._judge: Callable[[Origin], Trust] | None = None
 
     @classmethod
     def create(cls, path: StorePath) -> Store:
@@ -76,16 +64,18 @@ class Store:
         read_only: bool = False,
         map_size: int | None = None,
     ) -> Store:
-        """Open a store; ``create`` makes it where there is none.
+        """Open a store; ``create`` makes it where there is none, and writing converts an older one.
 
         ``map_size`` is for tests: bytes of address space of the index to begin with. Raises
-        `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreError`.
+        `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreError`, and `StoreLocked` when an
+        older one is in use.
         """
         root = os.path.abspath(os.fsencode(path))
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
             layout.make(root, map_size)
-        layout.check_format(root)
-        env = environment.acquire(root, read_only=read_only, map_size=map_size)
+        env = layout.acquire(root, read_only=read_only, map_size=map_size)
+        if env is None:
+            env = _migrated(root, read_only, map_size)
         try:
             with env.read() as txn:
                 load_counters(env, txn)
@@ -98,6 +88,7 @@ class Store:
     def close(self) -> None:
         """Let go of the store; safe to call twice."""
         if self._env is not None:
+            self.flush_uses()
             env, self._env = self._env, None
             environment.release(env)
             self._blobs.close()
@@ -113,103 +104,6 @@ class Store:
     ) -> None:
         self.close()
 
-    # --- build IDs and artifacts -----------------------------------------------------------
-
-    def build_id(self, ordinal: int) -> BuildId | None:
-        """The build ID with that number."""
-        return self._index.build_id(ordinal)
-
-    def artifact_variant(self, ordinal: int, kind: int, variant: int) -> Artifact | None:
-        """One variant, served or not; it stays the same bytes for ever."""
-        return self._index.artifact_variant(ordinal, kind, variant)
-
-    def variants(self, ordinal: int, kind: int) -> list[Artifact]:
-        """All variants, best first; more than one is a conflict."""
-        return self._index.variants(ordinal, kind)
-
-    def origins(self, ordinal: int) -> list[OriginRecord]:
-        """Where bytes of a build ID were seen, newest first."""
-        return self._index.origins(ordinal)
-
-    def build_ids_from(self, after: int = 0) -> Iterator[tuple[int, BuildId]]:
-        """(ordinal, build ID) in order of ordinals, behind ``after``."""
-        return self._index.build_ids_from(after)
-
-    def build_ids_with_prefix(
-        self, prefix: bytes, after: BuildId | None = None
-    ) -> Iterator[tuple[BuildId, int]]:
-        """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
-        return self._index.build_ids_with_prefix(prefix, after)
-
-    def match(self, text: str) -> BuildId:
-        """The only build ID whose hex digits start with ``text``.
-
-        Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
-        """
-        return self._index.match(text)
-
-    def held(self, digest: Digest) -> Held | None:
-        """What is known of bytes with that digest; None when the store does not hold them."""
-        return self._index.held(digest)
-
-    def supplementary(self, name: bytes) -> int | None:
-        """Ordinal of the dwz file recorded under ``/.dwz/`` as ``name``."""
-        return self._index.supplementary(name)
-
-    def supplementaries(
-        self, prefix: bytes = b"", after: bytes | None = None
-    ) -> Iterator[tuple[bytes, int]]:
-        """(name, ordinal) of dwz files, in order of names that start with ``prefix``."""
-        return self._index.supplementaries(prefix, after)
-
-    # --- original paths: a tree, root 0 ----------------------------------------------------
-
-    def path_child(self, parent: int, name: bytes) -> int | None:
-        """Number of ``name`` in the path ``parent``."""
-        return self._paths.child(parent, name)
-
-    def path_children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
-        """(name, number) in order of names, behind ``after``."""
-        return self._paths.children(parent, after)
-
-    def path_parent(self, number: int) -> tuple[int, bytes] | None:
-        """(parent, name); None for the root and for what does not exist."""
-        return self._paths.parent(number)
-
-    def path_bytes(self, number: int) -> bytes:
-        """The path in full, beginning with a slash."""
-        return self._paths.spelled(number)
-
-    def path_ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Ordinals whose executable was seen at exactly that path, behind ``after``."""
-        return self._paths.ids(number, after)
-
-    def path_has(self, number: int, ordinal: int) -> bool:
-        """Whether that ordinal is among `path_ids`."""
-        return self._paths.has(number, ordinal)
-
-    def primary_path(self, ordinal: int) -> int | None:
-        """The path its executable was first seen at; None when it has no place in the tree."""
-        return self._index.primary_path(ordinal)
-
-    # --- bytes -----------------------------------------------------------------------------
-
-    def open_blob(self, digest: Digest) -> int:
-        """A descriptor to read a blob from; raises `IntegrityError` when it is gone."""
-        return self._blobs.open(digest)
-
-    def blob_path(self, digest: Digest) -> bytes:
-        """Where a blob is, or would be."""
-        return self._blobs.path(digest)
-
-    def blob_size(self, digest: Digest) -> int | None:
-        """Size of a blob's file in bytes; None when there is none."""
-        return self._blobs.size(digest)
-
-    def blob_names(self) -> Iterable[Digest]:
-        """Every blob that has a file, in no order."""
-        return self._blobs.names()
-
     # --- capture ---------------------------------------------------------------------------
 
     def stage(self, fd: int, limit: int | None = None) -> Staged:
@@ -217,16 +111,16 @@ class Store:
 
         Reads from offset 0, at most ``limit`` bytes (default: the size the file has now).
         Reflinks where the filesystem can. May be called from several threads at once. Raises
-        OSError when the source cannot be read, `StoreFull`, `StoreError`.
+        OSError when the source cannot be read, or (EFBIG) is larger than the store may become,
+        `StoreFull`, `StoreError`.
         """
         self._writable()
-        return self._blobs.stage(fd, limit)
-
-    def digest_of(self, fd: int) -> Digest:
-        """Hash an open file without copying it; with `held`, cheaper than `stage` for bytes
-        that are likely to be here. Raises OSError.
-        """
-        return digest_of(fd)
+        keeper = self._keeping()
+        if keeper is None:
+            return self._blobs.stage(fd, limit)
+        size = os.fstat(fd).st_size
+        size = size if limit is None else min(size, limit)
+        return keeper.staging(size, lambda: self._blobs.stage(fd, limit))
 
     def commit(
         self,
@@ -238,63 +132,25 @@ class Store:
 
         ``seen`` goes into the journal, of which nobody is told.
         Closes what was staged, whatever happens. The batch may be as long as the limit of open
-        files allows. Raises `StoreFull`, `StoreError`, and `IntegrityError` for a digest that
-        the store does not hold.
+        files allows. What was given as a digest that the store does not hold any more is left
+        out (`Outcome.gone`). Raises `StoreFull`, `StoreError`.
         """
-        staged = [new.content for new in captures if isinstance(new.content, Staged)]
         try:
-            env = self._writable()
-            added = self._blobs.seal(staged, lambda digest: self.held(digest) is not None)
-        finally:
-            sizes = {blob.digest: blob.size for blob in staged}
-            for blob in staged:
-                blob.close()
-
-        def work(txn: Txn) -> tuple[CommitResult, int]:
-            recorder = Recorder(env, txn)
-            outcomes = tuple([recorder.capture(new) for new in captures])
-            for absence in absent:
-                recorder.absent(absence)
-            recorder.finish()
-            if seen:
-                JournalWriter(env, txn).add(seen)
-            changed = tuple(sorted(recorder.changed))
-            size = sum(sizes[digest] for digest in added)
-            return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
-
-        if not captures and not absent and not seen:
-            return CommitResult()
-        result, count = env.write(work)
-        if result.changed:
-            self._announce(count, result.changed)
-        return result
+            commits = self._commits()
+        except StoreError:
+            for new in captures:
+                if isinstance(new.content, Staged):
+                    new.content.close()
+            raise
+        return commits.commit(captures, absent, seen)
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
         """Record that files which `recall` knew were seen again; returns those unknown by now."""
-        env = self._writable()
+        return self._commits().touch(sightings)
 
-        def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
-            recorder = Recorder(env, txn)
-            unknown = [sighting for sighting in sightings if not recorder.touch(sighting)]
-            recorder.finish()
-            return unknown, recorder
-
-        if not sightings:
-            return []
-        unknown, recorder = env.write(work)
-        if recorder.changed:
-            self._announce(recorder.counters.announced, sorted(recorder.changed))
-        return unknown
-
-    def recall(self, identity: FileIdentity) -> Remembered | None:
-        """What is known of an unchanged file, or None when it has to be read."""
-        return self._index.recall(identity)
-
-    def remember(self, absent: Sequence[NewAbsence]) -> None:
-        """Remember files without a build ID; `commit` does the same in passing."""
-        self.commit((), absent)
-
-    # --- the journal -----------------------------------------------------------------------
+    def believe(self, judge: Callable[[Origin], Trust]) -> None:
+        """From now on let ``judge`` decide how far what is written is believed."""
+        self._judge = judge
 
     def journal(self, entries: Sequence[NewSeen]) -> None:
         """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
@@ -303,75 +159,130 @@ class Store:
         """
         self.commit((), (), entries)
 
-    def journal_since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
-        """What was last seen at ``since_ns`` (Unix time) or later, in order of last seen.
+    def remember(self, absent: Sequence[NewAbsence]) -> None:
+        """Remember files without a build ID; `commit` does the same in passing."""
+        self.commit((), absent)
 
-        What is seen again while the caller works comes again, with its new time.
+    # --- what is kept, and what goes ---------------------------------------------------------
+
+    def retain(
+        self,
+        policy: Policy | Callable[[], Policy],
+        altlinks: AltLinks = lambda digest: None,
+        *,
+        always: bool = True,
+    ) -> None:
+        """From now on make room for what is staged and committed, within ``policy``.
+
+        A function is asked for it when it is first needed; unless ``always``, that is not before
+        something is staged. ``altlinks`` tells of the blob of a debug file which build ID its
+        .gnu_debugaltlink names.
         """
-        return self._journal.since(since_ns)
+        env = self._writable()
 
-    def journal_at(
-        self, mnt_ns_id: int, path: bytes, boot: bytes | None = None
-    ) -> list[JournalRecord]:
-        """What was seen at a path in a mount namespace, last seen first.
+        def make() -> Keeper:
+            from buildidfs.store.retention import Keeper
 
-        ``boot`` is a boot ID; None looks at all boots, among which the number is ambiguous.
+            return Keeper(env, self._blobs, policy() if callable(policy) else policy, altlinks)
+
+        self._make_keeper = make
+        self._keeper = make() if always else None
+
+    def enforce(self) -> Removed | None:
+        """Remove what the policy given to `retain` does not want to keep; None if it need not be
+        asked. Raises `StoreError`.
         """
-        return self._journal.at(mnt_ns_id, path, boot)
+        return None if self._keeper is None else self._keeper.enforce()
 
-    # --- the whole -------------------------------------------------------------------------
+    @property
+    def most_staged(self) -> int | None:
+        """Bytes that may wait to be committed, where there is a policy."""
+        keeper = self._keeping()
+        return None if keeper is None else keeper.most_staged
 
-    def listen(self) -> Listener:
-        """Hear of commits, by whatever process; raises `StoreError` where nobody could commit."""
-        env = self._opened()
+    def _keeping(self) -> Keeper | None:
+        if self._keeper is None and self._make_keeper is not None:
+            with self._making:
+                self._keeper = self._keeper or self._make_keeper()
+        return self._keeper
 
-        def count() -> int:
-            with env.read() as txn:
-                return load_counters(env, txn).announced
+    def pin(self, build_ids: Iterable[BuildId], name: bytes = b"") -> int:
+        """Keep build IDs, present or not, for somebody; returns how many were not pinned so.
 
-        from buildidfs.store.notify import Listener
+        Raises `UsageError` for a name of more than 390 bytes.
+        """
+        from buildidfs.store import pins
 
-        return Listener(self.path, count)
+        return pins.pin(self._writable(), build_ids, name, time.time_ns())
 
-    def _announce(self, count: int, ordinals: Sequence[int]) -> None:
-        # Sockets are for those who write; what only reads does not wait for their import.
-        from buildidfs.store import notify
+    def unpin(self, build_ids: Iterable[BuildId]) -> int:
+        """Take back pins without a name; returns how many there were."""
+        from buildidfs.store import pins
 
-        notify.announce(self.path, count, ordinals)
+        return pins.unpin(self._writable(), build_ids)
 
-    def stats(self) -> StoreStats:
-        """How much the store holds."""
-        env = self._opened()
-        entries = env.entries()
-        with env.read() as txn:
-            counters = load_counters(env, txn)
-        return StoreStats(
-            ids=entries["ids"],
-            artifacts={kind: counters.artifacts[kind - 1] for kind in Kind},
-            variants=entries["variants"],
-            blobs=counters.blobs,
-            blob_bytes=counters.blob_bytes,
-            origins=entries["origins"],
-            paths=entries["paths"],
-            remembered=entries["seen"],
-            index_bytes=env.bytes_used(),
-            free_bytes=self._blobs.free_bytes(),
-            journal=entries["journal"],
-        )
+    def unpin_name(self, name: bytes) -> int:
+        """Take back all pins with a name; returns how many there were."""
+        from buildidfs.store import pins
 
-    def check(self, *, digests: bool = False) -> Iterator[str]:
-        """What is wrong with the store, one line each; ``digests`` reads every byte as well."""
-        from buildidfs.store import check
+        return pins.unpin_name(self._writable(), name)
 
-        return check.problems(self._opened(), self._blobs, digests=digests)
+    def fold_uses(self) -> int:
+        """Take in what readers have opened; returns how much of it was new. Raises `StoreError`."""
+        from buildidfs.store import uselog
 
-    def _opened(self) -> Environment:
-        if self._env is None:
-            raise StoreError(f"store {show(self.path)} is closed")
-        return self._env
+        return uselog.fold(self._writable())
+
+    def collect(self) -> Collected:
+        """Remove what killed processes have left behind. Raises `StoreError`."""
+        from buildidfs.store import gc
+
+        return gc.collect(self._writable())
+
+    def remove(self, digests: Iterable[Digest], *, quarantine: bool = False) -> Removed:
+        """Remove blobs, and all that nothing speaks of any more once they are gone.
+
+        Tells the listeners; who has such a file open can read it to its end. ``quarantine``
+        keeps the files, in ``quarantine/``. What the store does not hold is passed over. Raises
+        `StoreFull` when the index has no room even for that, `StoreError`.
+        """
+        from buildidfs.store import removal
+
+        env = self._writable()
+        return removal.remove(env, self._blobs, digests, quarantine=quarantine)
+
+    def compress(
+        self, unused_since: int, enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Digest, Compressed]]:
+        """Compress blobs that were last used before that time (Unix time, s); tells of each.
+
+        They take less room, and are read as before. ``enough`` ends it early. Raises `StoreFull`,
+        `StoreError` (also where the package zstandard is missing).
+        """
+        from buildidfs.store.cold import Compressor
+
+        return Compressor(self._writable(), self._blobs, self._verified).run(unused_since, enough)
+
+    def _commits(self) -> Commits:
+        from buildidfs.store.commits import Commits  # which who only reads does without
+
+        return Commits(self._writable(), self._blobs, self._verified, self._keeping, self._judge)
 
     def _writable(self) -> Environment:
         env = self._opened()
         if self.read_only:
             raise StoreError(f"store {show(self.path)} was opened for reading only")
         return env
+
+
+def _migrated(root: bytes, read_only: bool, map_size: int | None) -> Environment:
+    """The index of a store whose format was an older one."""
+    from buildidfs.store import migrate
+
+    if read_only:
+        raise layout.too_old(root)
+    migrate.run(root, map_size=map_size)
+    env = layout.acquire(root, read_only=False, map_size=map_size)
+    if env is None:
+        raise layout.too_old(root)
+    return env

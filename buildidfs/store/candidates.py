@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order blobs may go, and which may not.
+
+First what can be had again: the host has the very file still, or a package has it. Then whatever
+was not used for longest. What is pinned stays, with the debuginfo that dwz moved out of it, and so
+does what was used or captured a short while ago.
+
+Nothing looks at the whole store. Both walks follow *uses* from its old end and remember how far
+they came, so that what has to stay is not looked at for each capture again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.linux import statx
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust
+from buildidfs.store import pins, schema
+from buildidfs.store.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.store.environment import Environment
+    from buildidfs.store.records import OriginRecord
+
+    AltLinks = Callable[[Digest], BuildId | None]
+
+#: Who asks whether so many blobs can be had again in vain takes what is oldest instead.
+_AGAIN_AT_ONCE: Final = 2048
+
+#: After so long it is worth to look again at what had to stay.
+_REMEMBERED_S: Final = 600
+
+#: From the sighting of a file to the row that says so.
+_WRITTEN_S: Final = 120
+
+#: A pinned build ID protects that many variants of a kind beside the one that is served: containers
+#: can make any number of them.
+_PINNED_VARIANTS: Final = 16
+
+_CLASSES: Final = (0, 1)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A blob that somebody asks about.
+
+    ``size`` is in bytes on the disk, ``used`` in seconds of Unix time. ``again`` says where the
+    same bytes can be had, if that is known; ``stays`` why it may not go, if so.
+    """
+
+    digest: Digest
+    size: int
+    used: int
+    build_ids: tuple[BuildId, ...]
+    kinds: tuple[Kind, ...]
+    again: str = ""
+    stays: str = ""
+
+
+class Candidates:
+    """The blobs of a store in the order in which they go. For one thread at a time.
+
+    ``min_age`` is in seconds; ``altlinks`` tells of the blob of a debug file which build ID its
+    .gnu_debugaltlink names.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        min_age: int = 0,
+        altlinks: AltLinks = lambda digest: None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        """``patient`` looks at as many as there are, for who does not wait for room."""
+        self._env = env
+        self._index = Index(env)
+        self._min_age = min_age
+        self._altlinks = altlinks
+        self._again_at_once = None if patient else _AGAIN_AT_ONCE
+        self._links: dict[Digest, BuildId | None] = {}
+        self._needed: frozenset[BuildId] | None = None
+        self.rewind()
+
+    def refresh(self) -> None:
+        """Begin at the old end again if the last time is long ago."""
+        if time.monotonic() - self._since > _REMEMBERED_S:
+            self.rewind()
+
+    def rewind(self) -> None:
+        """Begin at the old end again."""
+        self._since = time.monotonic()
+        self._needed = None
+        self._again_after = b""
+        self._oldest_after = [b""] * len(_CLASSES)
+        self.kept_pinned = 0
+        self.kept_young = False
+
+    def again(self) -> Iterator[Candidate]:
+        """What can be had again and may go, oldest use first."""
+        for count, (key, digest, used) in enumerate(self._uses(0, self._again_after)):
+            if self._is_young(used) or count == self._again_at_once:
+                return
+            if self._is_settled(used):
+                self._again_after = key
+            candidate = self.look(digest, ask=True)
+            if candidate is not None and candidate.again and not candidate.stays:
+                yield candidate
+
+    def oldest(self, before: int | None = None) -> Iterator[Candidate]:
+        """What may go, oldest use first; ``before`` ends it at what was used then or later."""
+        walks = [self._uses(number, self._oldest_after[number]) for number in _CLASSES]
+        for key, digest, used in heapq.merge(*walks, key=lambda use: use[0][1:]):
+            if before is not None and used >= before:
+                return
+            if self._is_young(used):
+                return
+            if self._is_settled(used):
+                self._oldest_after[key[0]] = key
+            candidate = self.look(digest)
+            if candidate is None:
+                continue
+            if candidate.stays:
+                self.kept_pinned += 1
+            else:
+                yield candidate
+
+    def everything(self) -> Iterator[Candidate]:
+        """Every blob, oldest use first, and why it stays if it has to."""
+        walks = [self._uses(number, b"") for number in _CLASSES]
+        for _, digest, _ in heapq.merge(*walks, key=lambda use: use[0][1:]):
+            candidate = self.look(digest)
+            if candidate is not None:
+                yield candidate
+
+    def look(self, digest: Digest, *, ask: bool = False) -> Candidate | None:
+        """One blob, None if it is gone; ``ask`` finds out whether it can be had again."""
+        value = self._env.get(self._env.tables["digests"], digest)
+        if value is None:
+            return None
+        row = schema.DigestRow.unpack(value)
+        named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
+        build_ids = tuple([build_id for build_id in named if build_id is not None])
+        stays = ""
+        if self._age(row.used) < self._min_age:
+            stays = "used within min-age"
+        elif name := self._pinned(row):
+            stays = name
+        return Candidate(
+            digest,
+            row.stored,
+            row.used,
+            build_ids,
+            tuple(sorted({Kind(ref[1]) for ref in row.refs})),
+            had_again(self._origins(digest, build_ids)) if ask and not stays else "",
+            stays,
+        )
+
+    def path(self, candidate: Candidate) -> bytes:
+        """Where its bytes were seen last; empty if nobody knows."""
+        origins = self._origins(candidate.digest, candidate.build_ids)
+        last = max(origins, key=lambda each: each.last_seen_ns, default=None)
+        return b"" if last is None else last.origin.path
+
+    def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:
+        ordinals = [self._index.ordinal(build_id) for build_id in build_ids]
+        found = [self._index.origins(ordinal) for ordinal in ordinals if ordinal is not None]
+        return [each for origins in found for each in origins if each.digest == digest]
+
+    def _uses(self, number: int, after: bytes) -> Iterator[tuple[bytes, Digest, int]]:
+        """(key, digest, last use) of a class, in order of time, behind the key ``after``."""
+        table, prefix = self._env.tables["uses"], bytes([number])
+        for key, _ in self._index.rows(table, prefix, after or None):
+            _, used, digest = schema.USE.unpack(key)
+            yield key, Digest(digest), used
+
+    def _is_settled(self, used: int) -> bool:
+        """Whether hardly anything will come that is older: what was just seen is being written."""
+        return used < time.time() - _WRITTEN_S
+
+    def _is_young(self, used: int) -> bool:
+        if self._age(used) >= self._min_age:
+            return False
+        self.kept_young = True
+        return True
+
+    def _age(self, used: int) -> int:
+        """The least number of seconds since the last use, which is known to the hour."""
+        return int(time.time()) - used - (schema.USE_SLACK_S if self._min_age else 0)
+
+    # --- pins ------------------------------------------------------------------------------
+
+    def _pinned(self, row: schema.DigestRow) -> str:
+        """Why somebody wants to keep it; empty if nobody does."""
+        for ordinal, kind, variant in row.refs:
+            build_id = self._index.build_id(ordinal)
+            if build_id is None:
+                continue
+            found = pins.of(self._env, names.package_owner(build_id) or build_id)
+            if found and self._is_protected(ordinal, kind, variant):
+                name = found[0].name
+                return f"pinned: {os.fsdecode(name)}" if name else "pinned"
+            if kind == Kind.DEBUGINFO and build_id in self._needed_by_pins():
+                return "pinned: dwz file of what is pinned"
+        return ""
+
+    def _is_protected(self, ordinal: int, kind: int, variant: int) -> bool:
+        if variant < _PINNED_VARIANTS:
+            return True
+        served = self._index.artifact(ordinal, kind)
+        return served is not None and served.variant == variant
+
+    def _needed_by_pins(self) -> frozenset[BuildId]:
+        """Build IDs of the dwz files that pinned debuginfo refers to."""
+        if self._needed is None:
+            self._needed = frozenset(self._all_needed())
+        return self._needed
+
+    def _all_needed(self) -> Iterator[BuildId]:
+        for pin in pins.every(self._env):
+            ordinal = self._index.ordinal(pin.build_id)
+            if ordinal is None:
+                continue
+            for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
+                artifact = self._index.artifact(ordinal, kind)
+                link = None if artifact is None else self._altlink(artifact)
+                if link is not None:
+                    yield link
+
+    def _altlink(self, artifact: Artifact) -> BuildId | None:
+        if artifact.digest not in self._links:
+            self._links[artifact.digest] = self._altlinks(artifact.digest)
+        return self._links[artifact.digest]
+
+
+# --- what can be had again ------------------------------------------------------------------------
+
+
+def had_again(origins: list[OriginRecord]) -> str:
+    """Where the bytes seen at these places can be had now, in words; empty if that is not known.
+
+    Upstreams would be asked here.
+    """
+    for record in origins:
+        for where in (_on_this_host, _in_a_package):
+            if found := where(record):
+                return found
+    return ""
+
+
+def _on_this_host(record: OriginRecord) -> str:
+    """The file is where it was, and nobody has touched it since."""
+    origin = record.origin
+    if origin.trust is not Trust.HOST or origin.host != os.uname().nodename:
+        return ""
+    with contextlib.suppress(OSError, ValueError):
+        # No server is asked: one that does not answer must not keep captures waiting for room.
+        fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            now = statx.identity_at(fd, origin.path, follow=False, ask=False)
+        finally:
+            os.close(fd)
+        if now == origin.identity and now.scope is not None:
+            return "this host has it"
+    return ""
+
+
+def _in_a_package(record: OriginRecord) -> str:
+    return "a package has it" if record.origin.trust is Trust.PACKAGE else ""

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to hold of rows about places: origins, paths, names, memo, journal; see `rows`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.store import peek, places, schema
+from buildidfs.store.paths import ROOT
+from buildidfs.store.rows import Fault, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store.rows import Mending, Rule
+
+_MEMO_HEAD: Final = schema.SEEN.size
+_DIGEST_BYTES: Final = 32
+
+
+def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A place is of a build ID, and in its place."""
+    digest = places.place_of(key, value)
+    if not rows.is_there(key[:8]):
+        yield Fault(
+            f"origin {key.hex()} is of an unknown build ID",
+            digest,
+            mend=lambda mending: mending.delete("origins", key),
+        )
+        return
+    if digest is None:
+        yield Fault(
+            f"origin {key.hex()} is not where it should be",
+            mend=lambda mending: _drop_origin(mending, key),
+        )
+        return
+    row = rows.get("digests", digest)
+    known = row is not None and peek.has_ref(row, key[:8])
+    if not known and rows.get("gone", key[:8]) is None:
+        yield Fault(
+            f"origin {key.hex()} is of a blob that its build ID does not have",
+            digest,
+            mend=lambda mending: _drop_origin(mending, key),
+        )
+
+
+def _drop_origin(mending: Mending, key: bytes) -> None:
+    mending.delete("origins", key)
+    count = sum(1 for _ in mending.having("origins", key[:8]))
+    mending.change_named(int.from_bytes(key[:8], "big"), origins=count)
+
+
+def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name in a path is that of the path that it leads to."""
+    schema.U32.unpack(value)
+    if rows.get("paths", value) != key:
+        yield Fault(
+            f"name {key.hex()} leads to a path that has another",
+            mend=lambda mending: mending.delete("names", key),
+        )
+
+
+def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A path is in its parent, which exists."""
+    (number,) = schema.U32.unpack(key)
+    if not 0 < number <= schema.MAX_NUMBER:
+        raise ValueError("there is no such number")
+    (parent,) = schema.U32.unpack_from(value)
+    if number >= rows.said.next_path:
+        yield Fault(
+            f"the next path would be {rows.said.next_path}, but {number} is used",
+            mend=lambda mending: _count_up(mending, number + 1),
+        )
+    if parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None):
+        yield Fault(
+            f"path {number} has no parent",
+            mend=lambda mending: _drop_path(mending, key, value),
+        )
+        return
+    there = rows.get("names", value)
+    if there != key:
+        yield Fault(
+            f"path {number} is not in its parent",
+            mend=lambda mending: _name_path(mending, key, value, there),
+        )
+
+
+def _drop_path(mending: Mending, key: bytes, value: bytes) -> None:
+    mending.delete("paths", key)
+    if mending.get("names", value) == key:
+        mending.delete("names", value)
+
+
+def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) -> None:
+    """Let its parent lead to a path, unless that leads to another one, rightly."""
+    if there is not None and mending.get("paths", there) == value:
+        mending.delete("paths", key)
+    elif 4 < len(value) <= 4 + 255:
+        mending.put("names", value, key)
+    else:
+        mending.delete("paths", key)
+
+
+def _count_up(mending: Mending, next_path: int) -> None:
+    mending.counters.next_path = max(mending.counters.next_path, next_path)
+
+
+def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID that hangs from a path exists, and so does the path."""
+    number, ordinal = schema.PATH_ORDINAL.unpack(key)
+    if rows.get("paths", key[:4]) is None:
+        what = f"path {number} does not exist, and build ID number {ordinal} hangs from it"
+    elif not rows.is_there(key[4:]):
+        what = f"an unknown build ID number {ordinal} hangs from path {number}"
+    else:
+        return
+    yield Fault(what, mend=lambda mending: mending.delete("pathids", key))
+
+
+def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name of a file that dwz made is of a build ID."""
+    _, trust = schema.DWZ.unpack(value)
+    if not rows.is_there(value[:8]) or trust > 3:
+        yield Fault(
+            f"/.dwz/ name {key!r} is of an unknown build ID",
+            mend=lambda mending: mending.delete("dwz", key),
+        )
+
+
+def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the memo says what it is."""
+    _, tag = schema.SEEN.unpack_from(value)
+    length = len(value) - _MEMO_HEAD
+    if len(key) != 16 or length != (0 if tag else _DIGEST_BYTES):
+        raise ValueError("of another length")
+    yield from ()
+
+
+def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the journal has its place in the order of time."""
+    record = places.unpack_journal(key, value)
+    if record.last_seen_ns < record.first_seen_ns:
+        first = record.last_seen_ns
+        row = places.TIMES.pack(first, first) + value[places.TIMES.size :]
+        yield Fault(
+            f"journal row {key.hex()} was last seen before it was first seen",
+            mend=lambda mending: mending.put("journal", key, row),
+        )
+    order = schema.U64.pack(record.last_seen_ns) + key
+    if rows.get("recent", order) is None:
+        yield Fault(
+            f"journal row {key.hex()} has no place in the order of time",
+            mend=lambda mending: mending.put("recent", order, b""),
+        )
+
+
+def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A place in the order of time is that of a row of the journal."""
+    row = rows.get("journal", key[8:])
+    if row is None or row[8:16] != key[:8]:
+        yield Fault(
+            f"the order of time has a place for journal row {key[8:].hex()} that is not its own",
+            mend=lambda mending: mending.delete("recent", key),
+        )
+
+
+RULES: Final[dict[str, Rule]] = {
+    "origins": origins,
+    "names": names,
+    "paths": paths,
+    "pathids": pathids,
+    "dwz": dwz,
+    "seen": seen,
+    "journal": journal,
+    "recent": recent,
+}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a blob comes from, in a form that survives the index, which can be made again from it.
+
+It is kept `beside` the bytes, and written before the blob gets its name. msgpack: an array of the
+version of this format and an array of claims, see `Claim`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import Kind
+from buildidfs.store import beside, places, schema
+from buildidfs.store.index import DAMAGE, prefixed
+from buildidfs.store.variants import shown_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.model import Artifact, BuildId, Digest
+    from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.records import NewCapture
+
+_VERSION: Final = 1
+_MAX_CLAIMS: Final = 16
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """What is served of a blob under one build ID, and a row of *origins* that it was seen at.
+
+    Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
+    of those believed most, and empty if all were forgotten.
+    """
+
+    build_id: bytes
+    kinds: int
+    quality: int
+    scripts: tuple[tuple[int, int], ...]
+    segments: int
+    trust: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    first_seen_ns: int
+    origin: bytes
+
+
+class _Provenance(msgspec.Struct, array_like=True):
+    version: int
+    claims: tuple[Claim, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Provenance)
+
+
+def pack(claims: Iterable[Claim]) -> bytes:
+    """What is kept beside a blob: the claims believed most, as many as there is room for."""
+    chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
+    chosen = chosen[:_MAX_CLAIMS]
+    while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > beside.MAX_BYTES:
+        chosen.pop()
+    return data
+
+
+def unpack(data: bytes) -> tuple[Claim, ...]:
+    """The inverse of `pack`; nothing for what is damaged, or of a later version."""
+    try:
+        found = _decoder.decode(data)
+    except msgspec.MsgspecError:
+        return ()
+    return found.claims if found.version == _VERSION else ()
+
+
+def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
+    """What is to be kept beside a blob that these make."""
+    claims: dict[BuildId, Claim] = {}
+    for new in captures:
+        origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
+        before = claims.get(new.build_id)
+        if before is not None and before.trust >= origin.trust:
+            continue
+        claims[new.build_id] = Claim(
+            bytes(new.build_id),
+            kinds,
+            new.quality,
+            tuple((extent.offset, extent.size) for extent in new.scripts),
+            new.segments,
+            origin.trust,
+            shown_mode(origin),
+            origin.identity.uid,
+            origin.identity.gid,
+            schema.clamped(origin.identity.mtime_ns),
+            new.sighting.seen_ns,
+            places.pack_origin(digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns),
+        )
+    return pack(claims.values())
+
+
+def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
+    """What is to be kept beside a blob that the index knows."""
+    kinds: dict[int, int] = {}
+    artifacts: dict[int, Artifact] = {}
+    for ordinal, kind, variant in row.refs:
+        artifact = _artifact(env, txn, ordinal, kind, variant)
+        if artifact is not None:
+            kinds[ordinal] = kinds.get(ordinal, 0) | 1 << kind
+            artifacts.setdefault(ordinal, artifact)
+    claims = []
+    for ordinal, artifact in artifacts.items():
+        named = txn.get(schema.U64.pack(ordinal), db=env.tables["ordinals"])
+        if named is None:
+            continue
+        claims.append(
+            Claim(
+                bytes(schema.build_id_of(named)),
+                kinds[ordinal],
+                artifact.quality,
+                tuple((extent.offset, extent.size) for extent in artifact.scripts),
+                artifact.segments,
+                artifact.trust,
+                artifact.mode,
+                artifact.uid,
+                artifact.gid,
+                artifact.mtime_ns,
+                artifact.first_seen_ns,
+                _origin(env, txn, ordinal, digest),
+            )
+        )
+    return pack(claims)
+
+
+def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
+    value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=env.tables["artifacts"])
+    if value is None or value[:2] != variant.to_bytes(2, "big"):
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        value = txn.get(key, db=env.tables["variants"])
+    return None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
+
+
+def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
+    """The row of the place believed most, of those the one seen first."""
+    best, chosen = (0, 0), b""
+    for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
+        try:
+            of, _, origin, first, _ = places.unpack_origin(value)
+        except DAMAGE:
+            continue
+        rank = (origin.trust, -first)
+        if of == digest and (not chosen or rank > best):
+            best, chosen = rank, value
+    return chosen
