@@ -39,13 +39,15 @@ class PinnedFile(msgspec.Struct):
     """A sighting plus an open, readable descriptor: the container may exit now.
 
     Use as a context manager, or call `close`. ``kind`` overrides what the bytes say (the vDSO
-    and kallsyms); ``build_id`` goes with it where the bytes do not carry one.
+    and kallsyms); ``build_id`` is for bytes that do not carry one. ``is_copy`` says that nobody
+    else can write to what the descriptor reads.
     """
 
     sighting: Sighting
     fd: int
     kind: Kind | None = None
     build_id: BuildId | None = None
+    is_copy: bool = False
 
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
@@ -58,6 +60,12 @@ class PinnedFile(msgspec.Struct):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def reached(sighting: Sighting, reach: int) -> Sighting:
+    """A sighting together with what was found out of `Origin.reach`, which takes time."""
+    origin = msgspec.structs.replace(sighting.origin, reach=reach)
+    return Sighting(origin, sighting.seen_ns)
 
 
 class SeenAgain(msgspec.Struct, frozen=True):

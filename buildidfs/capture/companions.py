@@ -3,9 +3,10 @@
 
 By build ID under /usr/lib/debug/.build-id; by the name in .gnu_debuglink beside the binary, in
 .debug beside it, and under /usr/lib/debug; and from there by .gnu_debugaltlink to what dwz moved
-out (gdb manual, "Separate Debug Files"; dwz(1)). Names come from the binary, so from whoever made
-it: they are resolved inside the root given, and what is found there has to prove that it belongs:
-by build ID, or where it has none by the checksum in the link.
+out (gdb manual, "Separate Debug Files"; dwz(1)). Where debug information is split, its .dwp file
+beside either. Names come from the binary, so from whoever made it: they are resolved inside the
+root given, and what is found there has to prove that it belongs: by build ID, or where it has none
+by the checksum in the link; a package by the units in it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import functools
 import os
 import stat
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs import names
 from buildidfs.capture import files
 from buildidfs.capture.base import Known, Memo, Unreadable
+from buildidfs.formats import splitdwarf
 from buildidfs.formats.elf import AltLink, DebugLink, ElfFile
 from buildidfs.linux import openat2, statx
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     Look = Callable[[], "Companion | None"]
 
@@ -110,35 +114,40 @@ class Companions:
 
     def by_build_id(self, build_id: BuildId) -> Iterator[Companion | Unreadable]:
         """The debug file with this build ID: all that can be done without reading the binary."""
-        return self._first([path_by_id(build_id)], build_id, None)
+        return self._first([path_by_id(build_id)], _has_id(build_id))
 
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
         """All that belongs to ``binary``, which is at ``path`` of this root.
 
         The receiver closes each before it asks for the next, or takes it by `release`.
         """
-        links: list[tuple[bytes, AltLink | None]] = [(path, binary.altlink)]
+        sources = [(path, binary)]
         found = False
         for item in self._debug_files(path, binary):
             if isinstance(item, Companion):
                 found = True
-                links += self._links_of(item)
+                sources += self._described(item)
             yield item
             if found:
                 break
-        for where, link in links:
-            if link is not None:
-                yield from self._first(_dwz_paths(where, link), link.build_id, None)
+        for where, file in sources:
+            if file.altlink is not None:
+                paths = _dwz_paths(where, file.altlink)
+                yield from self._first(paths, _has_id(file.altlink.build_id))
+        for where, file in sources:
+            if file.dwo_ids:
+                paths = package_paths(where, path)
+                yield from self._first(paths, _has_units(binary.build_id, file.dwo_ids))
 
-    def _links_of(self, companion: Companion) -> list[tuple[bytes, AltLink | None]]:
-        """Where a debug file really is, and its link to a dwz file."""
+    def _described(self, companion: Companion) -> list[tuple[bytes, ElfFile]]:
+        """Where a debug file really is, and what it is; nothing if it is known."""
         if companion.fd < 0:
             return []
         try:
-            described = files.describe(companion.fd)
+            described = files.describe(companion.fd, companion.build_id)
             if not isinstance(described, ElfFile):
                 return []
-            return [(self._real_path(companion), described.altlink)]
+            return [(self._real_path(companion), described)]
         except OSError:
             companion.close()
             raise
@@ -146,16 +155,13 @@ class Companions:
     def _debug_files(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
         yield from self.by_build_id(binary.build_id)
         if binary.debuglink is not None:
-            yield from self._first(
-                _link_paths(path, binary.debuglink), binary.build_id, binary.debuglink
-            )
+            paths = _link_paths(path, binary.debuglink)
+            yield from self._first(paths, _has_checksum(binary.build_id, binary.debuglink))
 
-    def _first(
-        self, paths: Iterable[bytes], build_id: BuildId, link: DebugLink | None
-    ) -> Iterator[Companion | Unreadable]:
-        """The first of ``paths`` that has ``build_id``, and the checksum if there is a link."""
+    def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
+        """The first of ``paths`` that proves to belong."""
         for path in paths:
-            look = functools.partial(self._candidate, path, build_id, link)
+            look = functools.partial(self._candidate, path, proof)
             try:
                 companion = look() if self._ask is None else self._ask(path, look)
             except OSError as error:
@@ -166,9 +172,7 @@ class Companions:
                 yield companion
                 return
 
-    def _candidate(
-        self, path: bytes, build_id: BuildId, link: DebugLink | None
-    ) -> Companion | None:
+    def _candidate(self, path: bytes, proof: _Proof) -> Companion | None:
         """The file at ``path`` if it is the one sought. Raises OSError."""
         path_fd = openat2.open_in_root(self._root_fd, path, os.O_PATH)
         try:
@@ -178,13 +182,13 @@ class Companions:
             raise
         keep = False
         try:
-            keep = self._is_sought(companion, build_id, link)
+            keep = self._is_sought(companion, proof)
         finally:
             if not keep:
                 companion.close()
         return companion if keep else None
 
-    def _is_sought(self, companion: Companion, build_id: BuildId, link: DebugLink | None) -> bool:
+    def _is_sought(self, companion: Companion, proof: _Proof) -> bool:
         """Look at a file, which is opened unless it is known. Raises OSError."""
         identity = companion.identity
         if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
@@ -192,9 +196,9 @@ class Companions:
         known = self._memo.recall(identity)
         if known is not None and known.build_id is not None:
             companion.known = known
-            return known.build_id == build_id
+            return known.build_id == proof.build_id
         companion.fd = openat2.reopen_regular(companion.path_fd)
-        return _belongs(companion, build_id, link)
+        return proof.belongs(companion)
 
     def _real_path(self, companion: Companion) -> bytes:
         """Where a companion really is in this root: dwz names are relative to that."""
@@ -236,18 +240,80 @@ def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
     return paths
 
 
-def _belongs(companion: Companion, build_id: BuildId, link: DebugLink | None) -> bool:
-    """Whether an open file is the one sought; a file without a build ID is given it."""
-    own_id = files.identify(companion.fd, companion.identity.size)
-    if link is None:
-        return own_id == build_id
-    if own_id not in (build_id, Absence.NO_BUILD_ID):
-        return False
-    if companion.identity.size > CRC_MAX_BYTES or _crc(companion.fd) != link.crc:
-        return False
-    if own_id is Absence.NO_BUILD_ID:
-        companion.kind, companion.build_id = Kind.DEBUGINFO, build_id
-    return True
+def package_paths(path: bytes, binary: bytes) -> list[bytes]:
+    """Where the .dwp file is looked for of a binary whose skeleton units are in the file at a path.
+
+    gdb goes by the name of the binary in the directory of that file (dwarf2/read.c,
+    open_and_init_dwp_file), lldb and others by the name of either.
+    """
+    beside = os.path.join(os.path.dirname(path), os.path.basename(binary))
+    return list(dict.fromkeys(each + names.DWP_SUFFIX for each in (path, beside, binary)))
+
+
+def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId | None:
+    """What the file at a path is kept under, if it is the .dwp file of a binary beside it.
+
+    ``open_at`` opens the binary, or its debug file. Raises OSError if the package cannot be read.
+    """
+    stem, suffix = path[: -len(names.DWP_SUFFIX)], path[-len(names.DWP_SUFFIX) :]
+    if suffix != names.DWP_SUFFIX:
+        return None
+    for candidate in (stem, stem + names.DEBUG_SUFFIX):
+        try:
+            owner_fd = open_at(candidate)
+        except OSError:
+            continue  # as good as any other file that has nothing to do with it
+        try:
+            owner = files.describe(owner_fd)
+        finally:
+            os.close(owner_fd)
+        if isinstance(owner, ElfFile) and has_units(fd, owner.dwo_ids):
+            return names.package_id(owner.build_id)
+    return None
+
+
+class _Proof(NamedTuple):
+    """How a file proves that it is the one sought; ``build_id`` is what it is kept under."""
+
+    build_id: BuildId
+    belongs: Callable[[Companion], bool]
+
+
+def _has_id(build_id: BuildId) -> _Proof:
+    return _Proof(build_id, lambda file: files.identify(file.fd, file.identity.size) == build_id)
+
+
+def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
+    """By the checksum; a file without a build ID is given that of the binary."""
+
+    def belongs(companion: Companion) -> bool:
+        own_id = files.identify(companion.fd, companion.identity.size)
+        if own_id not in (build_id, Absence.NO_BUILD_ID):
+            return False
+        if companion.identity.size > CRC_MAX_BYTES or _crc(companion.fd) != link.crc:
+            return False
+        if own_id is Absence.NO_BUILD_ID:
+            companion.kind, companion.build_id = Kind.DEBUGINFO, build_id
+        return True
+
+    return _Proof(build_id, belongs)
+
+
+def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
+    """By a unit that the binary refers to."""
+    kept_under = names.package_id(build_id)
+
+    def belongs(companion: Companion) -> bool:
+        companion.kind, companion.build_id = Kind.DEBUGINFO, kept_under
+        return kept_under is not None and has_units(companion.fd, dwo_ids)
+
+    return _Proof(kept_under or build_id, belongs)
+
+
+def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
+    """Whether an open file is a .dwp file with one of these units. Raises OSError."""
+    packaged = splitdwarf.packaged(files.reader(fd), os.fstat(fd).st_size)
+    return not packaged.isdisjoint(dwo_ids)
 
 
 def _crc(fd: int) -> int:

@@ -1,26 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel modules as they come: plain, or compressed by xz, gzip or zstd.
+"""Plain bytes from what gzip, xz, zstd and bzip2 have made of them, a piece at a time.
 
-What comes out is written to memory, so a limit says how much that may be.
+Decompressing happens outside the interpreter lock, so that several threads can do it. What one
+piece of input may become is bounded, whatever it says; how much comes out in all is for the
+caller to bound.
 """
 
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from buildidfs.capture.files import memory_file, write_all
+from buildidfs.formats.archives import Packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAX_BYTES: Final = 512 << 20
+"""The most that `decompressed` puts into memory, unless it is told otherwise."""
 
-_CHUNK: Final = 1 << 20
+_PIECE: Final = 256 << 10
+# "xz -9" wants 65 MiB. What wants more than this was made to exhaust somebody's memory.
+_XZ_MEMORY: Final = 256 << 20
+_ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
+
+_BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.ZSTD}
 
 
 class CannotDecompress(Exception):
     """Damaged, too large, or of a kind that nothing here can read; the text says which."""
+
+
+def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
+    """The bytes of an open file, or ``size`` of them from ``offset``. Raises OSError."""
+    end = None if size is None else offset + size
+    while end is None or offset < end:
+        data = os.pread(fd, _PIECE if end is None else min(_PIECE, end - offset), offset)
+        if not data:
+            return
+        offset += len(data)
+        yield data
+
+
+def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
+    """What ``packed`` is when it is decompressed; several streams one after the other are one.
+
+    Raises `CannotDecompress`.
+    """
+    return _FORMATS[packing](packed)
 
 
 def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
@@ -28,65 +56,129 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
 
     The kind goes by the end of ``name``. Raises `CannotDecompress`, OSError.
     """
-    chunks = _FORMATS.get(os.path.splitext(name)[1])
-    if chunks is None:
+    packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
+    if packing is None:
         return None
     memory_fd = memory_file(b"module", b"")
     size = 0
     try:
-        with open(os.dup(fd), "rb") as source:
-            source.seek(0)
-            for chunk in chunks(source):
-                size += len(chunk)
-                if size > limit:
-                    raise CannotDecompress(f"more than {limit} bytes when decompressed")
-                write_all(memory_fd, chunk)
+        for piece in plain(chunks(fd), packing):
+            size += len(piece)
+            if size > limit:
+                raise CannotDecompress(f"more than {limit} bytes when decompressed")
+            write_all(memory_fd, piece)
     except BaseException:
         os.close(memory_fd)
         raise
     return memory_fd
 
 
-def _xz(source: IO[bytes]) -> Iterator[bytes]:
+class _Decoder(Protocol):
+    """What `lzma.LZMADecompressor` and `bz2.BZ2Decompressor` have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+def _streams(packed: Iterator[bytes], make: Callable[[], _Decoder]) -> Iterator[bytes]:
+    """Streams one after the other, with zeros in between (xz: "Stream Padding")."""
+    decoder: _Decoder | None = None
+    for data in packed:
+        rest = data
+        while rest or (decoder is not None and not decoder.needs_input):
+            if decoder is None:
+                if not (rest := rest.lstrip(b"\0")):
+                    break
+                decoder = make()
+            piece = decoder.decompress(rest, _PIECE)
+            rest = b""
+            if piece:
+                yield piece
+            if decoder.eof:
+                rest, decoder = decoder.unused_data, None
+    if decoder is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+def _xz(packed: Iterator[bytes]) -> Iterator[bytes]:
     import lzma
 
     try:
-        with lzma.open(source) as plain:
-            while chunk := plain.read(_CHUNK):
-                yield chunk
-    except (lzma.LZMAError, EOFError) as error:
+        yield from _streams(packed, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+    except lzma.LZMAError as error:
         raise CannotDecompress(f"damaged: {error}") from error
 
 
-def _gzip(source: IO[bytes]) -> Iterator[bytes]:
-    import gzip
-    import zlib
+def _bzip2(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import bz2
 
     try:
-        with gzip.open(source) as plain:
-            while chunk := plain.read(_CHUNK):
-                yield chunk
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        yield from _streams(packed, bz2.BZ2Decompressor)
+    except OSError as error:
         raise CannotDecompress(f"damaged: {error}") from error
 
 
-def _zstd(source: IO[bytes]) -> Iterator[bytes]:
+def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import zlib
+
+    inflater = None
+    try:
+        for data in packed:
+            rest, more = data, True
+            while rest or more:
+                if inflater is None:
+                    if not (rest := rest.lstrip(b"\0")):
+                        break
+                    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                piece = inflater.decompress(rest, _PIECE)
+                rest, more = inflater.unconsumed_tail, len(piece) == _PIECE
+                if piece:
+                    yield piece
+                if inflater.eof:
+                    rest, inflater = inflater.unused_data, None
+    except zlib.error as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+    if inflater is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+class _Reader:
+    """What is iterated, for zstandard to read from."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+
+    def read(self, size: int = -1) -> bytes:
+        """The next piece, as long as it is."""
+        return next(self._packed, b"")
+
+
+def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise CannotDecompress(
             "compressed with zstd: install python3-zstandard, or buildidfs[zstd] with pip"
         ) from error
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(source) as plain:
-            while chunk := plain.read(_CHUNK):
-                yield chunk
+        source: Any = _Reader(packed)  # all that it is asked for is read()
+        with decoder.stream_reader(source, read_across_frames=True) as reader:
+            while piece := reader.read(_PIECE):
+                yield piece
     except zstandard.ZstdError as error:
         raise CannotDecompress(f"damaged: {error}") from error
 
 
-_FORMATS: Final[dict[bytes, Callable[[IO[bytes]], Iterator[bytes]]]] = {
-    b".xz": _xz,
-    b".gz": _gzip,
-    b".zst": _zstd,
+_FORMATS: Final[dict[Packing, Callable[[Iterator[bytes]], Iterator[bytes]]]] = {
+    Packing.GZIP: _gzip,
+    Packing.XZ: _xz,
+    Packing.LZMA: _xz,
+    Packing.ZSTD: _zstd,
+    Packing.BZIP2: _bzip2,
 }

@@ -8,8 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.capture import container
+from buildidfs.capture.base import reached
 from buildidfs.capture.owners import Owners
-from buildidfs.formats import cgroup
+from buildidfs.capture.reach import SCAN_KEEP_S, Reach, Root
+from buildidfs.formats import cgroup, mountinfo
 from buildidfs.linux import cgroups, mounts, namespaces, procfs, statx
 from buildidfs.model import NamespaceSet, Origin, Sighting, Trust
 
@@ -34,6 +36,7 @@ class Here:
         self._host = os.uname().nodename if host is None else host
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
+        self._reach: Reach | None = None
         pid_fd = procfs.open_pid(os.getpid())
         try:
             self._namespaces = namespaces.of(pid_fd)
@@ -49,7 +52,7 @@ class Here:
         )
 
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
-        """The claim that an open file is at ``path`` now. Raises OSError.
+        """The claim that an open file is at ``path`` now, without its reach. Raises OSError.
 
         ``foreign`` says that it is in a mount namespace that is not ours, nobody knows which.
         """
@@ -76,5 +79,26 @@ class Here:
             self._scanner,
             apart,
             self._cgroup_id,
+            reach=0,
         )
         return Sighting(origin, time.time_ns())
+
+    def reached(self, sighting: Sighting, fd: int) -> Sighting:
+        """The same, with the reach of the file, which is open (O_PATH will do). Raises OSError."""
+        if self._reach is None:
+            self._reach = Reach(keep_s=SCAN_KEEP_S)
+        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            root = Root(root_fd, b"/", mounts.mountinfo, user=self._namespaces.user)
+            return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
+        finally:
+            os.close(root_fd)
+
+
+def is_foreign(fd: int) -> bool:
+    """Whether an open file is on no mount of ours: /proc/PID/root leads to others'.
+
+    Raises OSError.
+    """
+    number = mounts.mount_id(fd)
+    return all(mount.mount_id != number for mount in mountinfo.parse(mounts.mountinfo()))

@@ -13,6 +13,7 @@ import socket
 
 import msgspec
 
+from buildidfs.errors import InvalidBuildId
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
 
 MAX_BYTES = 16 << 10
@@ -146,7 +147,7 @@ def receive(sock: socket.socket) -> tuple[Message, int] | None:
         return None
     try:
         return _decoder.decode(data), fd
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, InvalidBuildId) as error:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)

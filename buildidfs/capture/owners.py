@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import mountinfo
-from buildidfs.linux import statx
+from buildidfs.linux import mounts, statx
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +68,7 @@ class Owners:
 
     def _is_believed(self, fd: int) -> bool:
         # As long as the file is open its mount exists, and so no other has the number.
-        with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
-            number = next((int(line[7:]) for line in lines if line.startswith(b"mnt_id:")), -1)
+        number = mounts.mount_id(fd)
         return any(
             mount.mount_id == number and mountinfo.option(mount.options, b"nosuid") is None
             for mount in mountinfo.parse(self._mounts())

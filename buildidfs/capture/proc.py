@@ -15,16 +15,17 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
-from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable, reached
 from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
 from buildidfs.capture.fusefiles import FuseFiles, Owned
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.patience import Devices, Patience
 from buildidfs.capture.process import Moved, Process, Ways, denied
+from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import mounts, namespaces, openat2, procfs
-from buildidfs.model import FileIdentity, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -137,6 +138,7 @@ class _Scan:
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
+        self._reach = Reach(keep_s=SCAN_KEEP_S)
 
     def labels(self, pids: Sequence[int]) -> frozenset[str]:
         """The labels of all containers that can be seen."""
@@ -251,7 +253,7 @@ class _Scan:
         if owned.known is not None:
             yield SeenAgain(sighting, owned.known)
         else:
-            yield PinnedFile(sighting, owned.fd)
+            yield PinnedFile(reached(sighting, OWNER), owned.fd)
         if owned.binary is not None:
             yield from self._debug_files(process, path, owned.binary, trust)
 
@@ -279,7 +281,7 @@ class _Scan:
         except BaseException:
             os.close(fd)
             raise
-        yield PinnedFile(sighting, fd)
+        yield PinnedFile(self._reached(sighting, process, path_fd), fd)
         if isinstance(described, ElfFile):
             yield from self._debug_files(process, path, described, trust)
 
@@ -298,8 +300,15 @@ class _Scan:
             "proc",
             process.apart,
             process.cgroup_id,
+            reach=0,
         )
         return Sighting(origin, time.time_ns())
+
+    def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
+        """The same, with the reach of a file that the memo does not know."""
+        patience = self._patience if process.mount_namespace in self._slow_namespaces else None
+        identity = sighting.origin.identity
+        return reached(sighting, process.reach_of(fd, identity, self._reach, patience))
 
     def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
         mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
@@ -373,6 +382,7 @@ class _Scan:
                 if item.known is not None:
                     yield SeenAgain(sighting, item.known)
                 else:
+                    sighting = self._reached(sighting, process, item.path_fd)
                     yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
 
 

@@ -10,17 +10,22 @@ by now, so what is found has to prove that it is the one in memory.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
+from buildidfs.capture.reach import Root
 from buildidfs.formats import cgroup, elf, procmaps
 from buildidfs.linux import capabilities, cgroups, namespaces, openat2, procfs, procmap_query, statx
-from buildidfs.model import BuildId, FileIdentity, Mapping, NamespaceSet
+from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from buildidfs.capture.patience import Patience
+    from buildidfs.capture.reach import Reach
 
 _DELETED: Final = b" (deleted)"
 
@@ -113,10 +118,29 @@ class Process:
 
     @property
     def root_fd(self) -> int:
-        """Its root directory, pinned. Raises OSError."""
+        """Its root directory, pinned. Raises OSError, ESRCH if it is not the one of `look`.
+
+        What is believed of a file depends on the root that it was found in.
+        """
         if self._root_fd < 0:
-            self._root_fd = procfs.open_root(self.fd)
+            fd = procfs.open_root(self.fd)
+            if os.readlink(b"/proc/self/fd/%d" % fd) != self.root_path:
+                os.close(fd)
+                raise OSError(errno.ESRCH, "its root is another one by now")
+            self._root_fd = fd
         return self._root_fd
+
+    def reach_of(
+        self, fd: int, identity: FileIdentity, finder: Reach, patience: Patience | None
+    ) -> int:
+        """`Origin.reach` of an open file that it uses, see `Reach.of`. Does not raise."""
+        try:
+            root_fd = self.root_fd
+        except OSError:
+            return OWNER  # it is gone, and from where its paths began nobody can tell
+        mounted = functools.partial(procfs.mountinfo, self.fd)
+        root = Root(root_fd, self.root_path, mounted, self.mount_namespace, self.namespaces.user)
+        return finder.of(fd, identity, root, patience)
 
     def executable_mappings(self) -> list[Mapping]:
         """Its executable mappings of files; empty for threads of the kernel. Raises OSError."""

@@ -49,6 +49,10 @@ class SlowMounts:
         except OSError:
             return True
 
+    def is_users(self, user: int) -> bool:
+        """Whether a user namespace is not the host's; so it is taken if it is not known (0)."""
+        return user != self._user
+
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
         """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.
 
@@ -75,4 +79,4 @@ class SlowMounts:
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[mount] = magic
-        return magic in _MAGICS or (magic == _OVERLAY and user != self._user)
+        return magic in _MAGICS or (magic == _OVERLAY and self.is_users(user))

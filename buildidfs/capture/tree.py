@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from buildidfs.capture import walk
+from buildidfs.capture import companions, walk
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.files import reader
-from buildidfs.capture.here import Here
-from buildidfs.formats import elf, mountinfo
-from buildidfs.linux import mounts
-from buildidfs.model import Absence, BuildId
+from buildidfs.capture.here import Here, is_foreign
+from buildidfs.formats import elf
+from buildidfs.linux import openat2
+from buildidfs.model import Absence, BuildId, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from buildidfs.model import NamespaceSet
 
@@ -94,40 +94,41 @@ class TreeScanner:
                 continue
             try:
                 # A path such as /proc/PID/root/usr leads into a mount namespace not ours.
-                foreign = not _in_own_mount_namespace(start_fd)
+                foreign = is_foreign(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
+
+                def open_at(path: bytes, start_fd: int = start_fd, shown: bytes = shown) -> int:
+                    return openat2.open_regular_in_root(start_fd, path.removeprefix(shown))
+
                 for file in walk.files(start_fd, shown, known):
-                    yield file if isinstance(file, Unreadable) else self._found(file, foreign)
+                    if isinstance(file, Unreadable):
+                        yield file
+                    else:
+                        yield self._found(file, foreign, open_at)
             finally:
                 os.close(start_fd)
 
-    def _found(self, file: walk.OpenFile, foreign: bool) -> Found:
-        """Judge a file; takes over its descriptor."""
+    def _found(self, file: walk.OpenFile, foreign: bool, open_at: Callable[[bytes], int]) -> Found:
+        """Judge a file; takes over its descriptor. ``open_at`` opens others by their paths."""
         keep = False
         try:
             answer = _identify(file.fd)
+            kind = None
+            if answer is Absence.NO_BUILD_ID and (
+                package_id := companions.package_id(file.path, file.fd, open_at)
+            ):
+                answer, kind = package_id, Kind.DEBUGINFO
             sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
             if isinstance(answer, Absence):
                 return SeenAgain(sighting, Known(absence=answer))
             known = self._memo.recall(sighting.origin.identity)
             if known is not None and known.build_id == answer:
                 return SeenAgain(sighting, known)
+            sighting = self._here.reached(sighting, file.fd)
             keep = True
-            return PinnedFile(sighting, file.fd)
+            return PinnedFile(sighting, file.fd, kind, answer if kind is not None else None)
         except OSError as error:
             return walk.unreadable(file.path, error)
         finally:
             if not keep:
                 os.close(file.fd)
-
-
-def _in_own_mount_namespace(fd: int) -> bool:
-    """Whether an open file is on a mount of ours: /proc/PID/root leads to others."""
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-        for line in file:
-            if line.startswith(b"mnt_id:"):
-                mount_id = int(line.split()[1])
-                return any(
-                    mount.mount_id == mount_id for mount in mountinfo.parse(mounts.mountinfo())
-                )
-    return False

@@ -17,6 +17,7 @@ from buildidfs.capture.files import memory_file
 from buildidfs.formats import elf, procmaps
 from buildidfs.linux import procfs, procmap_query
 from buildidfs.model import (
+    EVERYBODY,
     BuildId,
     FileIdentity,
     Kind,
@@ -70,18 +71,40 @@ class VdsoFinder:
         if not isinstance(build_id, BuildId) or build_id in self._seen:
             return None
         self._seen.add(build_id)
-        return self._found(data, build_id, trust)
+        return found(
+            self._memo, data, build_id,
+            namespaces=self._initial, host=self._host, trust=trust, scanner="proc",
+        )  # fmt: skip
 
-    def _found(self, data: bytes, build_id: BuildId, trust: Trust) -> PinnedFile | SeenAgain:
-        # There is no file to ask for its identity, so the bytes themselves are it.
-        scope = b"vdso:" + fingerprint(data)
-        identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
-        origin = Origin(PATH, identity, self._initial, host=self._host, trust=trust, scanner="proc")
-        sighting = Sighting(origin, time.time_ns())
-        known = self._memo.recall(identity)
-        if known is not None and known.build_id == build_id:
-            return SeenAgain(sighting, known)
-        return PinnedFile(sighting, memory_file(PATH, data), Kind.VDSO)
+
+def found(
+    memo: Memo,
+    data: bytes,
+    build_id: BuildId,
+    *,
+    namespaces: NamespaceSet,
+    host: str,
+    trust: Trust,
+    scanner: str,
+) -> PinnedFile | SeenAgain:
+    """The sighting of a vDSO with these bytes. Raises OSError."""
+    # There is no file to ask for its identity, so the bytes themselves are it.
+    scope = b"vdso:" + fingerprint(data)
+    identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
+    origin = Origin(
+        PATH,
+        identity,
+        namespaces,
+        host=host,
+        trust=trust,
+        scanner=scanner,
+        reach=EVERYBODY,  # who has no process of that word size may run one
+    )
+    sighting = Sighting(origin, time.time_ns())
+    known = memo.recall(identity)
+    if known is not None and known.build_id == build_id:
+        return SeenAgain(sighting, known)
+    return PinnedFile(sighting, memory_file(PATH, data), Kind.VDSO)
 
 
 def may_differ(mappings: Iterable[Mapping]) -> bool:

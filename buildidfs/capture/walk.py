@@ -3,7 +3,8 @@
 
 The walk holds a descriptor of each directory on its way down and opens everything relative to it
 without following links, so nothing that is renamed meanwhile can lead it out of the tree, and no
-link can make it go in circles. Only what its directory calls a regular file is opened.
+link can make it go in circles. What its directory calls a regular file is pinned and looked at
+before it is opened: by then a device may have that name, and to open one may have any effect.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.formats import mountinfo
-from buildidfs.linux import mounts
+from buildidfs.linux import mounts, statfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 256
 """How far down directories are followed: a descriptor is held for each level."""
 
-# Interfaces of the kernel that look like files. None holds a binary, and reading some of them
-# has effects: the trace_pipe of tracefs takes events away from others.
-_NOT_FILES: Final = frozenset(
-    (
-        b"proc", b"sysfs", b"debugfs", b"tracefs", b"securityfs", b"configfs", b"cgroup",
-        b"cgroup2", b"bpf", b"pstore", b"efivarfs", b"selinuxfs", b"smackfs", b"devpts", b"mqueue",
-        b"autofs", b"binfmt_misc", b"nsfs", b"rpc_pipefs", b"fusectl", b"resctrl",
-    )
-)  # fmt: skip
+# Interfaces of the kernel that look like files, and their magic numbers. None holds a binary, and
+# reading some of them has effects: the trace_pipe of tracefs takes events away from others.
+_NOT_FILES: Final = {
+    b"proc": 0x9FA0, b"sysfs": 0x62656572, b"debugfs": 0x64626720, b"tracefs": 0x74726163,
+    b"securityfs": 0x73636673, b"configfs": 0x62656570, b"cgroup": 0x27E0EB,
+    b"cgroup2": 0x63677270, b"bpf": 0xCAFE4A11, b"pstore": 0x6165676C, b"efivarfs": 0xDE5E81E4,
+    b"selinuxfs": 0xF97CFF8C, b"smackfs": 0x43415D53, b"devpts": 0x1CD1, b"mqueue": 0x19800202,
+    b"autofs": 0x0187, b"binfmt_misc": 0x42494E4D, b"nsfs": 0x6E736673, b"rpc_pipefs": 0x67596969,
+    b"fusectl": 0x65735543, b"resctrl": 0x7655821,
+}  # fmt: skip
+_BY_MAGIC: Final = {magic: fstype for fstype, magic in _NOT_FILES.items()}
 
 _OPEN_PATH: Final = os.O_PATH | os.O_CLOEXEC
-_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PIN: Final = _OPEN_PATH | os.O_NOFOLLOW
+_OPEN_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # The directory said "regular file", and meanwhile it is gone or something else.
@@ -46,6 +50,16 @@ class OpenFile(NamedTuple):
 
     path: bytes
     fd: int
+
+
+class Observer(Protocol):
+    """Told of all that a walk comes by, before the files in a directory are opened."""
+
+    def directory(self, path: bytes, fd: int) -> None:
+        """A directory that was opened."""
+
+    def entry(self, path: bytes, entry: os.DirEntry[str]) -> None:
+        """What is in it, of whatever type."""
 
 
 class _Level:
@@ -67,14 +81,19 @@ class Mounts:
         self._types: dict[int, bytes] = {}
         self._points: dict[bytes, bytes] = {}
 
-    def refused(self, device: int) -> bytes | None:
-        """The type of the filesystem with that st_dev, if files are not to be looked for on it."""
+    def refused(self, device: int, fd: int) -> bytes | None:
+        """The type of the filesystem with that st_dev, if files are not to be looked for on it.
+
+        ``fd`` is open on it (O_PATH will do). Raises OSError.
+        """
         if device not in self._types:
-            # New since the last look, or a btrfs subvolume, which no mount table shows.
+            # New since the last look, a btrfs subvolume, or mounted in another namespace, which
+            # /proc/PID/root leads to: the latter two are in no mount table of ours.
             for mount in mountinfo.parse(mounts.mountinfo()):
                 self._types[os.makedev(*mount.dev)] = mount.fstype
                 self._points[mount.mount_point] = mount.fstype
-            self._types.setdefault(device, b"")
+            if device not in self._types:
+                self._types[device] = _BY_MAGIC.get(statfs.magic(fd), b"")
         return _refused(self._types[device])
 
     def refused_at(self, path: bytes) -> bool:
@@ -96,7 +115,9 @@ def open_start(path: bytes) -> int:
     return os.open(path, _OPEN_PATH)
 
 
-def files(start_fd: int, path: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
+def files(
+    start_fd: int, path: bytes, known: Mounts, observer: Observer | None = None
+) -> Iterator[OpenFile | Unreadable]:
     """Every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
     Directories come in the order of their names, files before what is below. Mounts of other
@@ -104,30 +125,34 @@ def files(start_fd: int, path: bytes, known: Mounts) -> Iterator[OpenFile | Unre
     the caller's.
     """
     try:
-        yield from _start(start_fd, path, known)
+        yield from _start(start_fd, path, known, observer)
     except OSError as error:
         yield unreadable(path, error)
 
 
-def _start(start_fd: int, path: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
+def _start(
+    start_fd: int, path: bytes, known: Mounts, observer: Observer | None
+) -> Iterator[OpenFile | Unreadable]:
     status = os.fstat(start_fd)
-    if fstype := known.refused(status.st_dev):
+    if fstype := known.refused(status.st_dev, start_fd):
         what = "its files are in the store already" if fstype.startswith(b"fuse.") else "no files"
         yield Unreadable(path, f"on a {fstype.decode()} filesystem: {what}")
         return
     link = b"/proc/self/fd/%d" % start_fd
     if stat.S_ISREG(status.st_mode):
-        fd = os.open(link, _OPEN_FILE & ~os.O_NOFOLLOW)
+        fd = os.open(link, _OPEN_FILE)
         yield OpenFile(path, fd)
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
-        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known)
+        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known, observer)
     else:
         yield Unreadable(path, "neither a regular file nor a directory")
 
 
-def _descend(fd: int, prefix: bytes, real: bytes, known: Mounts) -> Iterator[OpenFile | Unreadable]:
+def _descend(
+    fd: int, prefix: bytes, real: bytes, known: Mounts, observer: Observer | None
+) -> Iterator[OpenFile | Unreadable]:
     """Walk depth first; takes over ``fd``. ``real`` is what ``prefix`` is to the kernel."""
     shown = len(prefix)
     levels = [_Level(fd, prefix)]
@@ -135,7 +160,7 @@ def _descend(fd: int, prefix: bytes, real: bytes, known: Mounts) -> Iterator[Ope
         while levels:
             level = levels[-1]
             if not level.entered:
-                yield from _enter(level)
+                yield from _enter(level, known, observer)
             if not level.subdirectories:
                 os.close(levels.pop().fd)
                 continue
@@ -149,7 +174,7 @@ def _descend(fd: int, prefix: bytes, real: bytes, known: Mounts) -> Iterator[Ope
                 if error.errno not in _VANISHED:
                     yield unreadable(path, error)
                 continue
-            if known.refused(os.fstat(fd).st_dev):
+            if _is_refused(fd, known):
                 os.close(fd)
             elif len(levels) == MAX_DEPTH:
                 os.close(fd)
@@ -161,13 +186,27 @@ def _descend(fd: int, prefix: bytes, real: bytes, known: Mounts) -> Iterator[Ope
             os.close(level.fd)
 
 
-def _enter(level: _Level) -> Iterator[OpenFile | Unreadable]:
+def _is_refused(fd: int, known: Mounts) -> bool:
+    """Whether nothing below an open directory is to be looked at; nor is what tells nothing."""
+    try:
+        return known.refused(os.fstat(fd).st_dev, fd) is not None
+    except OSError:
+        return True
+
+
+def _enter(
+    level: _Level, known: Mounts, observer: Observer | None
+) -> Iterator[OpenFile | Unreadable]:
     """Yield the regular files of a directory, and note what is below it."""
     level.entered = True
     regular = []
     try:
+        if observer is not None:
+            observer.directory(level.prefix, level.fd)
         with os.scandir(level.fd) as entries:
             for entry in entries:
+                if observer is not None:
+                    observer.entry(level.prefix + os.fsencode(entry.name), entry)
                 if entry.is_file(follow_symlinks=False):
                     regular.append(entry.name)
                 elif entry.is_dir(follow_symlinks=False):
@@ -179,9 +218,23 @@ def _enter(level: _Level) -> Iterator[OpenFile | Unreadable]:
     for name in regular:
         path = level.prefix + os.fsencode(name)
         try:
-            fd = os.open(name, _OPEN_FILE, dir_fd=level.fd)
+            fd = _open(name, level.fd, known)
         except OSError as error:
             if error.errno not in _VANISHED:
                 yield unreadable(path, error)
             continue
-        yield OpenFile(path, fd)
+        if fd >= 0:
+            yield OpenFile(path, fd)
+
+
+def _open(name: str, directory_fd: int, known: Mounts) -> int:
+    """Open a regular file; -1 if there is none by now, or it is not to be read. Raises OSError."""
+    path_fd = os.open(name, _PIN, dir_fd=directory_fd)
+    try:
+        status = os.fstat(path_fd)
+        # A file may be mounted over another one, and /proc/kmsg is a regular file.
+        if not stat.S_ISREG(status.st_mode) or known.refused(status.st_dev, path_fd):
+            return -1
+        return os.open(b"/proc/self/fd/%d" % path_fd, _OPEN_FILE)
+    finally:
+        os.close(path_fd)

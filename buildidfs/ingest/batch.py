@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from buildidfs.model import Sighting
 from buildidfs.store import NewAbsence, NewCapture, Staged
@@ -19,12 +19,20 @@ BATCH_ROWS: Final = 4096
 Job = TypeVar("Job")
 
 
+class WithMini(NewCapture, frozen=True, kw_only=True):
+    """A capture of an executable, and one of the debuginfo that was in it (`minidebug`)."""
+
+    mini: NewCapture
+
+
 class Batch(Generic[Job]):
     """Captures to be committed, and the job that each came from."""
 
-    __slots__ = ("absent", "captures", "size")
+    __slots__ = ("absent", "captures", "most", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """``most`` bytes are staged for it at a time, if that is less than usual."""
+        self.most = most
         self.captures: list[tuple[NewCapture, Job]] = []
         self.absent: list[NewAbsence] = []
         self.size = 0
@@ -35,14 +43,20 @@ class Batch(Generic[Job]):
     def add(self, capture: NewCapture, job: Job) -> None:
         """Take in one capture; ``size`` counts the bytes that were staged for it."""
         self.captures.append((capture, job))
-        if isinstance(capture.content, Staged):
-            self.size += capture.content.size
+        for each in _parts(capture):
+            if isinstance(each.content, Staged):
+                self.size += each.content.size
+
+    def contents(self) -> list[NewCapture]:
+        """What to commit: the captures in their order, and then what came out of some of them."""
+        captures = [capture for capture, _ in self.captures]
+        return captures + [each.mini for each in captures if isinstance(each, WithMini)]
 
     def is_full(self) -> bool:
         """Whether enough has come together to be worth a transaction."""
         return (
             len(self.captures) >= BATCH_FILES
-            or self.size >= BATCH_BYTES
+            or self.size >= min(BATCH_BYTES, self.most or BATCH_BYTES)
             or len(self.absent) >= BATCH_ROWS
         )
 
@@ -60,9 +74,19 @@ class Batch(Generic[Job]):
 def at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
     """The capture of the same file seen elsewhere, whose bytes the store has by now."""
     content = capture.content
-    origin = msgspec.structs.replace(sighting.origin, identity=capture.sighting.origin.identity)
-    return msgspec.structs.replace(
-        capture,
-        sighting=Sighting(origin, sighting.seen_ns),
-        content=content.digest if isinstance(content, Staged) else content,
-    )
+    origin = replace(sighting.origin, identity=capture.sighting.origin.identity)
+    fields = {name: getattr(capture, name) for name in NewCapture.__struct_fields__}
+    fields["sighting"] = Sighting(origin, sighting.seen_ns)
+    fields["content"] = content.digest if isinstance(content, Staged) else content
+    return NewCapture(**fields)
+
+
+def discard(capture: NewCapture) -> None:
+    """Let go of what was staged for a capture that is not committed."""
+    for each in _parts(capture):
+        if isinstance(each.content, Staged):
+            each.content.close()
+
+
+def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
+    return (capture, capture.mini) if isinstance(capture, WithMini) else (capture,)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from buildidfs.capture.files import memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError
-from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch
+from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, discard
 from buildidfs.ingest.sightings import Sightings
 from buildidfs.ingest.trouble import Trouble
 
@@ -74,7 +74,7 @@ class Committer(Generic[Job]):
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the thread
         self._room = threading.Condition(lock)  # for those who wait for it
-        self._batch: Batch[Job] = Batch()
+        self._batch: Batch[Job] = Batch(store.most_staged)
         self._batch_since = 0.0
         self._limit = BATCH_FILES
         self._rows = Sightings()
@@ -97,7 +97,7 @@ class Committer(Generic[Job]):
                 if self._batch.is_full():
                     self._changed.notify()
                 return
-        _discard(capture)
+        discard(capture)
         self._owner.refused([job], StoreError("nothing is written any more"))
 
     def absent(self, new: NewAbsence) -> None:
@@ -170,7 +170,7 @@ class Committer(Generic[Job]):
         with self._changed:
             self.ended = self._ending = True
             for capture, _ in self._batch.captures:
-                _discard(capture)
+                discard(capture)
             self._batch = Batch()
             self._changed.notify_all()
             self._room.notify_all()
@@ -263,7 +263,7 @@ class Committer(Generic[Job]):
             self._gave_up = self._ending
 
     def _write_batch(self, batch: Batch[Job], rows: Sightings) -> None:
-        captures = [capture for capture, _ in batch.captures]
+        captures = batch.contents()
         seen = [
             entry for capture, job in batch.captures for entry in self._owner.entries(capture, job)
         ]
@@ -273,7 +273,7 @@ class Committer(Generic[Job]):
             result = self._store.commit(captures, batch.absent, entries + seen)
         except FAILURES as error:
             for capture in captures:
-                _discard(capture)
+                discard(capture)
             for entry in seen:
                 rows.add(entry.sighting, entry.build_id)
             self._keep(rows)
@@ -287,7 +287,8 @@ class Committer(Generic[Job]):
             if result.bytes_added:
                 self._trouble.passed()
             self._trouble.passed(rows=True)
-        for (capture, job), outcome in zip(batch.captures, result.outcomes, strict=True):
+        outcomes = result.outcomes[: len(batch.captures)]
+        for (capture, job), outcome in zip(batch.captures, outcomes, strict=True):
             self._owner.committed(capture, job, outcome)
         for sighting in unknown:
             self._owner.forgotten(sighting)
@@ -326,8 +327,3 @@ class Committer(Generic[Job]):
         finally:
             os.close(fd)
         return None
-
-
-def _discard(capture: NewCapture) -> None:
-    if not isinstance(capture.content, bytes):
-        capture.content.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.pins import LetGo, Pin, Pins
+from buildidfs.errors import StoreError
 from buildidfs.ingest.batch import at_another_place
 from buildidfs.ingest.committer import FAILURES, Committer
 from buildidfs.ingest.counters import Counters
@@ -143,7 +144,10 @@ class Jobs:
         return entries
 
     def committed(self, capture: NewCapture, job: Job, outcome: Committed) -> None:
-        """A capture is durable and visible."""
+        """A capture is durable and visible, or its bytes were removed before that."""
+        if outcome.gone:
+            self.refused([job], StoreError("the store has removed its bytes meanwhile"))
+            return
         _, *more = self._finished(job)
         path = capture.sighting.origin.path
         if outcome.refused:

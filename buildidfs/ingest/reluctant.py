@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.patience import Patience
 from buildidfs.ingest import staging
-from buildidfs.store import NewCapture, Staged, Store
+from buildidfs.ingest.batch import discard
+from buildidfs.store import NewCapture, Store
 
 if TYPE_CHECKING:
     from buildidfs.capture.pins import Pin
@@ -91,5 +92,5 @@ def _device(identity: FileIdentity) -> tuple[int, int]:
 
 
 def _discard(outcome: Outcome) -> None:
-    if isinstance(outcome, NewCapture) and isinstance(outcome.content, Staged):
-        outcome.content.close()
+    if isinstance(outcome, NewCapture):
+        discard(outcome)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
-from buildidfs.errors import StoreError
+from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Batch, at_another_place
 from buildidfs.model import Absence, FileIdentity, Sighting
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, str], None]
 """Called now and then with the number of items done and the path at hand."""
+
+REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"
+"""Why a file was not captured that the store knew when the scan came to it."""
 
 _WAITING_PER_WORKER: Final = 8
 _PROGRESS_S: Final = 0.1
@@ -85,8 +88,9 @@ class Ingest:
     def run(self, found: Iterable[Found], progress: Progress | None = None) -> Summary:
         """Take everything in; returns when it is durable and visible.
 
-        What fails for one file is in the summary. Raises `StoreError` (`StoreFull`) when the
-        store fails, and whatever ``found`` raises, after what was staged by then is committed.
+        What the store's policy does not keep is removed then. What fails for one file is in the
+        summary. Raises `StoreError` (`StoreFull`) when the store fails, and whatever ``found``
+        raises, after what was staged by then is committed.
         """
         run = _Run(self._store, self._workers)
         shown = 0.0
@@ -98,6 +102,7 @@ class Ingest:
                     shown = now
                     progress(run.summary.files, os.fsdecode(_path(item)))
             run.finish()
+            self._store.enforce()
         except BaseException:
             run.salvage()
             raise
@@ -136,7 +141,9 @@ class _Run:
         self._writer: ThreadPoolExecutor | None = None
         self._jobs: deque[_Job] = deque()
         self._pending: dict[FileIdentity, _Job] = {}
+        self._most_staged: int | None = None
         self._batch: Batch[_Job | None] = Batch()
+        self._short: list[_Job] = []
         self._committing: tuple[Batch[_Job | None], Future[CommitResult]] | None = None
         self._touched: list[Sighting] = []
 
@@ -149,6 +156,9 @@ class _Run:
         elif isinstance(item, Unreadable):
             summary.unreadable.append(item)
         elif item.known.build_id is not None:
+            if (same := self._pending.get(item.sighting.origin.identity)) is not None:
+                same.more.append(item.sighting)  # by another name, and not committed yet
+                return
             summary.held += 1
             self._touched.append(item.sighting)
             if len(self._touched) >= BATCH_ROWS:
@@ -159,9 +169,9 @@ class _Run:
     def finish(self) -> None:
         """Wait until everything is recorded. Raises `StoreError`."""
         while self._jobs:
-            self._collect()
-        while self._batch or self._committing:
-            self._commit(last=True)
+            self._advance()
+        self._try_again()
+        self._flush()
         self._touch()
 
     def salvage(self) -> None:
@@ -173,6 +183,8 @@ class _Run:
         while self._jobs:
             with suppress(StoreError):
                 self._collect()
+        for job in self._short:
+            job.pinned.close()
         while self._batch or self._committing:
             with suppress(StoreError):
                 self._commit(last=True)
@@ -194,24 +206,73 @@ class _Run:
             return
         if self._pool is None:
             self._pool = _threads(self._workers, "buildidfs-stage")
+            self._most_staged = self._batch.most = self._store.most_staged
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        job = _Job(pinned, self._pool.submit(staging.capture, self._store, pinned))
+        job = _Job(pinned, self._pool.submit(self._stage, pinned))
         self._jobs.append(job)
         self._pending[identity] = job
         waiting = self._workers * _WAITING_PER_WORKER
         while self._jobs and (self._jobs[0].future.done() or len(self._jobs) > waiting):
-            self._collect()
-            if self._batch.is_full():
-                self._commit()
+            self._advance()
+        self._try_again()
+
+    def _advance(self) -> None:
+        """Take what became of the oldest job, and commit when that is worth it."""
+        self._collect()
+        if self._batch.is_full():
+            self._commit()
+
+    def _stage(self, pinned: PinnedFile) -> Outcome:
+        """Do one file, and close it unless it has to wait for room. Raises `StoreError`."""
+        stays = False
+        try:
+            return staging.take(self._store, pinned)
+        except StoreFull:
+            stays = self._most_staged is not None
+            raise
+        finally:
+            if not stays:
+                pinned.close()
 
     def _collect(self) -> None:
         """Take what became of the oldest job, when it is done. Raises `StoreError`."""
         job = self._jobs.popleft()
         try:
             outcome = job.future.result()
+        except StoreFull:
+            if self._most_staged is None:
+                self._forget(job)
+                raise
+            self._short.append(job)
+            return
         except BaseException:
             self._forget(job)
             raise
+        self._take_outcome(job, outcome)
+
+    def _try_again(self) -> None:
+        """Those there was no room for. Raises `StoreError`, if there is none for one alone.
+
+        What waits to be committed takes room that nobody can make, so it is committed before.
+        """
+        while self._short:
+            while self._jobs:
+                self._advance()
+            self._flush()
+            job = self._short.pop()
+            try:
+                outcome = staging.capture(self._store, job.pinned)
+            except BaseException:
+                self._forget(job)
+                raise
+            self._take_outcome(job, outcome)
+
+    def _flush(self) -> None:
+        """Commit what is staged. Raises `StoreError`."""
+        while self._batch or self._committing:
+            self._commit(last=True)
+
+    def _take_outcome(self, job: _Job, outcome: Outcome) -> None:
         if isinstance(outcome, NewCapture):
             self._batch.add(outcome, job)
             return
@@ -235,10 +296,10 @@ class _Run:
         Raises `StoreError` because of either.
         """
         self._join()
-        batch, self._batch = self._batch, Batch()
+        batch, self._batch = self._batch, Batch(self._most_staged)
         if not batch:
             return
-        captures = [capture for capture, _ in batch.captures]
+        captures = batch.contents()
         if last:
             self._record(batch, lambda: self._store.commit(captures, batch.absent))
             return
@@ -268,10 +329,11 @@ class _Run:
         log = logging.getLogger(__name__)
         verbose = log.isEnabledFor(logging.INFO)
         self.summary.copied_bytes += result.bytes_added
-        for (capture, job), outcome in zip(batch.captures, result.outcomes, strict=True):
+        outcomes = result.outcomes[: len(batch.captures)]
+        for (capture, job), outcome in zip(batch.captures, outcomes, strict=True):
             path = capture.sighting.origin.path
-            if outcome.refused:
-                self.summary.unreadable.append(Unreadable(path, outcome.refused))
+            if outcome.refused or outcome.gone:
+                self.summary.unreadable.append(Unreadable(path, outcome.refused or REMOVED))
             elif outcome.new_blob:
                 self.summary.captured += 1
                 if verbose:
@@ -289,11 +351,10 @@ class _Run:
         self._join()
         touched, self._touched = self._touched, []
         forgotten = self._store.touch(touched)
-        if forgotten:
-            import logging  # as good as never
-
-            text = "%d files were forgotten by the store meanwhile; the next scan reads them"
-            logging.getLogger(__name__).info(text, len(forgotten))
+        self.summary.held -= len(forgotten)
+        self.summary.unreadable += [
+            Unreadable(sighting.origin.path, REMOVED) for sighting in forgotten
+        ]
 
 
 def _threads(count: int, name: str) -> ThreadPoolExecutor:

@@ -20,8 +20,10 @@ import msgspec
 
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.ingest import minidebug
+from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import leases, statx
-from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
+from buildidfs.model import OWNER, Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, Staged, Store
 
 if TYPE_CHECKING:
@@ -55,21 +57,26 @@ _HOLES_RATIO: Final = 64
 def capture(store: Store, pinned: PinnedFile) -> Outcome:
     """Make a file's bytes ours and say what they are; closes it. Raises `StoreError`."""
     with pinned:
-        path = pinned.sighting.origin.path
-        try:
-            for _ in range(_ATTEMPTS):
-                before = _identity(pinned)
-                if _is_hollow(pinned.fd):
-                    return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
-                _settle(before)
-                outcome = _attempt(store, pinned, before)
-                if _identity(pinned) == before and not _is_torn(outcome):
-                    return outcome
-                if isinstance(outcome, NewCapture) and isinstance(outcome.content, Staged):
-                    outcome.content.close()
-        except OSError as error:
-            return Unreadable(path, error.strerror or str(error), error.errno or 0)
-        return Unreadable(path, WRITTEN_TO, errno.ETXTBSY)
+        return take(store, pinned)
+
+
+def take(store: Store, pinned: PinnedFile) -> Outcome:
+    """`capture`, of a file that stays open for another try. Raises `StoreError`."""
+    path = pinned.sighting.origin.path
+    try:
+        for _ in range(_ATTEMPTS):
+            before = _identity(pinned)
+            if _is_hollow(pinned.fd):
+                return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
+            _settle(before)
+            outcome = _attempt(store, pinned, before)
+            if _identity(pinned) == before and not _is_torn(outcome):
+                return outcome
+            if isinstance(outcome, NewCapture):
+                discard(outcome)
+    except OSError as error:
+        return Unreadable(path, error.strerror or str(error), error.errno or 0)
+    return Unreadable(path, WRITTEN_TO, errno.ETXTBSY)
 
 
 def premature(fd: int) -> tuple[float, str]:
@@ -92,8 +99,8 @@ def _is_torn(outcome: Outcome) -> bool:
 
 
 def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
-    if pinned.kind in (Kind.VDSO, Kind.KALLSYMS):
-        return False  # a copy in memory, which the scanner made
+    if pinned.kind in (Kind.VDSO, Kind.KALLSYMS) or pinned.is_copy:
+        return False  # a copy, which the scanner made
     known = leases.has_writer(pinned.fd)
     return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
 
@@ -131,19 +138,25 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     # Asked before anything is read: whoever begins to write after that shows in the times.
     writer = _has_writer(pinned, identity)
     sighting = _sighting(pinned, identity)
-    if pinned.kind is None:
+    if pinned.kind is None and pinned.build_id is None:
         hint = files.identify(pinned.fd)
         if isinstance(hint, Absence):
             return NewAbsence(identity, sighting.seen_ns, hint)
         if (held := _held(store, pinned.fd, hint, identity.size)) is not None:
             return NewCapture(
-                sighting, held.digest, held.build_id, held.kinds, held.quality, held.scripts
+                sighting,
+                held.digest,
+                held.build_id,
+                held.kinds,
+                held.quality,
+                held.scripts,
+                held.segments,
             )
     staged = store.stage(pinned.fd)
     try:
         if writer and not _is_whole(store, pinned.fd, staged, identity):
             staged.changed = True
-        outcome = _described(staged, pinned, sighting)
+        outcome = _described(store, staged, pinned, sighting)
     except BaseException:
         staged.close()
         raise
@@ -157,12 +170,14 @@ def _sighting(pinned: PinnedFile, identity: FileIdentity) -> Sighting:
     origin = pinned.sighting.origin
     if identity == origin.identity:
         return pinned.sighting
-    said, trust = origin.identity, origin.trust
+    said, trust, reach = origin.identity, origin.trust, origin.reach
+    # Both were judged by an owner and a mode that it does not have.
     if (said.uid, said.mode) != (identity.uid, identity.mode):
-        trust = Trust.UNKNOWN  # it was judged by an owner and a mode that it does not have
-    return Sighting(
-        msgspec.structs.replace(origin, identity=identity, trust=trust), pinned.sighting.seen_ns
-    )
+        trust = Trust.UNKNOWN
+    if (said.uid, said.gid, said.mode) != (identity.uid, identity.gid, identity.mode):
+        reach &= OWNER if said.uid == identity.uid else 0
+    origin = msgspec.structs.replace(origin, identity=identity, trust=trust, reach=reach)
+    return Sighting(origin, pinned.sighting.seen_ns)
 
 
 def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
@@ -179,18 +194,21 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     return held if held is not None and held.build_id == build_id else None
 
 
-def _described(staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
-    """The capture that staged bytes make. Raises OSError."""
+def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
+    """The capture that staged bytes make. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
         return NewCapture(sighting, staged, pinned.build_id, (Kind.KALLSYMS,), Quality.SYMTAB)
     described = files.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)
-    return NewCapture(
+    capture = NewCapture(
         sighting,
         staged,
         described.build_id,
         described.kinds if pinned.kind is None else (pinned.kind,),
         described.quality,
         described.scripts,
+        described.segments,
     )
+    mini = minidebug.unpacked(store, staged, described, sighting) if pinned.kind is None else None
+    return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)
