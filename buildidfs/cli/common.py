@@ -134,13 +134,26 @@ class Session:
         return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
 
     def open_store(self, *, create: bool = False) -> Store:
-        """Open the store for reading and writing; on a read-only filesystem for reading."""
+        """Open the store for reading and writing; on a read-only filesystem for reading.
+
+        ``create`` is for those who capture: from then on room is made for it, see ``[retention]``.
+        """
         from buildidfs.store import Store
 
         path = self.store_path
-        return Store.open(
-            path, create=create, read_only=not create and not os.access(path, os.W_OK)
-        )
+        if not create:
+            return Store.open(path, read_only=not os.access(path, os.W_OK))
+        from buildidfs import daemon
+        from buildidfs.daemon import retention
+
+        store = Store.open(path, create=True)
+        try:
+            retention.retain(store, self.settings)
+            daemon.believe(store, self.settings)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
 
 class AnyPath(click.Path):

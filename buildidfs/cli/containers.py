@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from buildidfs.store import JournalRecord
 
 
+# What was never in a namespace: the label says of which package or image it was.
+_PACKED = ("package", "image")
+
+
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """The names in a list with commas between them."""
     if value is None:
@@ -57,7 +61,7 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
 
     Empty for the host.
     """
-    if names is None:
+    if names is None or seen.scanner in _PACKED:
         return seen.container
     from buildidfs.capture import container
 

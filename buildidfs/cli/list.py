@@ -7,7 +7,7 @@ import fnmatch
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -17,7 +17,7 @@ from buildidfs.cli.output import json_line, path_fields, printable, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.model import Artifact, BuildId
+    from buildidfs.model import Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord, Store
 
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
             "buildidfs list --path '*/libc.so.6'",
             "buildidfs list --container docker:0f5c3e8d1b2a --json",
             "buildidfs list --kind debuginfo",
+            "buildidfs list --conflicts",
         ],
         {11: "no store at that place; 13 unknown format"},
     ),
@@ -40,14 +41,29 @@ if TYPE_CHECKING:
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
     help="Only artifacts of this kind.",
 )
+@click.option("--conflicts", is_flag=True, help="Only what has several variants, with all of them.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def list_(
-    session: Session, glob: str | None, container: str | None, kind: str | None, json_: bool
+    session: Session,
+    glob: str | None,
+    container: str | None,
+    kind: str | None,
+    conflicts: bool,
+    json_: bool,
 ) -> None:
-    """List artifacts in the order of their arrival: build ID, kind, size, last seen path."""
+    """List artifacts in the order of their arrival: build ID, kind, size, last seen path.
+
+    With --conflicts those of which there are several variants, the one that is served first,
+    and why that is so.
+    """
     wanted = _filter(glob, container)
     with session.open_store() as store:
+        if conflicts:
+            for conflict in _conflicts(store, kind, wanted):
+                (_conflict_as_json if json_ else _conflict_as_text)(conflict)
+            sys.stdout.flush()
+            return
         for build_id, artifact, record in _rows(store, kind, wanted):
             if json_:
                 json_line(
@@ -104,3 +120,73 @@ def _rows(
                 if each in record.kinds and (wanted is None or wanted(record)):
                     yield build_id, artifact, record
                     break
+
+
+class Conflict(NamedTuple):
+    """An artifact with several variants: each, why it is served or is not, and where it was last
+    seen, if that is known.
+    """
+
+    build_id: BuildId
+    kind: Kind
+    variants: list[tuple[Artifact, str, OriginRecord | None]]
+
+
+def _conflicts(
+    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
+) -> Iterator[Conflict]:
+    """Those of which at least one variant was seen at a place that passes the filter."""
+    from buildidfs.model import Kind
+
+    for ordinal, number in store.conflicts():
+        build_id = store.build_id(ordinal)
+        if build_id is None or (kind is not None and Kind[kind.upper()] != number):
+            continue
+        records = store.origins(ordinal)
+        if wanted is not None and not any(map(wanted, records)):
+            continue
+        last: dict[bytes, OriginRecord] = {}
+        for record in records:
+            last.setdefault(record.digest, record)
+        kept = store.variants(ordinal, number)
+        reasons = store.why(ordinal, kept)
+        yield Conflict(
+            build_id,
+            Kind(number),
+            [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
+        )
+
+
+def _conflict_as_json(conflict: Conflict) -> None:
+    json_line(
+        {
+            "build_id": conflict.build_id.hex(),
+            "kind": conflict.kind.name.lower(),
+            "variants": [
+                {
+                    "sha256": artifact.digest.hex(),
+                    "size": artifact.size,
+                    "quality": artifact.quality.name.lower(),
+                    "trust": artifact.trust.name.lower(),
+                    "first_seen": artifact.first_seen_ns / 1e9,
+                    "served": number == 0,
+                    "why": why,
+                    "container": None if record is None else record.origin.container,
+                    **({"path": None} if record is None else path_fields(record.origin.path)),
+                }
+                for number, (artifact, why, record) in enumerate(conflict.variants)
+            ],
+        }
+    )
+
+
+def _conflict_as_text(conflict: Conflict) -> None:
+    sys.stdout.write(f"{conflict.build_id.hex():40}  {conflict.kind.name.lower()}\n")
+    for number, (artifact, why, record) in enumerate(conflict.variants):
+        where = "" if record is None else printable(record.origin.path)
+        if record is not None and record.origin.container:
+            where += f"  ({printable(record.origin.container.encode())})"
+        sys.stdout.write(
+            f"  {'not ' if number else ''}served: {why}\n"
+            f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"
+        )

@@ -17,6 +17,7 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
         [
             "buildidfs mount /buildid",
             "buildidfs mount --foreground -o allow_other ~/buildid",
+            "buildidfs mount --bundle crash.tar.zst /mnt",
             "gdb -iex 'set debug-file-directory /buildid/debug' -c core",
             "perf --buildid-dir /buildid/perf report",
             "DEBUGINFOD_URLS=file:///buildid debuginfod-find executable ID",
@@ -35,13 +36,21 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
     metavar="OPT,...",
     multiple=True,
     help="Mount options, see buildidfs-mount(7): allow_other, noallow_other, read_ahead_kb=N,"
-    " loop=fast|plain, gdb_scripts=zero|keep.",
+    " loop=fast|plain, gdb_scripts=zero|keep, list_all.",
 )
 @click.option(
     "--gdb-scripts",
     type=click.Choice(["zero", "keep"]),
     help="Whether .debug_gdb_scripts of files that are not the host's own read as zeros"
     " (the default), or as they are: gdb may then run them.",
+)
+@click.option(
+    "--list-all",
+    is_flag=True,
+    help="List every build ID for every user, and not only those of which they may read a file.",
+)
+@click.option(
+    "--bundle", metavar="FILE", type=AnyPath(), help="Show what is in a bundle; no store is needed."
 )
 @click.pass_obj
 def mount(
@@ -50,6 +59,8 @@ def mount(
     foreground: bool,
     options: tuple[str, ...],
     gdb_scripts: str | None,
+    list_all: bool,
+    bundle: str | None,
 ) -> None:
     """Mount the store at MOUNTPOINT, read-only, for gdb, perf, lldb, elfutils, drgn and people.
 
@@ -65,10 +76,12 @@ def mount(
     for group in options:
         chosen += [option for option in group.split(",") if option]
     daemon.mount(
-        session.store_path,
+        session.store_path if bundle is None else bundle,
         mountpoint,
         options=chosen,
         gdb_scripts=gdb_scripts or session.settings.mount.gdb_scripts,
+        list_all=list_all or session.settings.mount.list_all,
+        bundle=bundle is not None,
         foreground=foreground,
         ready=Notifier(os.environ).ready,
     )

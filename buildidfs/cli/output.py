@@ -20,6 +20,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from buildidfs.store.retention import Policy
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -51,6 +53,36 @@ def size(count: int) -> str:
         return f"{count} B"
     step = min((count.bit_length() - 1) // 10, 4)
     return f"{count / 1024**step:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
+
+
+def age(seconds: int) -> str:
+    """Seconds as people write them: ``30d``, ``12h``."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def limits(policy: Policy) -> str:
+    """What a store keeps, in a sentence."""
+    said = [] if policy.max_size is None else [f"{size(policy.max_size)} at most"]
+    if policy.keep_free:
+        said.append(f"{size(policy.keep_free)} free")
+    if policy.max_age is not None:
+        said.append(f"what was used within {age(policy.max_age)}")
+    if policy.min_age:
+        said.append(f"in any case what was used within {age(policy.min_age)}")
+    return ", ".join(said) or "everything"
+
+
+def limits_fields(policy: Policy) -> dict[str, int | None]:
+    """The same for programs: bytes and seconds."""
+    return {
+        "max_size": policy.max_size,
+        "keep_free": policy.keep_free,
+        "max_age": policy.max_age,
+        "min_age": policy.min_age,
+    }
 
 
 def moment(nanoseconds: int) -> str:

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
 from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable, size
+from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from buildidfs.model import Artifact, BuildId, Kind
-    from buildidfs.store import OriginRecord, Store
+    from buildidfs.daemon.ingesting import SplitDwarf
+    from buildidfs.model import Artifact, BuildId, Digest, Kind
+    from buildidfs.store import OriginRecord, Pin, Store
 
 
 @click.command(
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool) -> None:
     """Show all that is known of a build ID (a unique prefix is enough).
 
-    Its variants, the one that is served first; where each was seen, newest first; and what is
-    missing for a debugger.
+    Its variants, the one that is served first, and when they were last of use; where each was
+    seen, newest first; what is missing for a debugger; and for whom it is pinned.
     """
     from buildidfs.model import Kind
 
@@ -49,9 +52,44 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
         ordinal = store.ordinal(build_id) or 0
         variants = {kind: store.variants(ordinal, kind) for kind in Kind}
         origins = store.origins(ordinal)
-        missing = _missing(store, ordinal)
+        known = _known(store, build_id, variants)
     shown = {kind: kept for kind, kept in variants.items() if kept}
-    (_as_json if json_ else _as_text)(build_id, shown, origins, missing, names)
+    (_as_json if json_ else _as_text)(build_id, shown, origins, known, names)
+
+
+class Known(NamedTuple):
+    """What else is to be told of a build ID.
+
+    ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
+    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not.
+    """
+
+    missing: list[str]
+    split: SplitDwarf | None
+    used: dict[Digest, int]
+    pins: list[Pin]
+    why: dict[Kind, list[str]]
+
+
+def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
+    from buildidfs import names as spellings
+    from buildidfs.daemon import ingesting
+
+    owner = spellings.package_owner(build_id)
+    missing = [] if owner is not None else _missing(store, store.ordinal(build_id) or 0)
+    split = None
+    with contextlib.suppress(IntegrityError):  # which is among what is missing
+        split = ingesting.split_dwarf(store, build_id)
+    if split is not None and split.package is None:
+        missing.append(
+            f"split DWARF: the .dwp file of {split.units} units, the first of which was written to"
+            f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
+        )
+    digests = {each.digest for kept in variants.values() for each in kept}
+    used = {digest: store.last_use(digest) for digest in digests}
+    ordinal = store.ordinal(build_id) or 0
+    why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
+    return Known(missing, split, used, store.pins_of(build_id), why)
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
@@ -71,7 +109,11 @@ def _missing(store: Store, ordinal: int) -> list[str]:
     for artifact in (executable, debuginfo):
         if artifact is None:
             continue
-        fd = store.open_blob(artifact.digest)
+        try:
+            fd = store.look_into(artifact.digest)
+        except IntegrityError as error:
+            found.append(str(error))
+            continue
         try:
             file = files.describe(fd)
         finally:
@@ -90,7 +132,7 @@ def _as_json(
     build_id: BuildId,
     variants: dict[Kind, list[Artifact]],
     origins: list[OriginRecord],
-    missing: list[str],
+    known: Known,
     names: tuple[str, ...] | None,
 ) -> None:
     json_line(
@@ -104,14 +146,16 @@ def _as_json(
                     "quality": artifact.quality.name.lower(),
                     "trust": artifact.trust.name.lower(),
                     "first_seen": artifact.first_seen_ns / 1e9,
+                    "last_used": known.used[artifact.digest],
                     "mode": f"{artifact.mode:04o}",
                     "uid": artifact.uid,
                     "gid": artifact.gid,
                     "served": artifact is kept[0],
+                    "why": why,
                     "gdb_scripts": bool(artifact.scripts),
                 }
                 for kind, kept in variants.items()
-                for artifact in kept
+                for artifact, why in zip(kept, known.why[kind], strict=True)
             ],
             "origins": [
                 {
@@ -126,7 +170,21 @@ def _as_json(
                 }
                 for record in origins
             ],
-            "missing": missing,
+            "missing": known.missing,
+            "split_dwarf": None
+            if known.split is None
+            else {
+                "units": known.split.units,
+                "files": [printable(path) for path in known.split.files],
+                "package": known.split.package.hex() if known.split.package else None,
+            },
+            "pins": [
+                {
+                    **{key.replace("path", "name"): x for key, x in path_fields(pin.name).items()},
+                    "pinned": pin.created_ns / 1e9,
+                }
+                for pin in known.pins
+            ],
         }
     )
 
@@ -135,18 +193,27 @@ def _as_text(
     build_id: BuildId,
     variants: dict[Kind, list[Artifact]],
     origins: list[OriginRecord],
-    missing: list[str],
+    known: Known,
     names: tuple[str, ...] | None,
 ) -> None:
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
-        for number, artifact in enumerate(kept):
+        for number, (artifact, why) in enumerate(zip(kept, known.why[kind], strict=True)):
+            served = "" if number else "  (served)"
+            reason = f", {'not ' if number else ''}served because it {why}" if why else ""
             scripts = ", has gdb scripts" if artifact.scripts else ""
             click.echo(
                 f"{kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
                 f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
-                f" mode {artifact.mode:04o}{scripts}{'' if number else '  (served)'}"
+                f" mode {artifact.mode:04o}{scripts}{served}\n"
+                f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
             )
+    split = known.split
+    if split is not None and split.package is not None:
+        click.echo(f"dwp        kept under {split.package}: {split.units} units of split DWARF")
+    for pin in known.pins:
+        for_whom = f" for {printable(pin.name)}" if pin.name else ""
+        click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
     click.echo("seen")
     for record in origins:
         where = printable(container_of(record.origin, names).encode()) or "the host"
@@ -155,5 +222,5 @@ def _as_text(
             f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"
             f" to {moment(record.last_seen_ns)}"
         )
-    for text in missing:
+    for text in known.missing:
         click.echo(f"missing    {text}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import click
 
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, size
+from buildidfs.cli.output import json_line, limits, limits_fields, size
 
 
 @click.command(
@@ -25,10 +25,12 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use on this host now that the store holds.
     """
     from buildidfs.capture import census
+    from buildidfs.daemon import retention
     from buildidfs.linux import capabilities
 
     with session.open_store() as store:
         held = store.stats()
+        policy = retention.policy(session.settings.retention, store.path)
         with session.progress("Counting") as show:
             host = census.take(show)
         covered = sum(store.ordinal(build_id) is not None for build_id in host.build_ids)
@@ -41,9 +43,12 @@ def stats(session: Session, json_: bool) -> None:
                 "artifacts": {kind.name.lower(): n for kind, n in held.artifacts.items()},
                 "blobs": held.blobs,
                 "blob_bytes": held.blob_bytes,
+                "stored_bytes": held.stored_bytes,
                 "index_bytes": held.index_bytes,
                 "origins": held.origins,
                 "free_bytes": held.free_bytes,
+                "pins": held.pins,
+                **limits_fields(policy),
                 "host_processes": host.processes,
                 "host_refused": host.refused,
                 "host_references": host.references,
@@ -60,9 +65,10 @@ def stats(session: Session, json_: bool) -> None:
     click.echo(f"store      {session.store_path}")
     click.echo(f"build IDs  {held.ids} ({kinds or 'nothing yet'})")
     click.echo(
-        f"blobs      {held.blobs}, {size(held.blob_bytes)}; index {size(held.index_bytes)};"
-        f" free {size(held.free_bytes)}"
+        f"blobs      {held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
+        f" index {size(held.index_bytes)}; free {size(held.free_bytes)}"
     )
+    click.echo(f"kept       {limits(policy)}; {held.pins} pins")
     click.echo(f"origins    {held.origins}")
     click.echo(
         f"host       {host.processes} processes have {host.files} files open or mapped"

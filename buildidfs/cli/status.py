@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, moment, path_fields, printable, size
+from buildidfs.cli.output import (
+    json_line,
+    limits,
+    limits_fields,
+    moment,
+    path_fields,
+    printable,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.daemon.status import Running, Status
+    from buildidfs.store.retention import Policy
 
 _DOWN = 3
 
@@ -36,22 +45,25 @@ def status(session: Session, json_: bool) -> int:
 
     These are what `buildidfs up` has started, and any other watch or mount.
     """
+    from buildidfs.daemon import retention
     from buildidfs.daemon import status as daemon_status
 
     path = session.store_path
     found = daemon_status.take(path)
+    policy = retention.policy(session.settings.retention, path)
     if json_:
-        _print_json(path, found)
+        _print_json(path, found, policy)
     else:
-        _print(path, found)
+        _print(path, found, policy)
     return 0 if found.is_well else _DOWN
 
 
-def _print(path: str, found: Status) -> None:
+def _print(path: str, found: Status, policy: Policy) -> None:
     held = found.store
+    taken = size(held.stored_bytes + held.index_bytes)
     click.echo(
-        f"{'store':<8} {path}: {held.ids} build IDs, {size(held.blob_bytes)};"
-        f" free {size(held.free_bytes)}"
+        f"{'store':<8} {path}: {held.ids} build IDs, {size(held.blob_bytes)}; takes {taken},"
+        f" free {size(held.free_bytes)}; keeps {limits(policy)}; {held.pins} pins"
     )
     for each in found.processes:
         click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
@@ -92,13 +104,17 @@ def _facts(facts: Mapping[str, object], *, all_of_them: bool) -> Iterator[str]:
             yield f"{name.replace('_', ' ')}: {value}"
 
 
-def _print_json(path: str, found: Status) -> None:
+def _print_json(path: str, found: Status, policy: Policy) -> None:
     json_line(
         {
             "store": path,
             "build_ids": found.store.ids,
             "blob_bytes": found.store.blob_bytes,
+            "stored_bytes": found.store.stored_bytes,
+            "index_bytes": found.store.index_bytes,
             "free_bytes": found.store.free_bytes,
+            "pins": found.store.pins,
+            **limits_fields(policy),
             "well": found.is_well,
             "processes": [_fields(each) for each in found.processes],
         }

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 _SHOWN = 10  # unreadable files that are named one by one
 
 
-def as_json(summary: Summary) -> None:
-    """One JSON object; everything unreadable is in it."""
+def as_json(summary: Summary, **more: object) -> None:
+    """One JSON object; everything unreadable is in it, and whatever else there is."""
     json_line(
         {
+            **more,
             "files": summary.files,
             "captured": summary.captured,
             "held": summary.held,

@@ -103,6 +103,8 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
 
     from buildidfs import daemon
     from buildidfs.cli.watch_output import Presenter
+    from buildidfs.daemon.scrubbing import Scrubbing
+    from buildidfs.daemon.upkeep import Upkeep, compress_after
     from buildidfs.daemon.watch import Watch
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.store.presence import Presence
@@ -118,7 +120,11 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     with daemon.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
         watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
         try:
-            with Presence(store.path, "watch", mode="starting", strict=options.strict) as presence:
+            with (
+                Upkeep(store, compress_after=compress_after(session.settings)),
+                Scrubbing(store, session.settings),
+                Presence(store.path, "watch", mode="starting", strict=options.strict) as presence,
+            ):
                 watching.start()
                 notifier.ready("following what is mapped")
                 _follow(watching, stop, presenter, presence, notifier)

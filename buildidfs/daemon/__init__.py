@@ -92,6 +92,14 @@ def identify_tree(
     return tree.identify_tree(paths)
 
 
+def believe(store: Store, settings: Settings) -> None:
+    """Let the operator's rules decide how far what a store captures from now on is believed."""
+    if settings.trust.rules:
+        from buildidfs.ingest.trust import judge
+
+        store.believe(judge(settings.trust.rules))
+
+
 def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:
     from buildidfs.ingest import Ingest
 
@@ -104,18 +112,22 @@ def mount(
     *,
     options: Sequence[str] = (),
     gdb_scripts: str = "zero",
+    list_all: bool = False,
+    bundle: bool = False,
     foreground: bool = False,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
 
-    In the foreground ``ready`` is called when it can be read. Raises `MountError`, `StoreMissing`,
-    `StoreVersionError`.
+    With ``bundle`` it is one that ``store_path`` leads to. In the foreground ``ready`` is called
+    when it can be read. Raises `MountError`, `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import background
     from buildidfs.mount import options as mount_options
 
-    chosen = mount_options.parse(store_path, mountpoint, options, gdb_scripts)
+    chosen = mount_options.parse(
+        store_path, mountpoint, options, gdb_scripts, list_all=list_all, bundle=bundle
+    )
     if foreground:
         from buildidfs.mount import session
 

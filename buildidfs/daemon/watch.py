@@ -83,7 +83,8 @@ class Watch:
         self._options = options
         self._as_owner = as_owner
         self._memo = StoreMemo(store)
-        self._live = LiveSightings(options.container_namespaces)
+        self._slow = SlowMounts()
+        self._live = LiveSightings(options.container_namespaces, slow=self._slow)
         self._excluded = _globs(options.exclude)
         _prepare_process()
         self._pins = Pins(options.pin_seconds, options.pin_bytes)
@@ -94,7 +95,6 @@ class Watch:
             captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
             recovered=self._recovered,
         )
-        self._slow = SlowMounts()
         self._patience = Patience(_FIRST_LOOK_S)
         self._scans = Scans(self._look)
         self._watcher = Watcher(
@@ -240,6 +240,7 @@ class Watch:
             if known.build_id is not None:
                 self._follow.seen(sighting, known.build_id)
             return
+        sighting = self._live.reached(sighting, caught, fd)
         place = caught.place
         if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
             pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)

@@ -24,16 +24,20 @@ IDLE = 1024
 _NO_DESCRIPTOR = 1 << 32
 """Handles of files that are texts start here; those of others are their descriptors."""
 
+_COMPRESSED = 1 << 40
+"""Handles of files that are no file of their own start here."""
+
 
 class OpenFile:
-    """What a handle stands for."""
+    """What a handle stands for. ``ctime_ns`` is when its file was last changed."""
 
-    __slots__ = ("content", "node", "users")
+    __slots__ = ("content", "ctime_ns", "node", "users")
 
     def __init__(self, node: int, content: Content) -> None:
         self.node = node
         self.content = content
         self.users = 1
+        self.ctime_ns = 0 if content.fd < 0 else os.fstat(content.fd).st_ctime_ns
 
 
 class OpenFiles:
@@ -43,27 +47,58 @@ class OpenFiles:
         self._view = view
         self._most_idle = min(idle, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._texts = itertools.count(_NO_DESCRIPTOR)
+        self._compressed = itertools.count(_COMPRESSED)
         self._by_handle: dict[int, OpenFile] = {}
         self._by_node: dict[int, int] = {}
         self._idle: dict[int, None] = {}  # handles without users, the latest last
+        self.doubtful: set[int] = set()
+        """Nodes of which the kernel may remember other bytes: their files were touched."""
 
     def open(self, node: int) -> int:
         """A handle for a file; raises what `View.open` raises."""
-        handle = self._by_node.get(node)
+        handle = self.open_now(node)
+        return self.add(node, self._view.open(node)) if handle is None else handle
+
+    def open_now(self, node: int) -> int | None:
+        """A handle for a file; None if it takes `View.open`, whose answer is for `add`."""
+        handle = self._shared(node)
         if handle is not None:
-            file = self._by_handle[handle]
-            if not file.users:
-                del self._idle[handle]
-            file.users += 1
             return handle
-        content = self._view.open(node)
+        content = self._view.open_now(node)
+        return None if content is None else self.add(node, content)
+
+    def add(self, node: int, content: Content) -> int:
+        """A handle for a file that was just opened."""
+        handle = self._shared(node)
+        if handle is not None:  # somebody was faster
+            content.close()
+            return handle
         if content.fd < 0:
             # A text may be another the next time, so everybody gets his own.
-            handle = next(self._texts)
+            handle = next(self._texts if content.blob is None else self._compressed)
         else:
             handle = content.fd
             self._by_node[node] = handle
         self._by_handle[handle] = OpenFile(node, content)
+        return handle
+
+    def _shared(self, node: int) -> int | None:
+        """The handle that others have of a file, or had; None if it is to be opened again."""
+        handle = self._by_node.get(node)
+        if handle is None:
+            return None
+        file = self._by_handle[handle]
+        if os.fstat(handle).st_ctime_ns != file.ctime_ns:
+            # Somebody may have written to it: who has it open keeps it, nobody else gets it.
+            self.doubtful.add(node)
+            if file.users:
+                del self._by_node[node]
+            else:
+                self._close(handle)
+            return None
+        if not file.users:
+            del self._idle[handle]
+        file.users += 1
         return handle
 
     def content(self, handle: int) -> Content:
@@ -83,6 +118,7 @@ class OpenFiles:
             return
         if handle >= _NO_DESCRIPTOR:
             del self._by_handle[handle]
+            file.content.close()
             return
         self._idle[handle] = None
         if len(self._idle) > self._most_idle:
@@ -104,10 +140,11 @@ class OpenFiles:
     def _close(self, handle: int) -> None:
         del self._idle[handle]
         file = self._by_handle.pop(handle)
-        del self._by_node[file.node]
+        if self._by_node.get(file.node) == handle:
+            del self._by_node[file.node]
         file.content.close()
 
 
 def is_text(handle: int) -> bool:
     """Whether it is of a file whose size and bytes may be others the next time."""
-    return handle >= _NO_DESCRIPTOR
+    return _NO_DESCRIPTOR <= handle < _COMPRESSED

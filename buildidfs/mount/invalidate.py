@@ -166,11 +166,11 @@ class Invalidator:
         absences: Absences,
         kernel: Kernel,
         listener: Listener,
-        on_everything: Callable[[], None] = lambda: None,
+        on_removed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_everything`` is called, in the thread, when blobs may have been deleted."""
+        """``on_removed`` is called, in the thread, when blobs may have been removed."""
         self._view = view
-        self._on_everything = on_everything
+        self._on_removed = on_removed
         self._absences = absences
         self._kernel = kernel
         self._listener = listener
@@ -210,13 +210,21 @@ class Invalidator:
         if not ordinals:
             self._everything()
             return
+        removed = False
         for ordinal in ordinals:
             try:
                 spellings = list(self._view.spellings(ordinal))
+                removed = removed or self._view.has_lost(ordinal)
             except BuildIdFsError as error:
                 log.warning("build ID number %d: %s", ordinal, error)
                 continue
+            if not spellings:
+                # We come too late to be told its names: it is removed altogether.
+                self._everything()
+                return
             self._forget(spellings)
+        if removed:
+            self._on_removed()
 
     def _forget(self, spellings: list[tuple[int, bytes, bool]]) -> None:
         # Of a build ID that nobody has looked at yet, which most are that arrive, the kernel
@@ -234,4 +242,4 @@ class Invalidator:
     def _everything(self) -> None:
         self._view.forget()
         self._kernel.forget_names(self._absences.take_all())
-        self._on_everything()
+        self._on_removed()

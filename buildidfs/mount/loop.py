@@ -40,6 +40,10 @@ T = TypeVar("T")
 THREADS = 16
 """Reads that may wait for a disk at once; more than this wait for each other."""
 
+SLOW_THREADS = 2
+"""Files that may be read as a whole at once, and listings that take looking for what may be shown:
+neither is to hold up any read."""
+
 _PATIENCE_MS = 1
 _TURNS = 512
 _TURNS_BUSY = 16
@@ -54,12 +58,16 @@ class Loop(Protocol):
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Call ``function`` in a thread while other requests are being answered."""
 
+    async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
+        """The same for what may take seconds: few at a time, so that threads are left."""
+
 
 class PlainLoop:
     """trio as pyfuse3 uses it by itself."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(THREADS)
+        self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
 
     def install(self) -> None:
         """Undo whatever was put in place of trio."""
@@ -69,12 +77,17 @@ class PlainLoop:
         """Call ``function`` in a thread while other requests are being answered."""
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
+    async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
+        """The same for what may take seconds: few at a time, so that threads are left."""
+        return await trio.to_thread.run_sync(function, *args, limiter=self._slow_limiter)
+
 
 class FastLoop:
     """trio, asked only when there is nothing to do. See the head of this file."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(THREADS)
+        self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
         self._baton = _Baton()
         self._waiter = _Waiter()
 
@@ -84,10 +97,19 @@ class FastLoop:
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Call ``function`` in a thread while other requests are being answered."""
+        return await self._run(self._limiter, function, *args)
+
+    async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
+        """The same for what may take seconds: few at a time, so that threads are left."""
+        return await self._run(self._slow_limiter, function, *args)
+
+    async def _run(
+        self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object
+    ) -> T:
         self._waiter.begin()
         self._baton.wake_one()
         try:
-            return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+            return await trio.to_thread.run_sync(function, *args, limiter=limiter)
         finally:
             self._waiter.end()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the kernel, answered from the view: numbers to attributes, bytes and errnos.
 
-Nothing here keeps a table of inodes or directories: a node's number says what it is, and the
-handle of a directory is its node. What is kept is one entry for each open file (`files`), and the
-names that the kernel remembers as absent (`invalidate.Absences`).
+Nothing here keeps a table of inodes: a node's number says what it is. What is kept is one entry for
+each open file (`files`), one for each directory that somebody has open who does not see everything
+(`listings`), and the names that the kernel remembers as absent (`invalidate.Absences`).
 
 An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
 everybody. So every handler goes through `_answering`, or, where a microsecond counts, catches
@@ -29,10 +29,12 @@ from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.mount import buffers
 from buildidfs.mount.files import OpenFiles, is_text
 from buildidfs.mount.listing import NamesOnly
+from buildidfs.mount.listings import Listings
+from buildidfs.names import MAX_NAME
 from buildidfs.view import Attributes, blank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from pyfuse3 import (
         EntryAttributes,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from buildidfs.mount.invalidate import Absences
     from buildidfs.mount.loop import Loop
-    from buildidfs.view import View
+    from buildidfs.view import Reader, View
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +66,10 @@ _IN_FULL_REPLIES = 64
 """Replies with attributes after a name was looked up in the directory that was listed last: ``ls
 -l`` does want to know more, and a lookup of each entry takes three times as long."""
 
+_PAGE = 256
+"""Entries chosen at once for who may not see all. The kernel asks again if there is room for more.
+"""
+
 _READ_SIZE = 1 << 20
 _RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -81,7 +87,7 @@ def errno_of(error: Exception) -> int:
     if isinstance(error, ArtifactMissing):
         return errno.ESTALE
     if isinstance(error, IntegrityError):
-        log.error("%s", error)
+        _say_once(str(error))
         return errno.ESTALE
     if isinstance(error, BuildIdFsError):
         log.error("%s", error)
@@ -91,6 +97,12 @@ def errno_of(error: Exception) -> int:
         return errno.EIO
     log.error("a request failed, which is a fault of this program", exc_info=error)
     return errno.EIO
+
+
+@functools.lru_cache(maxsize=1024)
+def _say_once(text: str) -> None:
+    """Log what is damaged, however often somebody asks for it."""
+    log.error("%s", text)
 
 
 def refusal(error: Exception) -> FUSEError:
@@ -128,8 +140,18 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, view: View, loop: Loop, absences: Absences, store_path: bytes) -> None:
-        """``store_path`` is where statfs(2) looks for free space."""
+    def __init__(
+        self,
+        view: View,
+        loop: Loop,
+        absences: Absences,
+        store_path: bytes,
+        *,
+        list_all: bool = True,
+    ) -> None:
+        """``store_path`` is where statfs(2) looks for free space. Without ``list_all`` readers
+        other than root and us are only listed what leads to something they may read.
+        """
         self._view = view
         self._loop = loop
         self._absences = absences
@@ -139,6 +161,7 @@ class Operations(pyfuse3.Operations):
         self._entry = pyfuse3.EntryAttributes()
         self._shown: Attributes | None = None
         self._names_only = NamesOnly.probe()
+        self._listings = Listings(everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
         self._wanted = 0  # replies about it that shall have attributes
         self._file = pyfuse3.FileInfo(keep_cache=True)
@@ -158,6 +181,8 @@ class Operations(pyfuse3.Operations):
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
                     return self._filled(node)
+                if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
+                    raise FUSEError(errno.ENAMETOOLONG)
                 if not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
@@ -201,14 +226,34 @@ class Operations(pyfuse3.Operations):
 
     @_answering
     def opendir(self, inode: int, ctx: RequestContext) -> int:
-        return inode
+        return self._listings.open(inode, ctx)
 
-    @_answering
-    def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        entries = self._view.children(fh, start_id)
+    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        try:
+            node, reader = self._listings.reader_of(fh)
+            if reader is None:
+                entries = self._view.children(node, start_id)
+            else:
+                # To find out what somebody may read may take long, which is nobody else's fault.
+                entries = await self._loop.in_slow_thread(self._page, node, start_id, reader)
+            self._list(node, start_id, token, entries)
+        except Exception as error:
+            raise refusal(error) from None
+
+    def _page(self, node: int, start_id: int, reader: Reader) -> Iterator[tuple[bytes, int, int]]:
+        entries = self._view.children(node, start_id, reader)
+        return iter(list(itertools.islice(entries, _PAGE)))
+
+    def _list(
+        self,
+        node: int,
+        start_id: int,
+        token: ReaddirToken,
+        entries: Iterator[tuple[bytes, int, int]],
+    ) -> None:
         names_only = self._names_only
-        if fh != self._listed:
-            self._listed, self._wanted = fh, 0
+        if node != self._listed:
+            self._listed, self._wanted = node, 0
         if names_only is None or self._wanted:
             self._wanted = max(self._wanted - 1, 0)
             self._list_in_full(entries, token)
@@ -232,7 +277,7 @@ class Operations(pyfuse3.Operations):
 
     @_answering
     def releasedir(self, fh: int) -> None:
-        pass
+        self._listings.release(fh)
 
     # --- bytes -----------------------------------------------------------------------------
 
@@ -240,11 +285,18 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         try:
-            handle = self._files.open(inode)
+            handle = self._files.open_now(inode)
+            if handle is None:  # somebody may have written to it: all of it is read first
+                content = await self._loop.in_slow_thread(self._view.open, inode)
+                self._files.doubtful.add(inode)
+                handle = self._files.add(inode, content)
         except Exception as error:
             raise refusal(error) from None
         if is_text(handle):
             return pyfuse3.FileInfo(fh=handle, direct_io=True, keep_cache=False)
+        if inode in self._files.doubtful:
+            self._files.doubtful.discard(inode)
+            return pyfuse3.FileInfo(fh=handle, keep_cache=False)
         self._file.fh = handle
         return self._file
 
@@ -253,7 +305,12 @@ class Operations(pyfuse3.Operations):
         try:
             content = self._files.content(fh)
             if content.fd < 0:
-                return content.text[off : off + size]
+                if content.blob is None:
+                    return content.text[off : off + size]
+                # Decoding takes as long as ten requests.
+                decoded = bytearray(await self._loop.in_thread(content.blob.pread, size, off))
+                blank(decoded, off, content.zeros)
+                return decoded
             try:
                 data: bytearray | memoryview = self._read_cached(fh, off, size)
             except OSError as error:
@@ -304,7 +361,7 @@ class Operations(pyfuse3.Operations):
         answer.f_files = usage.f_files
         answer.f_ffree = usage.f_ffree
         answer.f_favail = usage.f_favail
-        answer.f_namemax = 255
+        answer.f_namemax = MAX_NAME
         return answer
 
     setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _REFUSED

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+USES_S = 300.0
+"""Between two records of what was opened through a mount, in seconds."""
+
 
 def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None:
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
@@ -49,11 +52,13 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
     point = os.path.realpath(options.mountpoint)
     _allow_many_files()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store.open(options.store, read_only=True))
+        store = stack.enter_context(_opened(options))
         view = View(store, zero_scripts=options.gdb_scripts == "zero")
         absences = Absences()
         loop: Loop = FastLoop() if options.loop == "fast" else PlainLoop()
-        operations = Operations(view, loop, absences, store.path)
+        # Where nobody else comes in, there is nobody to keep names from.
+        list_all = options.list_all or not options.allow_other
+        operations = Operations(view, loop, absences, store.path, list_all=list_all)
         stack.callback(operations.close)
         loop.install()
         _mount(operations, point, options)
@@ -67,10 +72,19 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
             ready()
 
         try:
-            trio.run(_serve, point, device, options.read_ahead_kib, answering)
+            trio.run(_serve, point, device, options.read_ahead_kib, answering, store)
         except BaseExceptionGroup as group:
             raise MountError(f"serving {os.fsdecode(point)} failed: {_first(group)}") from group
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))
+
+
+def _opened(options: MountOptions) -> Store:
+    if not options.bundle:
+        return Store.open(options.store, read_only=True)
+    from buildidfs.store.bundlefile import BundleFile
+    from buildidfs.store.bundlestore import open_bundle
+
+    return open_bundle(BundleFile(options.store))
 
 
 def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
@@ -113,10 +127,15 @@ def _listen(
 
 
 async def _serve(
-    point: bytes, device: tuple[int, int] | None, read_ahead_kib: int, ready: Callable[[], None]
+    point: bytes,
+    device: tuple[int, int] | None,
+    read_ahead_kib: int,
+    ready: Callable[[], None],
+    store: Store,
 ) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, point, device)
+        nursery.start_soon(_record_uses, store)
         nursery.start_soon(_announce, point, read_ahead_kib, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
@@ -137,6 +156,13 @@ async def _announce(point: bytes, read_ahead_kib: int, ready: Callable[[], None]
         return
     log.info("mounted at %s", os.fsdecode(point))
     ready()
+
+
+async def _record_uses(store: Store) -> None:
+    """Say now and then what was opened; the rest is said when the store is closed."""
+    while True:
+        await trio.sleep(USES_S)
+        await trio.to_thread.run_sync(store.flush_uses)
 
 
 async def _stop_on_signal(

@@ -8,6 +8,7 @@ Debian that has a directory in it, on Fedora it has none.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ class DwzTree:
                     self._places.clear()
                 self._places[node, offset] = name
                 yield name, found, offset
+
+    def below(self, node: int, most: int) -> Iterator[int]:
+        """Build IDs that names below a directory lead to, ``most`` at most."""
+        names_below = self._store.supplementaries(_join(self._name(node), b""))
+        return (ordinal for _, ordinal in itertools.islice(names_below, most))
 
     def target(self, node: int) -> bytes:
         """Where a link made by `lookup` leads."""

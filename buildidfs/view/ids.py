@@ -10,18 +10,23 @@ import stat
 from typing import TYPE_CHECKING
 
 from buildidfs import names
+from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Trust
-from buildidfs.view import nodes
+from buildidfs.view import nodes, packages
+from buildidfs.view.readers import openness
 from buildidfs.view.values import Attributes, Content, of_artifact
+from buildidfs.view.variants import Variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from buildidfs.store import Store
+    from buildidfs.store import OriginRecord, Store
+    from buildidfs.view.readers import Reader
 
 _RECENT = 512
+_KINDS = tuple(Kind)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")  # the latter are U+0080 to U+009F
-_ENTRIES = (*names.KIND_OF.items(), (names.PATH, None))
+_ENTRIES = (*names.KIND_OF, names.PATH, names.VARIANTS, *packages.ENTRIES)
 
 
 class IdDirectories:
@@ -35,6 +40,8 @@ class IdDirectories:
         # What the latest lookups found, for the getattr and open that follow them. An entry can
         # only be outdated in what does not matter: the bytes of a node never change.
         self._recent: dict[int, Artifact] = {}
+        self._variants = Variants(store, self.node_of)
+        self._packages = packages.Packages(store)
 
     def forget(self) -> None:
         """Something was committed: mode or owner of a file may have changed."""
@@ -42,17 +49,27 @@ class IdDirectories:
 
     def lookup(self, node: int, name: bytes) -> int:
         """The node of an entry, `nodes.ABSENT` if there is none."""
+        if node & nodes.SLOT_BITS:
+            return self._variants.lookup(node, name)
         kind = names.KIND_OF.get(name)
         if kind is not None:
             return self.file(nodes.ordinal_of(node), kind)
+        ordinal = nodes.ordinal_of(node)
         if name == names.PATH:
-            ordinal = nodes.ordinal_of(node)
             return nodes.of_id(ordinal, nodes.SLOT_PATH) if self._text(ordinal) else nodes.ABSENT
+        if name == names.VARIANTS and self._store.kinds(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
+        if name.endswith(names.DWP_SUFFIX):
+            package = self._packages.lookup(ordinal, name)
+            return nodes.ABSENT if package is None else self.file(package, Kind.DEBUGINFO)
         return nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries whose offset is beyond ``after``: name, node, offset."""
-        for offset, (name, _) in enumerate(_ENTRIES[after:], after + 1):
+        if node & nodes.SLOT_BITS:
+            yield from self._variants.children(node, after)
+            return
+        for offset, name in enumerate(_ENTRIES[after:], after + 1):
             found = self.lookup(node, name)
             if found:
                 yield name, found, offset
@@ -60,10 +77,13 @@ class IdDirectories:
     def file(self, ordinal: int, kind: Kind) -> int:
         """The node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
         artifact = self._store.artifact(ordinal, kind)
-        if artifact is None:
-            return nodes.ABSENT
+        return nodes.ABSENT if artifact is None else self.node_of(artifact)
+
+    def node_of(self, artifact: Artifact) -> int:
+        """The node of a file, wherever it is listed."""
+        kind = artifact.kind
         slot = kind | nodes.SLOT_ZEROED if self._is_zeroed(artifact) else kind
-        node = nodes.of_id(ordinal, slot, artifact.variant)
+        node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
         if len(self._recent) >= _RECENT:
             self._recent.clear()
         self._recent[node] = artifact
@@ -72,36 +92,96 @@ class IdDirectories:
     def attributes(self, node: int) -> Attributes:
         """Attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
         if nodes.slot_of(node) == nodes.SLOT_PATH:
-            shared = self._shared
-            size = len(self._text(nodes.ordinal_of(node)))
-            return Attributes(
-                stat.S_IFREG | 0o444, size, shared.mtime_ns, shared.uid, shared.gid, volatile=True
-            )
+            return self._attributes_of_text(nodes.ordinal_of(node))
         return of_artifact(self._artifact(node))
 
-    def open(self, node: int) -> Content:
-        """What is in a file; raises OSError(ESTALE) if it is gone from the store."""
+    def open(self, node: int, *, wait: bool) -> Content | None:
+        """What is in a file; None if that takes reading all of it first, and is not to ``wait``.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
         slot = nodes.slot_of(node)
         if slot == nodes.SLOT_PATH:
             return Content(text=self._text(nodes.ordinal_of(node)))
         artifact = self._recent.get(node) or self._artifact(node)
         zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
-        return Content(self._store.open_blob(artifact.digest), b"", zeros)
+        try:
+            store = self._store
+            content = (store.open_content if wait else store.open_content_now)(artifact.digest)
+            if content is None or isinstance(content, int):
+                return None if content is None else Content(content, b"", zeros)
+            return Content(-1, b"", zeros, content)
+        except IntegrityError:
+            self._recent.pop(node, None)
+            self._artifact(node)  # it was removed meanwhile, unless it should be there
+            raise
 
     def _artifact(self, node: int) -> Artifact:
         artifact = self._recent.get(node)
         if artifact is None:
-            artifact = self._store.artifact_variant(
-                nodes.ordinal_of(node),
-                Kind(nodes.slot_of(node) & nodes.KIND_MASK),
-                node & nodes.DETAIL_MASK,
-            )
+            kind, variant = nodes.slot_of(node) & nodes.KIND_MASK, node & nodes.DETAIL_MASK
+            # A number that was made up may hold any.
+            if kind in _KINDS and variant <= nodes.VARIANT_MAX:
+                artifact = self._store.artifact_variant(nodes.ordinal_of(node), Kind(kind), variant)
             if artifact is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return artifact
 
     def _is_zeroed(self, artifact: Artifact) -> bool:
         return bool(artifact.scripts) and artifact.trust < Trust.HOST and self._zero_scripts
+
+    def spellings(
+        self, ordinal: int, origins: Iterable[OriginRecord]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere) for a build ID seen at these."""
+        directory = nodes.of_id(ordinal)
+        for name in names.KIND_OF:
+            yield directory, name, True
+        yield directory, names.PATH, False
+        yield directory, names.VARIANTS, False
+        yield from self._variants.spellings(ordinal, origins)
+        yield from self._packages.spellings(ordinal, origins)
+
+    def may_read_any(self, ordinal: int, reader: Reader) -> bool:
+        """Whether somebody may read one of the files of a build ID at least."""
+        mask, artifact_of = self._store.kinds(ordinal), self._store.artifact
+        for kind in _KINDS:
+            if mask >> kind & 1:
+                artifact = artifact_of(ordinal, kind)
+                if artifact is not None and reader.may_read(
+                    artifact.mode, artifact.uid, artifact.gid
+                ):
+                    return True
+        return any(
+            reader.may_read(artifact.mode, artifact.uid, artifact.gid)
+            for artifact in self._artifacts(ordinal)
+        )
+
+    def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
+        """Everything there is of a build ID, served or not."""
+        mask = self._store.kinds(ordinal)
+        for kind in _KINDS:
+            if mask >> kind & 1:
+                yield from self._store.variants_after(ordinal, kind)
+
+    def _attributes_of_text(self, ordinal: int) -> Attributes:
+        # It is for whoever may read one of the files: as far as one owner and one group can say it.
+        most, chosen = openness(0), None
+        for artifact in self._artifacts(ordinal):
+            if chosen is None or openness(artifact.mode) > most:
+                most, chosen = openness(artifact.mode), artifact
+            if most[0]:
+                break
+        if chosen is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return Attributes(
+            stat.S_IFREG | chosen.mode & 0o444,
+            len(self._text(ordinal)),
+            self._shared.mtime_ns,
+            chosen.uid,
+            chosen.gid,
+            volatile=True,
+        )
 
     def _text(self, ordinal: int) -> bytes:
         # What a reader wants to know is where the binary was; its debug file has a place of its

@@ -70,8 +70,8 @@ class DebugLinks:
         if after:
             ordinal, second = divmod(after, 2)
             last = self._store.build_id(ordinal)
-            if last is None:
-                return
+            if last is None or last[:1] != first:
+                return  # gone, or an offset of another directory
             if not second:
                 yield from self._links(last, ordinal, after)
         for build_id, ordinal in self._store.build_ids_with_prefix(first, last):

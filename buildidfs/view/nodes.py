@@ -52,6 +52,7 @@ SLOT_EXECUTABLE_LINK: Final = 17
 SLOT_DEBUGINFO_LINK: Final = 18
 SLOT_PERF_LINK: Final = 19
 SLOT_DWZ_LINK: Final = 20
+SLOT_VARIANTS: Final = 21
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 
@@ -59,7 +60,9 @@ KIND_MASK: Final = 15
 ORDINAL_SHIFT: Final = 28
 SLOT_SHIFT: Final = 22
 SLOT_MASK: Final = 63
+SLOT_BITS: Final = SLOT_MASK << SLOT_SHIFT
 DETAIL_MASK: Final = (1 << SLOT_SHIFT) - 1
+VARIANT_MAX: Final = 2**16 - 1
 NUMBER_MASK: Final = 2**31 - 1
 
 _ID_BASE: Final = TAG_ID << TAG_SHIFT
@@ -95,6 +98,14 @@ def path_of(node: int) -> int:
 def of_perf_id(path: int, ordinal: int) -> int:
     """The directory of a build ID below the path it was seen at."""
     return _PERF_ID_BASE | path << 31 | ordinal
+
+
+def any_ordinal_of(node: int) -> int:
+    """The ordinal in a node made by `of_id` or `of_perf_id`, 0 for any other."""
+    tag = node >> TAG_SHIFT
+    if tag == TAG_ID:
+        return node >> ORDINAL_SHIFT & NUMBER_MASK
+    return node & NUMBER_MASK if tag >= TAG_PERF_ID else 0
 
 
 def perf_id_of(node: int) -> tuple[int, int]:

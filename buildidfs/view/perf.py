@@ -10,6 +10,7 @@ has a component that is a build ID seen at the path above it, the build ID has t
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from buildidfs import names
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from buildidfs.store import Store
     from buildidfs.view.ids import IdDirectories
+
+_SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
+"""Bits of the kinds of which there has to be one: perf is shown no directory without."""
 
 _BUCKETS_NAME = b".build-id"
 _ENTRIES = tuple(names.PERF_KIND_OF.items())
@@ -64,7 +68,7 @@ class PerfTree:
             yield from self._paths(path, after - _OFFSET_PATHS)
         for ordinal in self._store.path_ids(path, max(0, after - _OFFSET_IDS)):
             build_id = self._store.build_id(ordinal)
-            if build_id is not None:
+            if build_id is not None and self._store.kinds(ordinal) & _SHOWN_KINDS:
                 node = nodes.of_perf_id(path, ordinal)
                 yield names.spell(build_id), node, _OFFSET_IDS + ordinal
 
@@ -80,10 +84,28 @@ class PerfTree:
             if not hidden and self._seen_at(path, name) is None:
                 yield name, nodes.of_path(number), _OFFSET_PATHS + number
 
+    def below(self, path: int, most: int) -> Iterator[int]:
+        """Build IDs seen at a path or below it, until ``most`` names were looked at."""
+        levels = [iter((path,))]
+        while levels:
+            number = next(levels[-1], None)
+            if number is None:
+                levels.pop()
+                continue
+            for ordinal in (0, *itertools.islice(self._store.path_ids(number), most)):
+                most -= 1
+                if most < 0:
+                    return
+                if ordinal:
+                    yield ordinal
+            levels.append(child for _, child in self._store.path_children(number))
+
     def _seen_at(self, path: int, name: bytes) -> int | None:
         build_id = names.parse(name)
         ordinal = None if build_id is None else self._store.ordinal(build_id)
         if ordinal is None or not self._store.path_has(path, ordinal):
+            return None
+        if not self._store.kinds(ordinal) & _SHOWN_KINDS:
             return None
         return ordinal
 
@@ -138,6 +160,8 @@ class PerfTree:
         return b"../../%s/%s" % (original, names.spell(build_id))
 
     def _link(self, ordinal: int) -> int:
+        if not self._store.kinds(ordinal) & _SHOWN_KINDS:
+            return nodes.ABSENT
         link = nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
         return link if 0 < len(self.target(link)) < _PATH_MAX else nodes.ABSENT
 

@@ -2,6 +2,7 @@
 """The whole tree: which part of it a node belongs to, and what is always there.
 
 <id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `ids`
+<id>/variants/<sha256>                                        `variants`
 buildid -> .                                                  the tree is a debuginfod
 debug/.build-id/ab/cdef…[.debug]                              `links`
 debug/.dwz/…                                                  `dwz`
@@ -17,13 +18,14 @@ import os
 import stat
 from binascii import hexlify, unhexlify
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
 from buildidfs.view import nodes
 from buildidfs.view.dwz import DwzTree
 from buildidfs.view.ids import IdDirectories
 from buildidfs.view.links import DebugLinks, lookup_bucket, populated_buckets
+from buildidfs.view.listing import Listing
 from buildidfs.view.perf import PerfTree
 from buildidfs.view.values import Attributes, Content
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.store import Store
+    from buildidfs.view.readers import Reader
 
     Lookup = Callable[[int, bytes], int]
     Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]
@@ -61,7 +64,7 @@ _TARGETS = {
 _LINK_SLOTS = range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1)
 _TYPES = [
     stat.S_IFDIR
-    if slot == nodes.SLOT_DIRECTORY
+    if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS)
     else stat.S_IFLNK
     if slot in _LINK_SLOTS
     else stat.S_IFREG
@@ -73,6 +76,7 @@ _ROOT_NAMES = _STATIC[nodes.ROOT]
 _OFFSET_IDS = 64
 """In the root's listing: the fixed names are below, build IDs follow by ordinal."""
 
+_STATIC_END = nodes.PERF_BUCKET + 256
 _LINK_MODE = stat.S_IFLNK | 0o777
 
 
@@ -98,6 +102,7 @@ class View:
         self._links = DebugLinks(store)
         self._dwz = DwzTree(store)
         self._perf = PerfTree(store, self._ids)
+        self._listing = Listing(self._ids, self._perf, self._dwz)
         self._lookups: dict[int, Lookup] = {
             nodes.TAG_ID: self._ids.lookup,
             nodes.TAG_PATH: self._perf.lookup,
@@ -111,6 +116,9 @@ class View:
         for tag in range(nodes.TAG_PERF_ID, 2 * nodes.TAG_PERF_ID):
             self._lookups[tag] = self._perf.lookup_file
             self._listings[tag] = self._perf.files
+        # 63 bits are a node; whoever asks for more has made up the number.
+        for tag in range(2 * nodes.TAG_PERF_ID, 4 * nodes.TAG_PERF_ID):
+            self._lookups[tag] = self._listings[tag] = _no_node
 
     # --- what every front door needs -------------------------------------------------------
 
@@ -129,11 +137,19 @@ class View:
             return self._lookups[tag](node, name)
         return self._lookup_static(node, name)
 
-    def children(self, node: int, after: int = 0) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory: name, node and offset.
+    def children(
+        self, node: int, after: int = 0, reader: Reader | None = None
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of a directory: name, node and offset; for a ``reader`` without those that lead
+        to nothing they may read.
 
-        Offsets grow; a listing that was broken off goes on behind the offset ``after``.
+        Offsets grow; a listing that was broken off goes on behind the offset ``after``. A lookup
+        finds what is left out: a name that is known is no secret.
         """
+        entries = self._children(node, after)
+        return entries if reader is None else self._listing.shown(node, entries, reader)
+
+    def _children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         if node == nodes.ROOT:
             return self._root(after)
         tag = node >> nodes.TAG_SHIFT
@@ -152,7 +168,7 @@ class View:
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return self._link(_TARGETS[node]) if node in _TARGETS else self._directory
         slot = nodes.slot_of(node)
-        if slot == nodes.SLOT_DIRECTORY:
+        if _TYPES[slot] == stat.S_IFDIR:
             return self._directory
         if slot in _LINK_SLOTS:
             return self._link(self.readlink(node))
@@ -176,11 +192,23 @@ class View:
         return target
 
     def open(self, node: int) -> Content:
-        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
+        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone).
+
+        All of a file that may have been changed since it was captured is read first.
+        """
+        content = self._open(node, wait=True)
+        assert content is not None
+        return content
+
+    def open_now(self, node: int) -> Content | None:
+        """The same for who must not wait: None where `open` would have to read all of it."""
+        return self._open(node, wait=False)
+
+    def _open(self, node: int, *, wait: bool) -> Content | None:
         slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
-        if not slot or slot in _LINK_SLOTS:
+        if _TYPES[slot] != stat.S_IFREG:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return self._ids.open(node)
+        return self._ids.open(node, wait=wait)
 
     # --- for front doors that remember answers ---------------------------------------------
 
@@ -190,22 +218,28 @@ class View:
 
     def spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
         """Every entry that exists because of a build ID: directory, name, and whether a commit
-        may make it lead to another node than before.
+        may make it lead to another node than before, or to none.
         """
         self.forget()
+        lost = self.has_lost(ordinal)
+        for directory, name, replaceable in self._spellings(ordinal):
+            yield directory, name, replaceable or lost
+
+    def has_lost(self, ordinal: int) -> bool:
+        """Whether files of a build ID were removed a moment ago."""
+        return self._store.is_going(ordinal)
+
+    def _spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
         build_id = self._store.build_id(ordinal)
         if build_id is None:
             return
-        directory = nodes.of_id(ordinal)
         spelled = names.spell(build_id)
         yield nodes.ROOT, spelled, False
-        for name in names.KIND_OF:
-            yield directory, name, True
-        yield directory, names.PATH, False
         bucket = nodes.DEBUG_BUCKET + build_id[0]
         yield bucket, spelled[2:], False
         yield bucket, spelled[2:] + names.DEBUG_SUFFIX, False
         origins = self._store.origins(ordinal)
+        yield from self._ids.spellings(ordinal, origins)
         paths = list(dict.fromkeys(record.origin.path for record in origins))
         yield from self._perf.spellings(ordinal, paths)
         yield from self._dwz.spellings(paths)
@@ -227,7 +261,7 @@ class View:
         if entries is not None:
             return entries.get(name, nodes.ABSENT)
         if node >= nodes.PERF_BUCKET:
-            return self._perf.lookup_link(node, name)
+            return self._perf.lookup_link(node, name) if node < _STATIC_END else nodes.ABSENT
         if node >= nodes.DEBUG_BUCKET:
             return self._links.lookup(node, name)
         if node == nodes.PERF:
@@ -240,7 +274,7 @@ class View:
 
     def _static_children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         if node >= nodes.PERF_BUCKET:
-            return self._perf.links(node, after)
+            return self._perf.links(node, after) if node < _STATIC_END else iter(())
         if node >= nodes.DEBUG_BUCKET:
             return self._links.children(node, after)
         if node == nodes.PERF:
@@ -255,6 +289,10 @@ class View:
     def _link(self, target: bytes) -> Attributes:
         shared = self._directory
         return Attributes(_LINK_MODE, len(target), shared.mtime_ns, shared.uid, shared.gid)
+
+
+def _no_node(node: int, _: object) -> NoReturn:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def _bucket_base(node: int) -> int:

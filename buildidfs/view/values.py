@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import ByteRange
+from buildidfs.store import Content as Readable
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact
@@ -34,7 +35,7 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct):
-    """An open file. ``fd`` holds its bytes, or, where that is -1, ``text`` does.
+    """An open file. ``fd`` holds its bytes, or, where that is -1, ``blob`` or ``text`` does.
 
     ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The receiver
     closes it.
@@ -43,9 +44,12 @@ class Content(msgspec.Struct):
     fd: int = -1
     text: bytes = b""
     zeros: tuple[ByteRange, ...] = ()
+    blob: Readable | None = None
 
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
+        if self.blob is not None:
+            self.blob.close()
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)

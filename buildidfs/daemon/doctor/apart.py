@@ -108,8 +108,8 @@ class _Child:
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         return failed(
             f"looking at it ended a process with {name}: what is there is damaged",
-            "look at the messages of the kernel (dmesg); a damaged index cannot be repaired:"
-            " move the store away and scan again",
+            "look at the messages of the kernel (dmesg); if it was the index, which is mapped,"
+            " buildidfs check --repair makes it again from the blobs",
         )
 
 

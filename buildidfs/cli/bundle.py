@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs bundle``: everything that is needed to look at something elsewhere, in one file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.output import json_line, printable, size
+
+if TYPE_CHECKING:
+    from buildidfs.formats.bundle import Manifest
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
+
+_SHOWN = 20
+
+
+@click.command(
+    "bundle",
+    short_help="Pack what a profile or core file needs elsewhere.",
+    epilog=exit_status(
+        [
+            "buildidfs bundle perf.data -o perf.tar.zst",
+            "buildidfs bundle --include-inputs core.1234 -o crash.tar.zst",
+            "buildidfs bundle 8e9f 12ab -o - | ssh there 'cat > two.tar.zst'",
+            "buildidfs mount --bundle perf.tar.zst /mnt",
+        ],
+        {
+            2: "no such file, or a prefix that several build IDs share",
+            3: "written, but something that belongs in it was never captured",
+            20: "a file of the store has other bytes than it should",
+            30: "nothing is known of a build ID that was given",
+        },
+    ),
+)
+@click.argument("what", metavar="FILE|ID...", nargs=-1, required=True, type=AnyPath())
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, type=AnyPath(), help="Where to; - is a pipe."
+)
+@click.option("--include-inputs", is_flag=True, help="Pack the profiles and core files, too.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def bundle(
+    session: Session, what: tuple[str, ...], output: str, include_inputs: bool, json_: bool
+) -> None:
+    """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
+    profiles and core files name, or that are given, into FILE: a tar archive in zstd.
+
+    `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
+    an attempt that was cut off has left in FILE.partial is used.
+    """
+    from buildidfs.daemon import bundles
+    from buildidfs.errors import IncompleteError, UsageError
+
+    if output == "-" and sys.stdout.isatty():
+        raise UsageError("not writing a bundle to the terminal; use -o FILE")
+    if output == "-" and json_:
+        raise UsageError("--json would go into the bundle; use -o FILE")
+    with session.open_store() as store:
+        build_ids, inputs = _wanted(store, what)
+        target = sys.stdout.fileno() if output == "-" else output
+        with session.progress("bundle") as progress:
+            manifest, kept = bundles.create(
+                store,
+                build_ids,
+                inputs,
+                target,
+                include_inputs=include_inputs,
+                progress=progress,
+            )
+    missing = [each for each in manifest.absent if each.why == "never captured"]
+    if json_:
+        json_line(_as_json(manifest, kept))
+    elif not session.is_quiet:
+        _tell(manifest)
+    if missing:
+        raise IncompleteError(f"{len(missing)} of {len(build_ids)} build IDs were never captured")
+
+
+def _wanted(store: Store, what: tuple[str, ...]) -> tuple[set[BuildId], list[bytes]]:
+    """The build IDs that are meant, and the files that name them."""
+    from buildidfs.daemon.naming import build_ids_named
+
+    build_ids: set[BuildId] = set()
+    inputs: list[bytes] = []
+    for each in what:
+        path = os.fsencode(each)
+        if os.path.exists(path):
+            build_ids |= build_ids_named(path)
+            inputs.append(path)
+        else:
+            build_ids.add(store.match(each))
+    return build_ids, inputs
+
+
+def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:
+    blobs = {item.sha256: item.size for item in manifest.items}
+    return {
+        "build_ids": len({item.build_id for item in manifest.items}),
+        "artifacts": len(manifest.items),
+        "blobs": len(blobs),
+        "bytes": sum(blobs.values()),
+        "resumed_bytes": kept,
+        "absent": [
+            {"build_id": each.build_id, "path": each.path, "reason": each.why}
+            for each in manifest.absent
+        ],
+    }
+
+
+def _tell(manifest: Manifest) -> None:
+    blobs = {item.sha256: item.size for item in manifest.items}
+    click.echo(
+        f"{len(manifest.items)} artifacts of {len({item.build_id for item in manifest.items})}"
+        f" build IDs, {size(sum(blobs.values()))}",
+        err=True,
+    )
+    for each in manifest.absent[:_SHOWN]:
+        click.echo(f"absent: {each.build_id} {printable(each.path.encode())} {each.why}", err=True)
+    if len(manifest.absent) > _SHOWN:
+        click.echo(f"and {len(manifest.absent) - _SHOWN} more, see the manifest", err=True)

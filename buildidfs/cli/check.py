@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs check``: whether the store is what it was, and what to do if not."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line, size
+from buildidfs.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.daemon.checking import Checked, Options, Result
+
+
+@click.command(
+    "check",
+    short_help="Check the store, and repair it.",
+    epilog=exit_status(
+        [
+            "buildidfs check",
+            "buildidfs check --verify-data",
+            "buildidfs check --repair --verify-data",
+            "buildidfs check --json | jq -r 'select(.state == \"lost\").sha256'",
+        ],
+        {
+            12: "the index has to be made again, and the store is in use (buildidfs down)",
+            20: "something is wrong, or was lost; a line for each is on standard output",
+        },
+    ),
+)
+@click.option("--verify-data", is_flag=True, help="Read all blobs, too; goes on where it left off.")
+@click.option("--from-start", is_flag=True, help="Read all blobs from the first on.")
+@click.option("--repair", is_flag=True, help="Put right what is wrong.")
+@click.option("--json", "json_", is_flag=True, help="JSON: a fault a line, and a summary.")
+@click.pass_obj
+def check(session: Session, verify_data: bool, from_start: bool, repair: bool, json_: bool) -> int:
+    """Check whether the index agrees with itself and with the blobs, on a store in use or not.
+
+    Blobs are read when their files are not those that were written, with --verify-data all of
+    them; one with other bytes is not given out any more. --repair mends the index, captures
+    damaged blobs again from this host if it still has them, and puts them into quarantine if not.
+    An index that cannot be used is made again from the blobs.
+    """
+    from buildidfs.daemon import checking
+
+    checked = checking.Checked()
+    with _progress(session) as progress:
+        options = checking.Options(verify_data, from_start, repair, progress)
+        for result in checking.check(session.store_path, session.settings, options, checked):
+            (_as_json if json_ else _as_text)(result)
+    if json_:
+        _summary_as_json(checked)
+    elif not session.is_quiet:
+        _summary(checked, options)
+    return 0 if checked.is_sound else IntegrityError.exit_code
+
+
+@contextlib.contextmanager
+def _progress(session: Session) -> Iterator[Callable[[str, int, int], None]]:
+    """What shows how far it has come, on a terminal."""
+    with session.progress("Checking") as show:
+
+        def progress(what: str, done: int, of: int) -> None:
+            if show is not None:
+                show(done, f"{what}: {100 * done // of} %" if of else what)
+
+        yield progress
+
+
+def _as_text(result: Result) -> None:
+    state = "" if result.state in ("found", "lost", "captured again") else f" ({result.state})"
+    click.echo(f"{result.fault.text}{state}")
+
+
+def _as_json(result: Result) -> None:
+    fault = result.fault
+    json_line(
+        {
+            "fault": fault.text,
+            "state": result.state,
+            "sha256": None if fault.digest is None else str(fault.digest),
+            "build_id": None if fault.build_id is None else str(fault.build_id),
+        }
+    )
+
+
+def _summary_as_json(checked: Checked) -> None:
+    json_line(
+        {
+            "faults": checked.faults,
+            "repaired": checked.repaired,
+            "captured_again": checked.captured_again,
+            "lost": checked.lost,
+            "blobs": checked.blobs,
+            "read_bytes": checked.read_bytes,
+            "unreferenced": checked.unreferenced,
+            "unknown": checked.unknown,
+        }
+    )
+
+
+def _summary(checked: Checked, options: Options) -> None:
+    words = [f"{checked.blobs} blobs"]
+    if checked.read_bytes:
+        words.append(f"{size(checked.read_bytes)} read")
+    if checked.unreferenced:
+        words.append(f"{checked.unreferenced} that nothing speaks of")
+    if checked.unknown:
+        words.append(f"{checked.unknown} of which nothing is known")
+    words.append(f"{checked.faults} faults" if checked.faults else "nothing is wrong")
+    if options.repair and checked.faults:
+        words.append(
+            f"{checked.repaired} repaired, {checked.captured_again} captured again,"
+            f" {checked.lost} lost"
+        )
+    click.echo(", ".join(words), err=True)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of ``buildidfs coverage``, for people and for programs, whatever it is about."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.cli.output import json_line, path_fields, printable
+from buildidfs.errors import ArtifactMissing, IncompleteError
+
+if TYPE_CHECKING:
+    from buildidfs.daemon.coverage import Coverage, Row
+
+_SHOWN: Final = 40  # rows in the table for people
+
+
+def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bool = False) -> int:
+    """Print what can be read and what not; the exit code.
+
+    That is 30 if less than ``fail_under`` per cent have symbols, 3 if not all of the input could be
+    read, else 0.
+    """
+    if json_:
+        _json(coverage)
+    elif not quiet:
+        _text(coverage)
+    if coverage.incomplete:
+        click.echo(f"buildidfs: {coverage.incomplete}", err=True)
+    if fail_under is not None and coverage.symbols() < fail_under:
+        click.echo(
+            f"buildidfs: symbols for {coverage.symbols():.2f} % of the {coverage.unit},"
+            f" wanted {fail_under:g} %",
+            err=True,
+        )
+        return ArtifactMissing.exit_code
+    return IncompleteError.exit_code if coverage.incomplete else 0
+
+
+def _json(coverage: Coverage) -> None:
+    json_line(
+        {
+            "unit": coverage.unit,
+            "weight": coverage.weight,
+            "percent": {
+                "executable": round(coverage.executable(), 4),
+                "dynamic_symbols": round(coverage.dynamic_symbols(), 4),
+                "symbols": round(coverage.symbols(), 4),
+                "debuginfo": round(coverage.debuginfo(), 4),
+            },
+            "notes": coverage.notes,
+            "incomplete": coverage.incomplete,
+            "rows": [_fields(row) for row in coverage.worst_first()],
+        }
+    )
+
+
+def _fields(row: Row) -> dict[str, object]:
+    return {
+        "container": row.container,
+        **path_fields(row.path),
+        "build_id": None if row.build_id is None else row.build_id.hex(),
+        "weight": row.weight,
+        "executable": row.executable,
+        "symbols": row.symbols.name.lower(),
+        "debuginfo": row.debuginfo,
+        "why": row.why,
+    }
+
+
+def _text(coverage: Coverage) -> None:
+    rows = coverage.worst_first()
+    whole = coverage.weight
+    write = sys.stdout.write
+    for row in rows[:_SHOWN]:
+        share = 100 * row.weight / whole if whole else 0.0
+        where = printable(row.container.encode("utf-8", "surrogateescape")) or "-"
+        name = row.build_id.hex()[:12] if row.build_id is not None else "-"
+        write(f"{share:6.2f} %  {_held(row):10}  {name:12}  {where:20}  {printable(row.path)}\n")
+        if row.why:
+            write(f"{'':10}{row.why}\n")
+    if len(rows) > _SHOWN:
+        write(f"and {len(rows) - _SHOWN} more, see --json\n")
+    write(
+        f"{whole} {coverage.unit}: executable {coverage.executable():.2f} %,"
+        f" symbols {coverage.symbols():.2f} %"
+        f" (with dynamic ones {coverage.dynamic_symbols():.2f} %),"
+        f" debuginfo {coverage.debuginfo():.2f} %\n"
+    )
+    for note in coverage.notes:
+        write(f"{note}\n")
+    sys.stdout.flush()
+
+
+def _held(row: Row) -> str:
+    """The best thing that the store has of it, in one word."""
+    if row.debuginfo:
+        return "debuginfo"
+    if row.symbols.name == "SYMTAB":
+        return "symbols"
+    if row.symbols.name == "DYNSYM":
+        return "dynsym"
+    return "executable" if row.executable else "missing"

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs pin`` and ``buildidfs unpin``: what is kept whatever the limits say."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.output import json_line, moment, path_fields, printable
+
+if TYPE_CHECKING:
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
+
+_HEX = re.compile(r"[0-9a-fA-F]+")
+
+
+class KeptArgument(BuildIdArgument):
+    """A build ID, or a profile or core file that speaks of some."""
+
+    name = "id"
+
+
+@click.command(
+    "pin",
+    short_help="Keep build IDs whatever the limits say.",
+    epilog=exit_status(
+        [
+            "buildidfs pin 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "buildidfs pin perf.data core.4711",
+            "buildidfs pin --name incident-42 8e9f perf.data",
+            "buildidfs pin --list",
+        ],
+        {2: "neither a build ID nor a file that names one", 11: "no store at that place"},
+    ),
+)
+@click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
+@click.option("--name", metavar="NAME", help="Say for what; unpin --name takes all of it back.")
+@click.option("--list", "list_", is_flag=True, help="List what is pinned.")
+@click.option("--json", "json_", is_flag=True, help="With --list: one JSON object a line.")
+@click.pass_obj
+def pin(
+    session: Session, what: tuple[str, ...], name: str | None, list_: bool, json_: bool
+) -> None:
+    """Keep build IDs, with all that is captured of them: debuginfo, and what dwz moved out of it.
+
+    FILE is a profile of perf(1) or a core file: every build ID that it names is kept, under the
+    path of the file; of a binary its own. What is not in the store yet is kept when it comes; it
+    has to be given in full. What consists of hex digits is taken for a build ID, not for a file.
+    """
+    if list_:
+        with session.open_store() as store:
+            _list(store, json_, None if name is None else os.fsencode(name))
+        return
+    if not what:
+        raise click.UsageError("nothing to pin: give build IDs or files, or --list")
+    with session.open_store() as store:
+        for each in what:
+            _report(session, each, *_pinned(store, each, name))
+
+
+@click.command(
+    "unpin",
+    short_help="Let the limits decide again.",
+    epilog=exit_status(
+        [
+            "buildidfs unpin 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "buildidfs unpin perf.data",
+            "buildidfs unpin --name incident-42",
+        ],
+        {2: "no such build ID", 11: "no store at that place", 30: "it was not pinned"},
+    ),
+)
+@click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
+@click.option("--name", metavar="NAME", multiple=True, help="All that was pinned for that.")
+@click.pass_obj
+def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int:
+    """Take back pins: those of build IDs that were given as such, those made for a FILE, which
+    need not be there any more, or all with a name.
+
+    A build ID stays as long as it is pinned for anything else.
+    """
+    from buildidfs.daemon import pinning
+    from buildidfs.errors import ArtifactMissing
+
+    if not what and not name:
+        raise click.UsageError("nothing to unpin: give build IDs, files or --name")
+    missed = 0
+    with session.open_store() as store:
+        for each in what:
+            if _HEX.fullmatch(each):
+                build_id = pinning.build_id(store, each)
+                count = store.unpin([build_id])
+                for other in store.pins_of(build_id):
+                    click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
+            else:
+                count = store.unpin_name(_name_of(each))
+            missed += _unpinned(session, each, count)
+        for each in name:
+            missed += _unpinned(session, each, store.unpin_name(os.fsencode(each)))
+    return ArtifactMissing.exit_code if missed else 0
+
+
+def _unpinned(session: Session, what: str, count: int) -> bool:
+    """Say what became of it; True if there was nothing."""
+    shown = printable(os.fsencode(what))
+    if not count:
+        click.echo(f"buildidfs: {shown} was not pinned", err=True)
+    elif not session.is_quiet:
+        click.echo(f"unpinned {count} for {shown}")
+    return not count
+
+
+def _pinned(store: Store, what: str, name: str | None) -> tuple[list[BuildId], int]:
+    """Pin what one argument means: the build IDs, and how many were not pinned so."""
+    from buildidfs.daemon import pinning
+
+    label = None if name is None else os.fsencode(name)
+    if _HEX.fullmatch(what):
+        build_ids = [pinning.build_id(store, what)]
+        return build_ids, store.pin(build_ids, label or b"")
+    build_ids = pinning.build_ids_of(os.fsencode(what))
+    return build_ids, store.pin(build_ids, _name_of(what) if label is None else label)
+
+
+def _name_of(path: str) -> bytes:
+    return os.path.abspath(os.fsencode(path))
+
+
+def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> None:
+    if not session.is_quiet:
+        before = f", {len(build_ids) - new} of them before" if new < len(build_ids) else ""
+        click.echo(f"pinned {len(build_ids)} build IDs{before}: {printable(os.fsencode(what))}")
+
+
+def _list(store: Store, json_: bool, name: bytes | None) -> None:
+    for each in store.pins(name):
+        held = store.ordinal(each.build_id) is not None
+        if json_:
+            named = {key.replace("path", "name"): x for key, x in path_fields(each.name).items()}
+            json_line(
+                {
+                    "build_id": each.build_id.hex(),
+                    **named,
+                    "pinned": each.created_ns / 1e9,
+                    "held": held,
+                }
+            )
+        else:
+            there = "" if held else "  (not in the store)"
+            click.echo(
+                f"{each.build_id.hex():40}  {moment(each.created_ns)}"
+                f"  {printable(each.name)}{there}".rstrip()
+            )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs repair``: give a profile the build IDs that it was recorded without."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.output import json_line, path_fields, printable
+from buildidfs.errors import IncompleteError
+
+if TYPE_CHECKING:
+    from buildidfs.daemon.repair import Repaired
+
+_SHOWN: Final = 20  # files that are named one by one
+
+
+@click.command(
+    "repair",
+    short_help="Give a profile the build IDs that it lacks.",
+    epilog=exit_status(
+        [
+            "buildidfs repair perf.data -o repaired.data",
+            "perf --buildid-dir /buildid/perf report -i repaired.data",
+        ],
+        {
+            2: "not a perf.data file, or OUT cannot be written",
+            3: "written, but some files have no build ID, or FILE is not whole",
+            11: "no store at that place; 13 unknown format",
+        },
+    ),
+)
+@click.argument("file", metavar="FILE", type=AnyPath())
+@click.option(
+    "-o", "--output", "out", metavar="OUT", required=True, type=AnyPath(), help="Where to write it."
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def repair(session: Session, file: str, out: str, json_: bool) -> int:
+    """Write the perf.data file FILE to OUT, each mapping with the build ID it had.
+
+    For profiles of containers that are gone, which perf recorded without build IDs: what was at a
+    path, when, is known from captures and from the journal. What is not certain is left as it is,
+    and listed if samples fell into it.
+    """
+    from buildidfs.daemon import repair as repairs
+
+    with session.open_store() as store, session.progress("Repairing") as progress:
+        done = repairs.repair(store, os.fsencode(file), os.fsencode(out), progress=progress)
+    if json_:
+        _json(done)
+    else:
+        _text(done, quiet=session.is_quiet)
+    return IncompleteError.exit_code if done.unresolved or done.incomplete else 0
+
+
+def _json(done: Repaired) -> None:
+    json_line(
+        {
+            "known": done.known,
+            "resolved": done.resolved,
+            "renamed": [
+                {**path_fields(name), "build_id": build_id.hex()}
+                for name, build_id in done.renamed.items()
+            ],
+            "unresolved": [
+                {
+                    **path_fields(each.path),
+                    "container": each.container,
+                    "samples": each.samples,
+                    "why": each.why,
+                }
+                for each in done.unresolved
+            ],
+            "notes": done.notes,
+            "incomplete": done.incomplete,
+        }
+    )
+
+
+def _text(done: Repaired, *, quiet: bool) -> None:
+    if not quiet:
+        click.echo(f"{done.resolved} files resolved, {done.known} had a build ID before")
+        for name in sorted(done.renamed):
+            click.echo(f"renamed: {printable(name)}")
+        for note in done.notes:
+            click.echo(note)
+    if done.incomplete:
+        click.echo(f"buildidfs: {done.incomplete}", err=True)
+    if not done.unresolved:
+        return
+    click.echo(f"buildidfs: {len(done.unresolved)} files without a build ID", err=True)
+    for each in done.unresolved[:_SHOWN]:
+        click.echo(f"    {each.samples} samples  {printable(each.path)}: {each.why}", err=True)
+    if len(done.unresolved) > _SHOWN:
+        click.echo(f"    and {len(done.unresolved) - _SHOWN} more, see --json", err=True)

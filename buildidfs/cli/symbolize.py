@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs symbolize``: functions and lines for addresses, from what the store has."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.frames import function_of, place_of
+from buildidfs.cli.output import json_line, printable
+from buildidfs.errors import ArtifactMissing, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.daemon.symbolize import Answer, Symbolizer
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
+
+_REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
+
+
+@click.command(
+    "symbolize",
+    short_help="Name functions and lines at addresses.",
+    epilog=exit_status(
+        [
+            "buildidfs symbolize 8e9f+0x1139",
+            "perf script --show-mmap-events --show-task-events | buildidfs symbolize --perf-script",
+            "buildidfs symbolize --file-offset --json < frames",
+        ],
+        {
+            2: "not ID+0xADDR, a prefix that several build IDs share, or no symbolizer installed",
+            11: "no store at that place; 13 unknown format",
+            30: "nothing is known of a build ID, or none of the addresses has a name",
+            60: "the symbolizer cannot be run as another user",
+        },
+    ),
+)
+@click.argument("requests", metavar="ID+0xADDR...", nargs=-1)
+@click.option("--file-offset", is_flag=True, help="ADDR is an offset in the file, as in perf.")
+@click.option("--perf-script", is_flag=True, help="Name what is [unknown] in perf script's output.")
+@click.option(
+    "--buildid-list",
+    metavar="FILE",
+    type=AnyPath(),
+    help="With --perf-script: paths and build IDs, from perf buildid-list.",
+)
+@click.option("--lines", is_flag=True, help="With --perf-script: print file and line, too.")
+@click.option(
+    "--with",
+    "program",
+    type=click.Choice(["llvm-symbolizer", "eu-addr2line"]),
+    help="Which program to ask.  [default: the first that is installed]",
+)
+@click.option("--json", "json_", is_flag=True, help="One JSON object for each address.")
+@click.pass_obj
+def symbolize(
+    session: Session,
+    requests: tuple[str, ...],
+    file_offset: bool,
+    perf_script: bool,
+    buildid_list: str | None,
+    lines: bool,
+    program: str | None,
+    json_: bool,
+) -> int:
+    """Name the functions, files and lines at addresses, with what was inlined there.
+
+    ID is a build ID (a unique prefix is enough) and ADDR an address as the ELF file counts, which
+    is what nm(1) prints and llvm-symbolizer takes. Without arguments standard input is read, one
+    on a line. The program that is asked runs as nobody.
+    """
+    from buildidfs.daemon.symbolize import Symbolizer
+
+    if perf_script and (requests or json_ or file_offset):
+        raise UsageError("--perf-script filters text: without ID+0xADDR, --json, --file-offset")
+    if not perf_script and (buildid_list or lines):
+        raise UsageError("--buildid-list and --lines belong to --perf-script")
+    with session.open_store() as store, Symbolizer(store, program) as symbolizer:
+        if perf_script:
+            from buildidfs.cli.perf_script import filter_script
+
+            filter_script(symbolizer, buildid_list, with_lines=lines)
+            return 0
+        return _answer(store, symbolizer, requests or _input(), file_offset, json_)
+
+
+class _Request(NamedTuple):
+    text: str
+    build_id: BuildId
+    address: int
+
+
+def _input() -> Iterator[str]:
+    """Requests on standard input."""
+    for line in sys.stdin.buffer:
+        text = line.decode("utf-8", "replace").strip()
+        if text:
+            yield text
+
+
+def _answer(
+    store: Store, symbolizer: Symbolizer, texts: Iterable[str], file_offset: bool, json_: bool
+) -> int:
+    """Print what is at each address; the exit status."""
+    asked = named = 0
+    reasons: dict[tuple[BuildId, str], int] = {}
+    known: dict[str, BuildId] = {}
+    for text in texts:
+        request = _parsed(store, text, known)
+        ask = symbolizer.at_offset if file_offset else symbolizer.at_address
+        answer = ask(request.build_id, request.address)
+        asked += 1
+        named += bool(answer.frames)
+        if json_:
+            json_line(_fields(request, answer))
+        else:
+            _text(request, answer)
+        # Whoever asks may wait for this answer before he asks again.
+        sys.stdout.flush()
+        if answer.why:
+            key = (request.build_id, answer.why)
+            reasons[key] = reasons.get(key, 0) + 1
+    for (build_id, why), count in reasons.items():
+        times = f" ({count} addresses)" if count > 1 else ""
+        click.echo(f"buildidfs: {build_id}: {why}{times}", err=True)
+    return ArtifactMissing.exit_code if asked and not named else 0
+
+
+def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
+    found = _REQUEST.fullmatch(text)
+    if found is None:
+        shown = printable(text[:200].encode("utf-8", "surrogateescape"))
+        raise UsageError(f"not ID+0xADDR: {shown!r}")
+    digits = found[1].lower()
+    build_id = known.get(digits)
+    if build_id is None:
+        build_id = known[digits] = store.match(digits)
+    return _Request(text, build_id, int(found[2], 16))
+
+
+def _fields(request: _Request, answer: Answer) -> dict[str, object]:
+    return {
+        "request": request.text,
+        "build_id": request.build_id.hex(),
+        "frames": [
+            {
+                "function": frame.function,
+                "file": frame.file,
+                "line": frame.line,
+                "column": frame.column,
+                "inlined": frame.inlined,
+            }
+            for frame in answer.frames
+        ],
+        "why": answer.why,
+    }
+
+
+def _text(request: _Request, answer: Answer) -> None:
+    for frame in answer.frames:
+        inlined = " (inlined)" if frame.inlined else ""
+        sys.stdout.write(f"{request.text} {function_of(frame)} {place_of(frame)}{inlined}\n")
+    if not answer.frames:
+        sys.stdout.write(f"{request.text} ?? ??:0\n")

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles: everything that is needed to look at a profile or core file elsewhere, in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import files
+from buildidfs.capture.base import PinnedFile, reached
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.formats import bundle
+from buildidfs.model import Absence, BuildId, Digest, Kind, Trust
+from buildidfs.store import NewCapture, bundlefile
+from buildidfs.store.bundlefile import BundleFile
+from buildidfs.store.bundlestore import captures, sightings
+from buildidfs.store.failures import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from buildidfs.capture.base import Found
+    from buildidfs.ingest import Summary
+    from buildidfs.model import Artifact
+    from buildidfs.store import OriginRecord, Store
+
+    Progress = Callable[[int, str], None]
+
+_PLACES: Final = 16
+_BATCH: Final = 256
+_PARTIAL: Final = ".partial"
+
+
+def collect(
+    store: Store, build_ids: Iterable[BuildId], inputs: Sequence[bundle.Input]
+) -> bundle.Manifest:
+    """What a bundle of these build IDs is to have: all that is served under them, the dwz files
+    that belong to it, and the names of what is missing.
+    """
+    items: list[bundle.Item] = []
+    absent: list[bundle.Absent] = []
+    waiting = sorted(set(build_ids), reverse=True)
+    known = set(waiting)
+    while waiting:
+        build_id = waiting.pop()
+        ordinal = store.ordinal(build_id)
+        found = [store.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
+        artifacts = [artifact for artifact in found if artifact is not None]
+        origins = store.origins(ordinal) if ordinal is not None and artifacts else []
+        absent += _missing(build_id, artifacts, origins)
+        for artifact in artifacts:
+            items.append(_item(build_id, artifact, origins))
+            for other in _needed(store, artifact):
+                if other not in known:
+                    known.add(other)
+                    waiting.append(other)
+    return bundle.Manifest(
+        bundle.VERSION, socket.gethostname(), tuple(inputs), tuple(items), tuple(absent)
+    )
+
+
+def _item(build_id: BuildId, artifact: Artifact, origins: list[OriginRecord]) -> bundle.Item:
+    seen = [record for record in origins if record.digest == artifact.digest][:_PLACES]
+    return bundle.Item(
+        build_id.hex(),
+        artifact.kind.name.lower(),
+        artifact.digest.hex(),
+        artifact.size,
+        artifact.mtime_ns,
+        artifact.mode,
+        artifact.quality,
+        artifact.trust,
+        f"{artifact.segments:x}",
+        tuple((extent.offset, extent.size) for extent in artifact.scripts),
+        tuple(_place(record) for record in seen),
+    )
+
+
+def _place(record: OriginRecord) -> bundle.Place:
+    origin = record.origin
+    path = origin.path.decode("utf-8", "replace")
+    return bundle.Place(
+        path,
+        record.first_seen_ns,
+        record.last_seen_ns,
+        _plain(origin.host),
+        _plain(origin.container),
+        b"" if path.encode() == origin.path else origin.path,
+    )
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _missing(
+    build_id: BuildId, artifacts: list[Artifact], origins: list[OriginRecord]
+) -> list[bundle.Absent]:
+    kinds = {artifact.kind for artifact in artifacts}
+    path = origins[0].origin.path.decode("utf-8", "replace") if origins else ""
+    if not kinds:
+        return [bundle.Absent(build_id.hex(), "never captured", path)]
+    if Kind.EXECUTABLE in kinds and Kind.DEBUGINFO not in kinds:
+        return [bundle.Absent(build_id.hex(), "no debuginfo was captured", path)]
+    if kinds == {Kind.DEBUGINFO}:
+        return [bundle.Absent(build_id.hex(), "only debuginfo was captured", path)]
+    return []
+
+
+def _needed(store: Store, artifact: Artifact) -> list[BuildId]:
+    """The build IDs of what an artifact refers to: its dwz file."""
+    if artifact.kind is Kind.KALLSYMS:
+        return []
+    fd = store.open_blob(artifact.digest)
+    try:
+        described = files.describe(fd)
+    finally:
+        os.close(fd)
+    if isinstance(described, Absence) or described.altlink is None:
+        return []
+    return [described.altlink.build_id]
+
+
+def create(
+    store: Store,
+    build_ids: Iterable[BuildId],
+    inputs: Sequence[bytes],
+    output: str | int,
+    *,
+    include_inputs: bool = False,
+    progress: Progress | None = None,
+) -> tuple[bundle.Manifest, int]:
+    """Write a bundle to a file, whole or not at all, or to a descriptor; returns what is in it,
+    and how many bytes of an attempt that was cut off could be kept.
+
+    Such an attempt is in ``output`` with ".partial" behind it. Raises `UsageError` when a file
+    cannot be read or written, `IntegrityError`, `StoreError`.
+    """
+    done = 0
+
+    def tell(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done >> 20, "MiB")
+
+    with contextlib.ExitStack() as stack:
+        sources: list[int] = []
+        named = []
+        for path in inputs:
+            size = None
+            if include_inputs:
+                sources.append(_opened(path))
+                stack.callback(os.close, sources[-1])
+                size = os.fstat(sources[-1]).st_size
+            named.append(bundle.Input(os.path.basename(path).decode("utf-8", "replace"), size))
+        manifest = collect(store, build_ids, named)
+        if isinstance(output, int):
+            bundlefile.write(store, manifest, sources, output, progress=tell)
+            return manifest, 0
+        kept = _write_file(store, manifest, sources, output, tell)
+    return manifest, kept
+
+
+def _opened(path: bytes) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+
+
+def _write_file(
+    store: Store,
+    manifest: bundle.Manifest,
+    sources: Sequence[int],
+    output: str,
+    progress: Callable[[int], None],
+) -> int:
+    draft = output + _PARTIAL
+    try:
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            kept = bundlefile.write(store, manifest, sources, fd, resume=True, progress=progress)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    return kept
+
+
+def import_(
+    store: Store, path: str, *, trust: Trust = Trust.CONTAINER, progress: Progress | None = None
+) -> tuple[bundle.Manifest, Summary]:
+    """Take what is in a bundle into the store; what is there already is not read.
+
+    Every file is verified first, and nothing is believed more than ``trust``. Raises `UsageError`,
+    `IntegrityError` for what is not as it should be (then what came before is kept), `StoreError`.
+    """
+    from buildidfs.ingest import Ingest
+
+    with BundleFile(path) as file:
+        verified: set[Digest] = set()
+        summary = Ingest(store).run(_pinned(store, file, trust, verified), progress)
+        _record_places(store, file.manifest, trust, verified)
+        return file.manifest, summary
+
+
+def _pinned(store: Store, file: BundleFile, trust: Trust, verified: set[Digest]) -> Iterator[Found]:
+    """The files that the store does not have; ``verified`` gets those that the bundle has."""
+    done: set[tuple[str, str]] = set()
+    for item in file.manifest.items:
+        digest = Digest(bytes.fromhex(item.sha256))
+        if (item.sha256, item.build_id) in done or store.held(digest) is not None:
+            continue
+        done.add((item.sha256, item.build_id))
+        with tempfile.TemporaryFile() as copy:
+            file.copy(digest, copy.fileno())
+            verified.add(digest)
+            build_id = BuildId.from_hex(item.build_id)
+            kind = item.kind_of if item.kind_of in (Kind.VDSO, Kind.KALLSYMS) else None
+            has = files.identify(copy.fileno())
+            if isinstance(has, BuildId) and has != build_id:
+                raise IntegrityError(f"blob {digest} of the bundle has build ID {has}")
+            if has not in (build_id, Absence.NO_BUILD_ID) and kind is not Kind.KALLSYMS:
+                raise IntegrityError(f"blob {digest} of the bundle: {has}")
+            yield PinnedFile(
+                sightings(item, trust)[0],
+                os.dup(copy.fileno()),
+                kind,
+                None if isinstance(has, BuildId) else build_id,
+            )
+
+
+def _record_places(
+    store: Store, manifest: bundle.Manifest, trust: Trust, verified: set[Digest]
+) -> None:
+    """Record all places of what the store has by now."""
+    batch: list[NewCapture] = []
+    for new in captures(manifest, trust, lambda digest, size: digest):
+        assert isinstance(new.content, Digest)
+        held = store.held(new.content)
+        if held is None or held.build_id != new.build_id:
+            continue  # what the bytes say counts, not what the manifest says of them
+        sighting = new.sighting
+        if held.digest not in verified:
+            # Who made the bundle knows the digest, and need not have been able to read the bytes.
+            sighting = reached(sighting, 0)
+        batch.append(
+            NewCapture(
+                sighting,
+                held.digest,
+                held.build_id,
+                held.kinds,
+                held.quality,
+                held.scripts,
+                held.segments,
+            )
+        )
+        if len(batch) == _BATCH:
+            store.commit(batch)
+            batch = []
+    store.commit(batch)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of what somebody asks about can be read through the store, binary by binary.
+
+What is asked about may be a profile, a core file or what runs now: each of them gives `Row`s, made
+with `Holdings.row`, and all of them are shown in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import BuildId, Kind, Quality
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.store import Store
+
+NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
+NOT_CAPTURED: Final = "never captured"
+STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
+NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"
+NO_EXECUTABLE: Final = "only its debuginfo was captured"
+NO_KALLSYMS: Final = "symbols of this kernel never captured"
+
+_KALLSYMS: Final = b"[kernel.kallsyms]"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One binary in one container, and what the store has of it.
+
+    ``container`` is its label, empty for the host and where nobody knows; ``path`` as its users saw
+    it, or a name in brackets. ``weight`` is what it counts for: samples, mappings, frames.
+    ``executable`` and ``debuginfo`` say whether the store has them; ``symbols`` is the best table
+    of symbols in either (`Quality.DEBUGINFO` where there is DWARF). ``why`` says in words what is
+    missing, and is empty where nothing is but perhaps DWARF.
+    """
+
+    container: str
+    path: bytes
+    build_id: BuildId | None
+    weight: int
+    executable: bool = False
+    symbols: Quality = Quality.NONE
+    debuginfo: bool = False
+    why: str = ""
+
+
+class Coverage(msgspec.Struct):
+    """Rows, whatever their order, and what their weight counts ("samples").
+
+    ``notes`` is what a reader should know of how this was found out, one line each; ``incomplete``
+    in words what could not be read of the input, or empty.
+    """
+
+    rows: list[Row]
+    unit: str
+    notes: list[str] = msgspec.field(default_factory=list)
+    incomplete: str = ""
+
+    @property
+    def weight(self) -> int:
+        """That of all rows."""
+        return sum(row.weight for row in self.rows)
+
+    def executable(self) -> float:
+        """Per cent of the weight whose executable can be read."""
+        return self._share(row for row in self.rows if row.executable)
+
+    def dynamic_symbols(self) -> float:
+        """Per cent of the weight with dynamic symbols at least."""
+        return self._share(row for row in self.rows if row.symbols >= Quality.DYNSYM)
+
+    def symbols(self) -> float:
+        """Per cent of the weight with a full table of symbols, or DWARF."""
+        return self._share(row for row in self.rows if row.symbols >= Quality.SYMTAB)
+
+    def debuginfo(self) -> float:
+        """Per cent of the weight with DWARF."""
+        return self._share(row for row in self.rows if row.debuginfo)
+
+    def _share(self, rows: Iterable[Row]) -> float:
+        """100 for no weight at all: nothing is missing."""
+        whole = self.weight
+        return 100 * sum(row.weight for row in rows) / whole if whole else 100.0
+
+    def worst_first(self) -> list[Row]:
+        """The rows: what is missing first, and of that the heaviest."""
+        return sorted(
+            self.rows,
+            key=lambda row: (
+                row.symbols >= Quality.SYMTAB, -row.weight, row.container, row.path,
+                row.build_id or b"",
+            ),
+        )  # fmt: skip
+
+
+class Holdings:
+    """What the store has of build IDs; each is asked for once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[BuildId, tuple[bool, Quality, bool, str]] = {}
+
+    def row(
+        self, container: str, path: bytes, build_id: BuildId | None, weight: int, why: str = ""
+    ) -> Row:
+        """The row of a binary; ``why`` says why there is no build ID, if there is none."""
+        if build_id is None:
+            return Row(container, path, None, weight, why=why or NO_BUILD_ID)
+        known = self._known.get(build_id)
+        if known is None:
+            known = self._known[build_id] = self._look(build_id)
+        executable, symbols, debuginfo, missing = known
+        if path == _KALLSYMS and missing is NOT_CAPTURED:
+            missing = NO_KALLSYMS
+        return Row(container, path, build_id, weight, executable, symbols, debuginfo, missing)
+
+    def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
+        store = self._store
+        ordinal = store.ordinal(build_id)
+        if ordinal is None:
+            return False, Quality.NONE, False, NOT_CAPTURED
+        found = {kind: store.artifact(ordinal, kind) for kind in Kind}
+        held = {kind: artifact for kind, artifact in found.items() if artifact is not None}
+        if not held:
+            return False, Quality.NONE, False, NOT_CAPTURED
+        if Kind.KALLSYMS in held:
+            return True, Quality.SYMTAB, False, ""
+        symbols = max(artifact.quality for artifact in held.values())
+        executable = Kind.EXECUTABLE in held or Kind.VDSO in held
+        debuginfo = symbols >= Quality.DEBUGINFO
+        if not executable:
+            return executable, symbols, debuginfo, NO_EXECUTABLE
+        if symbols >= Quality.SYMTAB:
+            return executable, symbols, debuginfo, ""
+        why = STRIPPED if symbols is Quality.DYNSYM else NO_SYMBOLS
+        return executable, symbols, debuginfo, why

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that are open, and who listens.
+
+A listing leaves out what its reader may not read, and the kernel tells who that is when a directory
+is opened, not when it is read. For those who see everything the handle is the node, and nothing is
+kept. For others a row is, until they close the directory; when there are too many, or it is not
+known who somebody is, they are listed what everybody may read, for which the node is enough again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.linux import procfs
+from buildidfs.view import PUBLIC, Reader
+
+if TYPE_CHECKING:
+    from pyfuse3 import RequestContext
+
+MOST: Final = 4096
+"""Directories open at once by readers who are told apart."""
+
+# Nodes are below 2**63, and handles may have 64 bits. There is no node with the first of these.
+_OF_READER: Final = 1 << 63
+_ROW: Final = _OF_READER | 1 << 32
+_NODE: Final = _OF_READER - 1
+_LAST: Final = 1 << 28
+
+
+class Listings:
+    """The handles of directories. ``everything``: whoever asks sees all there is; else root and the
+    user ``own`` do.
+    """
+
+    def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
+        self._everything = everything
+        self._own = own
+        self._most = most
+        self._next = 0
+        self._rows: dict[int, tuple[int, Reader]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def open(self, node: int, ctx: RequestContext) -> int:
+        """The handle of a directory for whoever ``ctx`` says is asking."""
+        if self._everything or ctx.uid in (0, self._own):
+            return node
+        if len(self._rows) >= self._most:
+            return _OF_READER | node
+        handle = _ROW | self._next
+        while handle in self._rows:
+            self._next = (self._next + 1) % _LAST
+            handle = _ROW | self._next
+        self._next = (self._next + 1) % _LAST
+        self._rows[handle] = (node, Reader(ctx.uid, _groups(ctx)))
+        return handle
+
+    def reader_of(self, handle: int) -> tuple[int, Reader | None]:
+        """The node behind a handle, and who listens; None for who sees everything."""
+        if handle < _OF_READER:
+            return handle, None
+        return self._rows.get(handle) or (handle & _NODE, PUBLIC)
+
+    def release(self, handle: int) -> None:
+        """It is closed."""
+        if handle >= _OF_READER:
+            self._rows.pop(handle, None)
+
+
+def _groups(ctx: RequestContext) -> frozenset[int] | None:
+    """All groups of who asks, None if they cannot be told."""
+    try:
+        # The thread that asks; 0 in a PID namespace that is none of ours.
+        pid_fd = procfs.open_pid(ctx.pid)
+        try:
+            return frozenset((ctx.gid, *procfs.groups(pid_fd)))
+        finally:
+            os.close(pid_fd)
+    except OSError:
+        return None
