@@ -23,7 +23,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import capture, clients, publish, reads, requests, scale, scanning, watchcost
+from benchmarks import (
+    capture,
+    checks,
+    churn,
+    clients,
+    crashes,
+    packages,
+    publish,
+    reads,
+    requests,
+    scale,
+    scanning,
+    watchcost,
+)
 from benchmarks.bench import (
     Bench,
     Benchmark,
@@ -44,8 +57,12 @@ _BENCHMARKS: dict[str, Benchmark] = {
     **clients.ROWS,
     **scale.ROWS,
     **scanning.ROWS,
+    **packages.ROWS,
     **capture.ROWS,
     **watchcost.ROWS,
+    **crashes.ROWS,
+    **churn.ROWS,
+    **checks.ROWS,
 }
 
 

@@ -22,7 +22,7 @@ from benchmarks.report import Row
 from benchmarks.stores import scanned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _TREE = Path("/usr/lib")
 _HEAD = 4096
@@ -115,7 +115,7 @@ def tree(bench: Bench) -> Iterator[Row]:
     _identify(command)
     for number in range(bench.size(3, 1)):
         bench.say(f"tree: round {number + 1}")
-        theirs.append(_debuginfod(bench))
+        theirs.append(debuginfod(bench, "-F", "-c", "2", _TREE))
         identify.append(timed(lambda: _identify(command)))
         shutil.rmtree(store, ignore_errors=True)
         os.sync()
@@ -133,8 +133,10 @@ def _identify(command: list[str | Path]) -> None:
     run([*command, "--dry-run", _TREE])
 
 
-def _debuginfod(bench: Bench) -> float:
-    """Seconds from its start until debuginfod has scanned all files."""
+def debuginfod(
+    bench: Bench, *arguments: str | Path, look: Callable[[Path], object] = lambda _: None
+) -> float:
+    """Seconds from its start until debuginfod has scanned all; ``look`` is given its index."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -154,18 +156,19 @@ def _debuginfod(bench: Bench) -> float:
         )
 
     with bench.scratch("debuginfod") as directory:
-        command = ["debuginfod", "-F", "-c", "2", "-d", f"{directory}/db", "-p", str(port)]
+        index = directory / "db"
+        command = ["debuginfod", "-d", index, "-p", str(port), *arguments]
         environment = {**os.environ, "DEBUGINFOD_URLS": "", "HOME": str(directory)}
 
         def action() -> None:
             wait_until(scanned_all, "debuginfod's scan", 600)
 
         with (directory / "log").open("wb") as log:
-            server = subprocess.Popen(
-                [*command, str(_TREE)], stdout=log, stderr=log, env=environment
-            )
+            server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             try:
-                return timed(action)
+                seconds = timed(action)
+                look(index)
+                return seconds
             finally:
                 server.kill()
                 server.wait()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, run
-from benchmarks.data import build_ids, write_elf
+from benchmarks.data import build_ids, elf_head, write_elf
 from benchmarks.mounts import buildidfs
 from buildidfs.model import (
     BuildId,
@@ -30,6 +30,7 @@ from buildidfs.model import (
     Trust,
 )
 from buildidfs.store import NewCapture, Staged, Store, environment
+from buildidfs.store.blobs import BlobFile, Blobs
 from buildidfs.store.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 OPENED = 500
 _BATCH = 10_000
 _SIZE = 32768
+_SMALL = 1024
 
 
 def scanned(bench: Bench, name: str, *trees: Path) -> Path:
@@ -109,25 +111,69 @@ def captured(store: Store, scratch: Path, build_id: str, number: int) -> NewCapt
     return _capture(build_id, number, staged)
 
 
+class _NoFiles(Blobs):
+    """Blobs of which it is believed that they have files."""
+
+    def file(self, digest: Digest) -> BlobFile:
+        return BlobFile(_SIZE, 1, 1)
+
+
 def _record(store: Store, batch: Sequence[str], begin: int, without: set[str]) -> None:
     """Rows as `Store.commit` writes them, for blobs that have no file."""
-    env = environment.acquire(os.fsencode(store.path), read_only=False)
+    blobs = _NoFiles(os.fsencode(store.path), writable=False)
+    captures = []
+    for number, build_id in enumerate(batch, begin):
+        if build_id not in without:
+            staged = Staged(-1, None)
+            staged.size = _SIZE
+            staged.digest = Digest(sha256(build_id.encode()).digest())
+            captures.append(_capture(build_id, number, staged))
     try:
+        _write_rows(store, blobs, captures)
+    finally:
+        blobs.close()
 
-        def work(txn: environment.Txn) -> None:
-            recorder = Recorder(env, txn)
-            for number, build_id in enumerate(batch, begin):
-                if build_id in without:
-                    continue
-                staged = Staged(-1, None)
-                staged.size = _SIZE
-                staged.digest = Digest(sha256(build_id.encode()).digest())
-                recorder.capture(_capture(build_id, number, staged))
-            recorder.finish()
 
+def _write_rows(store: Store, blobs: Blobs, captures: Sequence[NewCapture]) -> None:
+    env = environment.acquire(os.fsencode(store.path), read_only=False)
+
+    def work(txn: environment.Txn) -> None:
+        added = {new.content.digest for new in captures if isinstance(new.content, Staged)}
+        recorder = Recorder(env, txn, blobs, added)
+        for new in captures:
+            recorder.capture(new)
+        recorder.finish()
+
+    try:
         env.write(work)
     finally:
         environment.release(env)
+
+
+def whole(bench: Bench, count: int) -> Path:
+    """A store of ``count`` build IDs that nothing is wrong with: all blobs are there. Made once a
+    run, and not synced to the disk.
+    """
+    path = bench.workdir / f"whole-{count}"
+    if path.exists():
+        return path
+    bench.say(f"making a store of {count} build IDs, with all their files")
+    part = bench.workdir / f"whole-{count}.part"
+    ids = build_ids(count)
+    with Store.create(part) as store:
+        for begin in range(0, count, _BATCH):
+            captures = []
+            for number, build_id in enumerate(ids[begin : begin + _BATCH], begin):
+                staged = Staged(-1, None)
+                content = elf_head(build_id, _SMALL).ljust(_SMALL, b"\1")
+                staged.size, staged.digest = _SMALL, Digest(sha256(content).digest())
+                blob = Path(os.fsdecode(store.blob_path(staged.digest)))
+                blob.parent.mkdir(exist_ok=True)
+                blob.write_bytes(content)
+                captures.append(_capture(build_id, number, staged))
+            _write_rows(store, store._blobs, captures)
+    part.rename(path)
+    return path
 
 
 def _capture(build_id: str, number: int, staged: Staged) -> NewCapture:

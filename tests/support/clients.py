@@ -29,12 +29,16 @@ Argument = str | bytes | os.PathLike[str]
 # name on Debian and Ubuntu of the package that has the tool, where it is not the tool's own
 PACKAGES = {
     "addr2line": "binutils",
+    "bsdtar": "libarchive-tools",
     "debuginfod-find": "debuginfod",
+    "dwp": "binutils",
     "eu-addr2line": "elfutils",
+    "eu-elflint": "elfutils",
     "eu-readelf": "elfutils",
     "eu-stack": "elfutils",
     "eu-unstrip": "elfutils",
     "fusermount3": "fuse3",
+    "ld": "binutils",
     "llvm-symbolizer": "llvm",
     "llvm-symbolizer-19": "llvm-19",
     "losetup": "mount",
@@ -47,9 +51,12 @@ PACKAGES = {
     "objdump": "binutils",
     "perf": "linux-perf",
     "readelf": "binutils",
+    "rpmbuild": "rpm",
     "setpriv": "util-linux",
+    "strip": "binutils",
     "systemd-analyze": "systemd",
     "unshare": "util-linux",
+    "xz": "xz-utils",
 }
 
 

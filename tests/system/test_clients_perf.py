@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +13,13 @@ import pytest
 
 from tests.support import clients, programs
 from tests.support.clients import run, tool
+from tests.support.elsewhere import kernel_report
 
 if TYPE_CHECKING:
     from tests.support.mounts import BuildIdFs
     from tests.support.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
-
-NT_GNU_BUILD_ID = 3
 
 
 def _assert_hot_functions(result: clients.Result) -> None:
@@ -88,39 +86,12 @@ def test_kernel_symbols_of_another_host(buildidfs: BuildIdFs) -> None:
     copy = [tool("dd"), "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000"]
     assert clients.perf_record(data, copy).rc == 0
     buildidfs("scan", "proc", check=False)
-    # Another host is one with another kernel, whose own symbols perf must not take.
-    (directory / "notes").write_bytes(_other_kernel())
-    (directory / "kallsyms").touch()
     named = r"dd +\[kernel\.kallsyms\] +\[k\] [a-z_]\w*"
-    without = _report_elsewhere(directory, directory / "no-mount-here", data)
+    without = kernel_report(directory / "no-mount-here", data)
     assert not re.search(named, without.out), str(without)
     with buildidfs.mounted() as mount:
-        result = _report_elsewhere(directory, mount, data)
+        result = kernel_report(mount, data)
     assert re.search(named, result.out), str(result)
-
-
-def _other_kernel() -> bytes:
-    """The notes of this kernel with another build ID."""
-    notes = bytearray(Path("/sys/kernel/notes").read_bytes())
-    offset = 0
-    while offset < len(notes):
-        name_size, size, kind = struct.unpack_from("=3I", notes, offset)
-        name = offset + 12
-        content = name + (name_size + 3 & ~3)
-        if kind == NT_GNU_BUILD_ID and notes[name : name + 4] == b"GNU\0":
-            notes[content] ^= 0xFF
-            return bytes(notes)
-        offset = content + (size + 3 & ~3)
-    raise LookupError("this kernel has no build ID")
-
-
-def _report_elsewhere(directory: Path, mount: Path, data: Path) -> clients.Result:
-    script = (
-        'mount --bind "$1/notes" /sys/kernel/notes && mount --bind "$1/kallsyms" /proc/kallsyms'
-        ' && exec "$4" --buildid-dir "$2/perf" report --stdio --no-children -i "$3"'
-    )
-    inside = ["sh", "-c", script, "sh", directory, mount, data, clients.perf_tool()]
-    return run([tool("unshare"), "-m", *inside])
 
 
 def test_archive_holds_real_files(gone: Vanished) -> None:

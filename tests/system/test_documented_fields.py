@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,9 +14,13 @@ import pytest
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import sighting
+from tests.support.children import cat_program, copied_cat
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
+from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import elf_file
+from tests.support.perfwriter import PerfWriter
+from tests.support.programs import build_id_of
 from tests.support.waiting import until
 from tests.support.watching import watching
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.mounts import BuildIdFs
+    from tests.support.programs import Program
 
 # Keys that are data: reasons, kinds, namespaces.
 _COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}
@@ -35,14 +41,25 @@ def output_section() -> dict[str, str]:
     argv = [tool("groff"), "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", ROOT / "man/buildidfs.1"]
     page = run(argv, check=True).out
     text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
-    names = ("scan tree --dry-run", "scan", "watch", "list", "show", "journal", "stats")
+    names = (
+        "pin --list", "prune", "gc", "status",
+        "scan perf-data", "scan image", "coverage", "repair",
+        "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
+        "check", "journal", "which", "where --live", "where", "symbolize", "stats",
+    )  # fmt: skip
     start = rf"^ {{5}}(?=(?:{'|'.join(names)})\b)"
     general, *items = re.split(start, text, flags=re.MULTILINE)
     said = [" ".join(each.split()) for each in items]
-    return {
+    sections = {
         next(name for name in names if each.startswith(f"{name} ")): f"{general} {each}"
         for each in said
     }
+    sections["scan package"] += sections["scan"]  # "Besides, ..."
+    sections["scan image"] += sections["scan"]
+    sections["scan perf-data"] += sections["scan"]
+    sections["scan core"] += sections["scan"]
+    sections["where"] += sections["which"]
+    return sections
 
 
 def keys(value: object) -> Iterator[str]:
@@ -66,32 +83,70 @@ def watched(buildidfs: BuildIdFs) -> list[dict[str, Any]]:
     return watcher.events
 
 
+def _profile() -> bytes:
+    """A profile with one name for two build IDs, and a file without one."""
+    write = PerfWriter()
+    records = b"".join(
+        write.mmap2(1, 0x10000 * number, 0x1000, b"/app", build_id=bytes([number]) * 20)
+        + write.sample(1, 0x10000 * number, 9)
+        for number in (1, 2)
+    )
+    records += write.mmap2(1, 0x30000, 0x1000, b"/other") + write.sample(1, 0x30000, 9)
+    return write.file(records)
+
+
 def test_fields_are_in_the_page(
-    output_section: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path
+    output_section: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path, program: Program
 ) -> None:
     build_id = bytes.fromhex("f1e1d5" * 6)
     (tmp_path / "some.so").write_bytes(elf_file(build_id=build_id))
     (tmp_path / "other.so").write_bytes(elf_file(build_id=None))
     with open(os.fsencode(tmp_path) + b"/caf\xe9.so", "wb") as file:
         file.write(elf_file(build_id=build_id[::-1]))
+    profile = tmp_path / "perf.data"
+    profile.write_bytes(_profile())
+    core = tmp_path / "core"
+    core.write_bytes(core_file([Mapped(0x10000, elf_file(build_id=build_id)[:4096], b"/app")]))
+    buildidfs("scan", "tree", program.exe.compiled)
+    address = f"{program.exe.build_id}+{program.exe.address('main'):#x}"
     commands = {
+        "pin --list": ["pin", "--list"],
+        "prune": ["prune", "--dry-run", "-v"],
+        "gc": ["gc"],
+        "status": ["status"],
+        "scan core": ["scan", "core", core, tmp_path / "missing"],
+        "which": ["which", program.exe.compiled],
+        "where": ["where", program.exe.build_id],
+        "where --live": ["where", "--live", build_id_of(cat_program())],
+        "symbolize": ["symbolize", address],
+        "scan perf-data": ["scan", "perf-data", profile, tmp_path / "missing"],
+        "coverage": ["coverage", profile],
+        "repair": ["repair", profile, "-o", tmp_path / "repaired.data"],
         "scan tree --dry-run": ["scan", "tree", "--dry-run", tmp_path],
+        "scan package": ["scan", "package", tmp_path, tmp_path / "missing"],
+        "scan image": ["scan", "image", tmp_path],
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
         "watch": [],
         "list": ["list"],
         "show": ["show", build_id[::-1].hex()],
         "journal": ["journal"],
         "stats": ["stats"],
+        "check": ["check"],
     }
     assert set(output_section) == set(commands)
     with Store.create(buildidfs.store) as store:
+        store.pin([BuildId(build_id[::-1])], b"caf\xe9")
         store.journal([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
     for name, words in commands.items():
+        context = copied_cat(tmp_path / "cat") if "--live" in words else contextlib.nullcontext()
         if name == "watch":
             objects = watched(buildidfs)
         else:
-            done = buildidfs(*words, "--json", check=False)
-            assert done.rc in (0, 3), done
+            if name == "check":  # which has little to say of a store that is sound
+                next(iter(buildidfs.store.glob("blobs/*/*"))).unlink()
+            with context:
+                done = buildidfs(*words, "--json", check=False)
+            assert done.rc in (0, 3, 20), done
             objects = [json.loads(line) for line in done.out.splitlines()]
         found = {key for each in objects for key in keys(each)}
         assert len(found) >= 2

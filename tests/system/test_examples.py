@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.linux.sdnotify import Inbox
-from tests.support import clients
+from tests.support import clients, packages
 from tests.support.children import copied_cat
 from tests.support.clients import Result, run, tool
 from tests.support.commands import (
@@ -152,6 +153,30 @@ def test_perf_report_elsewhere(gone: Vanished, tmp_path: Path) -> None:
     wrong = run([example, "pak"], env=env)
     assert wrong.rc == 2
     assert "pack PERF.DATA OUT.TAR" in wrong.err
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+def test_crash_elsewhere(programs: Path, gone: Vanished, tmp_path: Path) -> None:
+    root, debug, temporary = tmp_path / "root", tmp_path / "debug", tmp_path / "tmp"
+    gone.program.install(root, debug="none")
+    gone.program.install(debug, debug="system")
+    shutil.rmtree(debug / "app")
+    temporary.mkdir()
+    layout = tmp_path / "layout"
+    run([tool("umoci"), "init", "--layout", layout], check=True)
+    run([tool("umoci"), "new", "--image", f"{layout}:hot"], check=True)
+    run([tool("umoci"), "insert", "--image", f"{layout}:hot", root, "/"], check=True)
+    example = EXAMPLES / "crash-elsewhere.sh"
+    env = {"PATH": path_with(programs), "TMPDIR": str(temporary)}
+    done = run([example, gone.core, layout, packages.rpm(debug, tmp_path)], env=env, check=True)
+    place = rf"exe_static_stuck .* at .*hot\.c:{line_of('exe_stuck')}\b"
+    assert re.search(place, done.out), done
+    assert list(temporary.iterdir()) == []
+    without = run([example, gone.core, layout], env=env, check=True)
+    assert not re.search(place, without.out), without
+    assert run([example, gone.core], env=env).rc == 2
 
 
 # --- custom_scanner.py -------------------------------------------------------------------------

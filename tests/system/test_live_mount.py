@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.model import Digest
+from buildidfs.store import Store
 from tests.support import clients, programs
 from tests.support.clients import run, tool
 from tests.support.containers import container
+from tests.support.elfwriter import DYNSYM, SYMTAB, TEXT, elf_file
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -54,6 +57,37 @@ def test_names_that_were_missing_a_moment_before(
         assert exe in os.listdir(mount)
         result = clients.debuginfod_find(f"file://{mount}", "debuginfo", exe)
         assert result.rc == 0, str(result)
+
+
+def test_variants_that_were_missing_a_moment_before(buildidfs: BuildIdFs, directory: Path) -> None:
+    """Also one that is not served, and one of another kind than the same bytes had before."""
+    build_id = bytes.fromhex("5ca1ab1e00")
+    first, second = directory / "first", directory / "second"
+    first.write_bytes(elf_file([TEXT, DYNSYM, SYMTAB], build_id=build_id))
+    second.write_bytes(elf_file([TEXT], build_id=build_id))
+    digests = {programs.sha256(path) for path in (first, second)}
+    buildidfs("scan", "tree", first)
+    with buildidfs.mounted() as mount:
+        place = mount / build_id.hex()
+        variants = place / "variants"
+        missing = variants / programs.sha256(second)
+        with pytest.raises(FileNotFoundError):
+            missing.stat()
+        assert os.listdir(variants) == [programs.sha256(first)]
+        buildidfs("scan", "tree", second)
+        assert missing.read_bytes() == second.read_bytes()
+        assert set(os.listdir(variants)) == digests
+        same = (place / "elf", place / "debug", variants / programs.sha256(first))
+        assert [path.read_bytes() for path in same] == [first.read_bytes()] * 3
+        executable, _, listed = [path.stat().st_ino for path in same]
+        assert listed == executable != missing.stat().st_ino
+        os.utime(second, (5, 5))
+        assert missing.stat().st_mtime != 5, "that of when it was captured"
+        with Store.open(buildidfs.store) as store:
+            store.remove([Digest(bytes.fromhex(missing.name))])
+        with pytest.raises(FileNotFoundError):
+            missing.stat()
+        assert listed == (variants / programs.sha256(first)).stat().st_ino
 
 
 def test_unmounting_while_a_container_still_has_a_copy_of_the_mount(

@@ -200,7 +200,7 @@ def test_a_connection_that_is_aborted(buildidfs: BuildIdFs, place: Path) -> None
 
 _FAULTY = """
 from buildidfs.view import View
-real = {name: getattr(View, name) for name in ("lookup", "children", "open", "attributes")}
+real = {name: getattr(View, name) for name in ("lookup", "children", "open_now", "attributes")}
 def lookup(self, node, name):
     if name == b"fault-in-lookup":
         raise KeyError(name)
@@ -208,10 +208,10 @@ def lookup(self, node, name):
         return {b"fault-in-readdir": 11, b"fault-in-open": 1 << 60 | 99 << 28 | 1 << 22,
                 b"fault-in-getattr": 12, b"fault-in-readlink": 13}[name]
     return real["lookup"](self, node, name)
-def children(self, node, after=0):
+def children(self, node, after=0, reader=None):
     if node == 11:
         raise KeyError(node)
-    return real["children"](self, node, after)
+    return real["children"](self, node, after, reader)
 def attributes(self, node):
     if node == 1 << 60 | 99 << 28 | 1 << 22:
         from buildidfs.view import Attributes
@@ -219,11 +219,12 @@ def attributes(self, node):
     if node == 12:
         raise KeyError(node)
     return real["attributes"](self, node)
-def open(self, node):
+def open_now(self, node):
     if node == 1 << 60 | 99 << 28 | 1 << 22:
         raise KeyError(node)
-    return real["open"](self, node)
-View.lookup, View.children, View.attributes, View.open = lookup, children, attributes, open
+    return real["open_now"](self, node)
+View.lookup, View.children, View.attributes = lookup, children, attributes
+View.open_now = open_now
 from buildidfs.mount import operations
 def read_cached(self, fd, offset, size):
     raise KeyError("fault in read")

@@ -107,7 +107,7 @@ def transcript(scratch: Path, program: Program) -> Result:
         text = "\n".join(line for line in block.splitlines() if not _installs(line))
         for name, value in replaced.items():
             # a whole word, or the beginning of a path
-            whole = rf"(^|[\s'\"=(]|file://){re.escape(name)}(?=[\s/'\")]|$)"
+            whole = rf"(^|[\s'\"=(+]|file://){re.escape(name)}(?=[\s/'\")]|$)"
             text = re.sub(whole, rf"\g<1>{value}", text, flags=re.MULTILINE)
         text = text.replace("&& cd buildidfs\n", f"&& cd buildidfs\n{_VENV_THERE}\n")
         lines.append(f"(\n:\n{text}\n)")

@@ -99,6 +99,71 @@ def test_links_alone_protect_who_uses_the_right_directory(
         assert marker.exists()
 
 
+# Everything in the mount that gdb may be pointed at: its debug file directory while it looks at a
+# core file, or the name of a file. {exe} and {lib} are build IDs, {x} and {l} split ones; {app} is
+# where they were, {exe_digest} and {debug_digest} are of what is in variants.
+_DIRECTORIES = (".", "debug", "usr/lib/debug")
+_FILES = (
+    "{exe}/elf",
+    "{exe}/executable",
+    "{lib}/debug",
+    "{lib}/debuginfo",
+    "buildid/{exe}/executable",
+    "{exe}/variants/{exe_digest}",
+    "{lib}/variants/{debug_digest}",
+    ".build-id/{x}",
+    "debug/.build-id/{l}.debug",
+    "usr/lib/debug/.build-id/{x}",
+    "perf{app}/bin/hot/{exe}/elf",
+    "perf/.build-id/{l}/debug",
+)
+_TRUST_ALL = "set auto-load safe-path /"
+
+
+@pytest.fixture(scope="module")
+def kept(hostile: Vanished, scratch: Path) -> Iterator[Path]:
+    """The same store, mounted for those who want the scripts."""
+    directory = scratch / "kept"
+    directory.mkdir()
+    with BuildIdFs(directory, hostile.buildidfs.store).mounted("--gdb-scripts=keep") as mount:
+        yield mount
+
+
+def _spelled(hostile: Vanished, name: str) -> str:
+    exe, lib = hostile.program.binaries
+    return name.format(
+        exe=exe.build_id,
+        lib=lib.build_id,
+        x=f"{exe.build_id[:2]}/{exe.build_id[2:]}",
+        l=f"{lib.build_id[:2]}/{lib.build_id[2:]}",
+        app=hostile.app,
+        exe_digest=programs.sha256(exe.shipped),
+        debug_digest=programs.sha256(lib.debug),
+    )
+
+
+def _runs_it(hostile: Vanished, mount: Path, marker: Path, where: str) -> bool:
+    """Whether a gdb that trusts everything runs what is in a file it is pointed at."""
+    marker.unlink(missing_ok=True)
+    if where in _DIRECTORIES:
+        result = clients.gdb(
+            "bt", debug=mount / where, settings=[_TRUST_ALL], arguments=["-c", hostile.core]
+        )
+        assert "exe_static_stuck" in result.out, str(result)
+    else:
+        path = mount / _spelled(hostile, where)
+        result = clients.gdb(f"file {path}", "info functions static_hot", settings=[_TRUST_ALL])
+        assert "static_hot" in result.out, str(result)
+    return marker.exists()
+
+
+@pytest.mark.parametrize("where", [*_DIRECTORIES, *_FILES])
+def test_wherever_gdb_is_pointed(hostile: Vanished, kept: Path, marker: Path, where: str) -> None:
+    assert not _runs_it(hostile, hostile.mount, marker, where)
+    # Or else the other would pass for nothing: gdb does look there.
+    assert _runs_it(hostile, kept, marker, where)
+
+
 def test_only_the_section_reads_as_zeros(hostile: Vanished) -> None:
     exe, lib = hostile.program.binaries
     for served, original in (

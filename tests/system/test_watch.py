@@ -639,6 +639,8 @@ def test_full_store_recovers(directory: Path, small: Path, probe: Probe) -> None
         run([first], check=True)
         captured(store, first)
         until(lambda: watcher.facts["idle"], "rest", PATIENCE)
+        with Store.open(store) as opened:  # or it would make room
+            opened.pin(build_id for _, build_id in opened.build_ids_from())
         ballast = _fill(small)
         with copied_cat(directory / "running") as child:
             until(lambda: watcher.facts["store_error"], "that the store is full", PATIENCE)

@@ -12,9 +12,10 @@ import pytest
 
 from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import Caught, Place
-from buildidfs.linux import mounts, statx
-from buildidfs.model import BuildId, NamespaceSet, Sighting, Trust
+from buildidfs.linux import mounts, namespaces, procfs, statx
+from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
 from tests.support.captures import identity
+from tests.support.children import needs_root, private_cat
 from tests.support.scans import open_descriptors
 
 HOST = NamespaceSet(1, 2, 3, 4, 5, 6, 7)
@@ -136,3 +137,83 @@ def test_mounts_are_looked_at_again(host: LiveSightings, tmp_path: Path) -> None
         assert sighting_of_file(host, tmp_path / "app").origin.trust is Trust.HOST
         patch.setattr("buildidfs.capture.live._OWNERS_S", -1.0)
         assert sighting_of_file(host, tmp_path / "app").origin.trust is Trust.UNKNOWN
+
+
+# --- who could get at it -------------------------------------------------------------------------
+
+
+def reach_of(live: LiveSightings, path: str, pid: int, place: Place) -> int:
+    """Of a file that is held open at a path of ours, caught in a process that may be gone."""
+    fd = os.open(path, os.O_PATH)
+    try:
+        message = Caught(b"k", pid, 1, b"/any", statx.identity(fd), place)
+        return reach_in(live, message, fd)
+    finally:
+        os.close(fd)
+
+
+def reach_in(live: LiveSightings, message: Caught, fd: int) -> int:
+    seen = live.of(message, fd)
+    assert seen.origin.reach == 0, "nobody has asked yet"
+    return live.reached(seen, message, fd).origin.reach
+
+
+def place_of(pid: int) -> Place:
+    pid_fd = procfs.open_pid(pid)
+    try:
+        return Place(namespaces.of(pid_fd), namespaces.mnt_ns_id(pid_fd), b"/")
+    finally:
+        os.close(pid_fd)
+
+
+@needs_root("gives files away")
+def test_reach_on_the_host_needs_no_process(directory: Path) -> None:
+    here = place_of(os.getpid())
+    live = LiveSightings(host="there", initial=here.namespaces)
+    (directory / "app").touch()
+    gone = 1 << 22
+    assert reach_of(live, str(directory / "app"), gone, here) == EVERYBODY
+    directory.chmod(0o700)
+    assert reach_of(live, str(directory / "app"), gone, here) == OWNER
+    os.chown(directory, 61001, 61001)
+    os.chown(directory / "app", 61002, 61002)
+    assert reach_of(live, str(directory / "app"), gone, here) == 0, "looked at anew each time"
+
+
+@needs_root("makes mount namespaces")
+def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> None:
+    live = LiveSightings(host="there", initial=place_of(os.getpid()).namespaces)
+    other_place = directory / "other"
+    other_place.mkdir()
+    with private_cat(directory) as child, private_cat(other_place) as stranger:
+        place = place_of(child.pid)
+        path = f"/proc/{child.pid}/root{directory}/cat"
+        fd = os.open(path, os.O_PATH)
+        try:
+            # The one it was caught in is gone, and no other was ever seen.
+            identity = statx.identity(fd)
+            gone = Caught(b"k", 1 << 22, 1, b"/any", identity, place)
+            assert reach_in(live, gone, fd) == OWNER
+            assert reach_of(live, path, stranger.pid, place) == OWNER, "it lives elsewhere"
+            assert reach_of(live, path, child.pid, place) == EVERYBODY
+            assert reach_in(live, gone, fd) == EVERYBODY, "another one is known by now"
+            os.chmod(f"/proc/{child.pid}/root{directory}", 0o700)
+            assert reach_in(live, gone, fd) == OWNER
+            os.chmod(f"/proc/{child.pid}/root{directory}", 0o755)
+            assert reach_in(live, gone, fd) == EVERYBODY
+            child.kill()
+            child.wait(30)
+            assert reach_in(live, gone, fd) == OWNER, "and now there is none"
+        finally:
+            os.close(fd)
+
+
+def test_processes_that_are_remembered_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildidfs.capture.live._MOST_NAMESPACES", 3)
+    live = LiveSightings(host="there", initial=HOST)
+    for number in range(1, 9):
+        place = Place(CONTAINER, number, b"/")
+        for pid in range(100, 120):
+            live.of(Caught(b"k", pid, 1, b"/any", identity(), place), -1)
+    assert set(live._neighbours) == {6, 7, 8}
+    assert live._neighbours[8] == [100, 101, 102, 103], "the eldest"

@@ -16,16 +16,16 @@ import pytest
 
 from buildidfs.capture import container
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.patience import Patience
+from buildidfs.capture.patience import Devices, Patience
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.process import Process, Ways
 from buildidfs.errors import UsageError
 from buildidfs.formats import elf
 from buildidfs.linux import mounts, procfs
-from buildidfs.model import BuildId, Kind, NamespaceSet, Trust
+from buildidfs.model import EVERYBODY, OWNER, BuildId, Kind, NamespaceSet, Trust
 from tests.support import silentfs
 from tests.support.children import cat_program, copied_cat, needs_root, running
-from tests.support.elfwriter import TEXT_SPLIT, Section, debuglink, elf_file
+from tests.support.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
 from tests.support.filereader import FileReader
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 
@@ -267,3 +267,62 @@ def test_debug_files_where_nobody_answers(tmp_path: Path) -> None:
     reasons = {item.path: item.reason for item in result.unreadable}
     assert reasons[os.fsencode(hidden / "app")] == "its filesystem does not answer"
     assert not any(place.startswith(b"/usr/lib/debug/") for place in reasons)
+
+
+def reaches(result: Scan, path: Path) -> list[int]:
+    """What was found out of those who could get at a file, whenever it was pinned or known."""
+    items = [*(seen.pinned for seen in result.pinned), *result.again]
+    origins = [item.sighting.origin for item in items]
+    return [origin.reach for origin in origins if origin.path == os.fsencode(path)]
+
+
+@needs_root("others cannot enter their own directories so far down")
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_could_get_at_what_is_new(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    """Also where filesystems may not answer; of what is known nobody asks."""
+    monkeypatch.setattr(Devices, "learn", lambda *_, **__: slow)
+    path = directory / "cat"
+    memory = Memory()
+    with copied_cat(path) as child:
+        result = scanned(child.pid, memory=memory)
+        assert reaches(result, path) == [EVERYBODY]
+        assert {seen.pinned.sighting.origin.reach for seen in result.pinned} == {EVERYBODY}
+        directory.chmod(0o700)
+        assert reaches(scanned(child.pid), path) == [OWNER]
+        remember(memory, result)
+        assert reaches(scanned(child.pid, memory=memory), path) == [0]
+        path.unlink()
+        assert reaches(scanned(child.pid), path) == [OWNER]
+
+
+@needs_root("others cannot enter their own directories so far down")
+def test_who_could_get_at_a_debug_file(directory: Path) -> None:
+    debug = elf_file([TEXT_SPLIT], build_id=ID)
+    link = debuglink(b"cat.debug", zlib.crc32(debug))
+    hidden = directory / ".debug"
+    hidden.mkdir()
+    (hidden / "cat.debug").write_bytes(debug)
+    path = directory / "mapped.so"
+    path.write_bytes(elf_file([TEXT, link], build_id=ID))
+    with map_executable(path):
+        assert reaches(scanned(os.getpid()), hidden / "cat.debug") == [EVERYBODY]
+        hidden.chmod(0o750)
+        os.chown(hidden, 61001, 61001)
+        assert reaches(scanned(os.getpid()), path) == [EVERYBODY]
+        assert reaches(scanned(os.getpid()), hidden / "cat.debug") == [OWNER]
+
+
+def test_who_could_get_at_a_file_of_a_process_that_is_gone(
+    mapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held already, and captured all the same."""
+
+    def refused(pid_fd: int) -> int:
+        raise ProcessLookupError(errno.ESRCH, "No such process")
+
+    monkeypatch.setattr(procfs, "open_root", refused)
+    result = scanned(os.getpid())
+    assert reaches(result, mapped) == [OWNER]
+    assert result.data(mapped) == mapped.read_bytes()

@@ -12,8 +12,8 @@ import pytest
 from buildidfs.capture import container, walk
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.tree import TreeScanner, identify_tree
-from buildidfs.model import Absence, BuildId, NamespaceSet, Trust
-from tests.support.children import needs_root
+from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, NamespaceSet, Trust
+from tests.support.children import needs_root, private_cat
 from tests.support.elfwriter import elf_file
 from tests.support.scans import (
     Memory,
@@ -246,3 +246,30 @@ def test_which_namespaces_are_not_the_hosts_is_kept(tmp_path: Path) -> None:
     origin = result.pinned[0].pinned.sighting.origin
     assert container.apart_names(origin.apart) == ["pid", "mnt"]
     assert container.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
+
+
+@needs_root("others cannot enter their own directories so far down")
+def test_who_could_get_at_what_is_new(directory: Path) -> None:
+    public, home = directory / "public", directory / "home"
+    for place in (public, home):
+        place.mkdir()
+        (place / "a.so").write_bytes(ELF)
+    home.chmod(0o700)
+    memory = Memory()
+    result = scan(TreeScanner(memory, [os.fsencode(directory)]))
+    found = {seen.path: seen.pinned.sighting.origin.reach for seen in result.pinned}
+    assert found == {
+        os.fsencode(public / "a.so"): EVERYBODY,
+        os.fsencode(home / "a.so"): OWNER,
+    }
+    remember(memory, result)
+    again = scan(TreeScanner(memory, [os.fsencode(directory)])).again
+    assert [item.sighting.origin.reach for item in again] == [0, 0], "nobody asked"
+
+
+@needs_root("looks into another mount namespace")
+def test_who_could_get_at_a_file_of_another_mount_namespace(directory: Path) -> None:
+    with private_cat(directory) as child:
+        path = f"/proc/{child.pid}/root{directory}/cat"
+        (seen,) = scan(TreeScanner(Memory(), [os.fsencode(path)])).pinned
+        assert seen.pinned.sighting.origin.reach == OWNER, "not by that path of ours"

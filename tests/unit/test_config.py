@@ -55,7 +55,7 @@ def test_sizes(text: int | str, number: int) -> None:
     assert config.size(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-1", "1e9"])
+@pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-1", "1e9", "9" * 400])
 def test_what_is_not_a_size_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="not a size"):
         config.size(text)
@@ -87,3 +87,85 @@ def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):
         config.load(bad)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "a = " + "{a = " * 5000, "a = " + "9" * 5000]
+)
+def test_what_no_reader_of_toml_can_take_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="not valid TOML"):
+        config.parse(text, "x.toml")
+
+
+# --- retention -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, (0, 0.0)),
+        (4096, (4096, 0.0)),
+        ("50G", (50 << 30, 0.0)),
+        ("1.5 MB", (1_500_000, 0.0)),
+        ("80%", (0, 0.8)),
+        ("2.5 %", (0, 0.025)),
+        ("100%", (0, 1.0)),
+    ],
+)
+def test_limits(value: int | str, expected: tuple[int, float]) -> None:
+    assert config.limit(value) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "101%", "%", "-5", -5, "-5%", "5 percent", "G", "1e9", "9%9"]
+)
+def test_what_is_no_limit(value: int | str) -> None:
+    with pytest.raises(UsageError, match=r"not a s(ize|hare)"):
+        config.limit(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, 0),
+        (90, 90),
+        ("90", 90),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("30 d", 30 * 86_400),
+        ("2W", 14 * 86_400),
+        ("5m", 300),
+    ],
+)
+def test_ages(value: int | str, expected: int) -> None:
+    assert config.seconds(value) == expected
+
+
+@pytest.mark.parametrize("value", ["", "-1d", -1, "d", "1y", "1d2h", "9" * 40])
+def test_what_is_no_age(value: int | str) -> None:
+    with pytest.raises(UsageError, match="not an age"):
+        config.seconds(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('max-size = "lots"', "the file: retention.max-size: not a size"),
+        ('keep-free = "120%"', "the file: retention.keep-free: not a share of the filesystem"),
+        ("max-age = -1", "the file: retention.max-age: not an age"),
+        ('min-age = "soon"', "the file: retention.min-age: not an age"),
+        ('compress-after = "now"', "the file: retention.compress-after: not an age"),
+        ("max-size = true", r"the file: .*\$.retention.max-size"),
+        ("maxsize = 1", "the file: .*unknown field `maxsize`"),
+    ],
+)
+def test_retention_that_makes_no_sense_names_the_key(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config.parse(f"[retention]\n{text}\n", "the file")
+
+
+def test_retention_settings() -> None:
+    text = '[retention]\nmax-size = "80%"\nkeep-free = 0\nmax-age = "90d"\nmin-age = "12h"\n'
+    kept = config.parse(text, "the file").retention
+    assert (kept.max_size, kept.keep_free, kept.max_age, kept.min_age) == ("80%", 0, "90d", "12h")
+    assert config.Settings().retention.max_size is None

@@ -271,3 +271,11 @@ def test_anything_may_be_a_path(parts: list[bytes]) -> None:
     label = container_label(text)
     assert label is None or label.isprintable()
     path(text)
+
+
+def test_longer_than_any_path_costs_no_more() -> None:
+    """Each of these is a candidate, and what stands before it is looked at."""
+    watched = b"/conmon-" + ID
+    assert container_label(watched * 50 + b"/docker-" + ID) == "docker:0123456789ab"
+    assert container_label(watched * 10_000 + b"/docker-" + ID) is None
+    assert path(b"1:x:/\n" * 100_000 + b"0::/docker/" + ID) == b"/"

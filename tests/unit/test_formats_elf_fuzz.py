@@ -12,8 +12,9 @@ from elftools.elf.segments import NoteSegment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.elf import HEAD_SIZE, ElfFile, describe, identify
-from buildidfs.model import Absence, BuildId
+from buildidfs.formats.elf import ElfFile
+from buildidfs.model import Absence
+from tests.fuzz.elves import examine
 from tests.support.elfwriter import (
     DWARF,
     DYNSYM,
@@ -34,11 +35,6 @@ from tests.support.elfwriter import (
     gdb_scripts,
     note,
 )
-from tests.support.filereader import FileReader
-
-# Three tables of at most 16 MiB, one of them read twice, and a few megabytes of notes.
-BYTES_MAX = 70 << 20
-CALLS_MAX = 1100
 
 SECTIONS = st.sampled_from(
     [
@@ -94,32 +90,6 @@ def mutated(data: bytes, mutations: list[tuple[int, bool, str, str, int]]) -> by
         if 0 <= at <= len(data) - width:
             struct.pack_into(order + form, damaged, at, number & ((1 << 8 * width) - 1))
     return bytes(damaged)
-
-
-def examine(data: bytes, size: int | None) -> ElfFile | Absence:
-    """Run both functions, hold what they must keep to, and give what `describe` says."""
-    reader = FileReader(data, size)
-    size = len(data) if size is None else size
-    identity = identify(reader(0, HEAD_SIZE), reader, size)
-    assert identify(reader(0, HEAD_SIZE), reader) == identity or size < len(data)
-    assert isinstance(identity, BuildId | Absence)
-
-    reader = FileReader(data, size)
-    answer = describe(reader, size)
-    assert reader.bytes_read <= BYTES_MAX
-    assert reader.calls <= CALLS_MAX
-    if isinstance(answer, Absence):
-        assert answer is (identity if isinstance(identity, Absence) else Absence.MALFORMED)
-        return answer
-    assert answer.build_id == identity
-    assert answer.kinds
-    end = 0
-    for extent in answer.scripts:
-        assert extent.offset >= end
-        assert extent.size > 0
-        end = extent.offset + extent.size
-    assert end <= size
-    return answer
 
 
 @settings(max_examples=400, deadline=None)

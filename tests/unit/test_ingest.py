@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -19,7 +20,18 @@ from buildidfs.capture.tree import TreeScanner
 from buildidfs.errors import IntegrityError, StoreFull, UsageError
 from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, run, staging
 from buildidfs.linux import statx
-from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Quality, Sighting, Trust
+from buildidfs.model import (
+    OWNER,
+    Absence,
+    BuildId,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Quality,
+    Sighting,
+    Trust,
+)
 from buildidfs.store import CommitResult, Staged, Store
 from tests.support.captures import read_blob
 from tests.support.children import cat_program
@@ -48,6 +60,7 @@ class Watched(Store):
     hashed = 0
     before_staging: Callable[[], None] = staticmethod(lambda: None)
     after_staging: Callable[[], None] = staticmethod(lambda: None)
+    before_committing: Callable[[], None] = staticmethod(lambda: None)
 
     def stage(self, fd: int, limit: int | None = None) -> Staged:
         self.staged += 1
@@ -59,6 +72,10 @@ class Watched(Store):
     def digest_of(self, fd: int) -> bytes:  # type: ignore[override]
         self.hashed += 1
         return super().digest_of(fd)
+
+    def commit(self, *args: Any) -> CommitResult:
+        self.before_committing()
+        return super().commit(*args)
 
 
 @pytest.fixture
@@ -181,6 +198,24 @@ def test_other_bytes_of_the_same_size_and_build_id_are_a_variant(
     assert sorted(held(store, A)) == sorted([ELF_A, bytes(other)])
 
 
+def test_bytes_that_are_removed_before_they_are_recorded(store: Watched, tmp_path: Path) -> None:
+    """What the store held a moment ago was only hashed: now it has to be read."""
+    first = write(tmp_path / "a", ELF_A)
+    ingest(store, pin(first))
+    digests = [Digest(hashlib.sha256(ELF_A).digest())]
+    store.before_committing = lambda: store.remove(digests) and None
+    summary = ingest(store, pin(write(tmp_path / "copy", ELF_A)), pin(write(tmp_path / "b", ELF_B)))
+    assert (summary.files, summary.captured, summary.held) == (2, 1, 0)
+    assert summary.unreadable == [Unreadable(os.fsencode(tmp_path / "copy"), run.REMOVED)]
+    assert (held(store, A), held(store, B)) == ([], [ELF_B])
+
+    with pin(first) as pinned:
+        known = SeenAgain(pinned.sighting, Known(A, None))
+    summary = ingest(store, known)
+    assert (summary.files, summary.held) == (1, 0)
+    assert summary.unreadable == [Unreadable(os.fsencode(first), run.REMOVED)]
+
+
 def test_one_file_in_twenty_places(store: Watched, tmp_path: Path) -> None:
     path = write(tmp_path / "a", ELF_A)
     summary = ingest(store, *(pin(path, mnt_ns_id=place) for place in range(1, 21)))
@@ -188,6 +223,30 @@ def test_one_file_in_twenty_places(store: Watched, tmp_path: Path) -> None:
     assert held(store, A) == [ELF_A]
     assert {origin.mnt_ns_id for origin in origins(store, A)} == set(range(1, 21))
     assert store.staged == 1
+
+
+def test_another_name_of_a_file_that_is_being_stored(
+    store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scanner of archives meets a file once, and its other names later, when it has no file."""
+    monkeypatch.setattr(run, "BATCH_ROWS", 1)
+    first = pin(write(tmp_path / "app", ELF_A))
+    identity = msgspec.structs.replace(
+        first.sighting.origin.identity, dev=0, ctime_ns=0, scope=b"archive"
+    )
+
+    def named(name: bytes) -> Sighting:
+        origin = msgspec.structs.replace(first.sighting.origin, path=name, identity=identity)
+        return Sighting(origin, time.time_ns())
+
+    pinned = PinnedFile(named(b"/app"), first.fd)
+    links = [SeenAgain(named(b"/link%d" % number), Known(A)) for number in range(3)]
+    summary = ingest(store, pinned, *links)
+    assert (summary.files, summary.captured, summary.held) == (4, 1, 3)
+    later = ingest(store, SeenAgain(named(b"/later"), Known(A)))
+    assert (later.files, later.held) == (1, 1)
+    names = {origin.path for origin in origins(store, A)}
+    assert names == {b"/app", b"/link0", b"/link1", b"/link2", b"/later"}
 
 
 def test_twenty_files_with_the_same_bytes(store: Watched, tmp_path: Path) -> None:
@@ -369,6 +428,7 @@ def test_changed_owner_loses_trust(store: Watched, tmp_path: Path) -> None:
     path.chmod(0o777)
     ingest(store, pinned)
     assert origins(store, A)[0].trust is Trust.UNKNOWN
+    assert origins(store, A)[0].reach == OWNER, "nor is it known who could get at it"
 
 
 def test_just_written_file_is_left_to_settle(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import hashlib
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ from buildidfs.capture.pins import Pin, Pins
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer, trouble
 from buildidfs.ingest.follow import Follow
-from buildidfs.model import Absence, BuildId, Kind, Sighting
+from buildidfs.model import Absence, BuildId, Digest, Kind, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from tests.support.captures import identity, sighting
 from tests.support.clients import run, tool
@@ -209,6 +210,28 @@ def test_file_that_the_store_forgot_is_told_of(watch: Watch) -> None:
     until(lambda: watch.failures, "a failure")
     assert watch.failures == [(unknown, "the store has forgotten it")]
     assert watch.journal() == {(b"/usr/bin/old", A)}
+
+
+def test_bytes_that_are_removed_before_they_are_recorded(watch: Watch, tmp_path: Path) -> None:
+    path = program(tmp_path / "a", A)
+    watch.put(pinned(path))
+    assert watch.follow.flush(20)
+    copy = tmp_path / "copy"
+    copy.write_bytes(path.read_bytes())
+    digest = Digest(hashlib.sha256(path.read_bytes()).digest())
+
+    def remove(what: str) -> None:
+        if what == "commit":
+            watch.store.remove([digest])
+
+    watch.store.failing = remove
+    watch.put(pinned(copy))
+    until(lambda: watch.follow.counters.retried, "another try")
+    watch.store.failing = lambda what: None
+    until(lambda: watch.has(A), "the build ID")
+    assert watch.follow.flush(20)
+    assert watch.failures == []
+    assert watch.store.staged == 2, "the second time there was nothing to compare with"
 
 
 def test_absence_is_remembered(watch: Watch, tmp_path: Path) -> None:

@@ -7,13 +7,17 @@ import errno
 import itertools
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.capture.spool import Spool
 from buildidfs.capture.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
+from buildidfs.linux import statx
+from buildidfs.model import Origin, Sighting
 from buildidfs.store import Store
 from tests.support.elfwriter import elf_file
 
@@ -132,3 +136,16 @@ def test_one_of_many_variants_is_copied_not_searched_for(
         again.write_bytes((tmp_path / "3").read_bytes())
         summary = tree(store, again)
         assert (summary.captured, summary.held) == (0, 1), "the store has these bytes"
+
+
+def test_a_copy_of_our_own_has_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However new the file is that it was made from."""
+    path = tmp_path / "packed"
+    path.write_bytes(b"what it was unpacked from")
+    identity = statx.identity_at(-1, os.fsencode(path))
+    sighting = Sighting(Origin(os.fsencode(path), identity), time.time_ns())
+    data = elf_file(build_id=ID)
+    monkeypatch.setattr(staging, "_PAUSE", 3600)
+    with Store.create(tmp_path / "store") as store:
+        pinned = Spool().pin(sighting, len(data), [data])
+        assert Ingest(store).run([pinned]).captured == 1

@@ -57,6 +57,16 @@ def test_our_own_mounts_as_the_parser_sees_them() -> None:
     assert any(mount.mount_point == b"/" for mount in parser.parse(text))
 
 
+def test_the_mount_of_an_open_file(tmp_path: Path) -> None:
+    table = {mount.mount_id: mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+    for path in (tmp_path, Path("/proc/self")):
+        fd = os.open(path, os.O_PATH)
+        try:
+            assert os.fsencode(path).startswith(table[mounts.mount_id(fd)])
+        finally:
+            os.close(fd)
+
+
 @pytest.mark.root
 @needs_root("mounts in a namespace of its own")
 def test_mounts_of_another_namespace(tmp_path: Path) -> None:

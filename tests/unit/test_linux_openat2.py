@@ -416,3 +416,25 @@ def test_a_silent_server_is_not_waited_for(
                 open_cached(fd, b"mnt/app")
         finally:
             os.close(fd)
+
+
+@pytest.mark.parametrize("ask", [True, False])
+def test_an_entry_is_pinned_as_it_is(
+    top: Path, open_cached: Callable[[int, bytes], int], ask: bool
+) -> None:
+    """Also a link, which is not followed, and nothing but what is right below."""
+    fd = os.open(top / "root", os.O_PATH)
+    try:
+        for name in (b"a", b"escape", b"host"):
+            (top / "root" / os.fsdecode(name)).lstat()
+            entry = openat2.pin_entry(fd, name, ask=ask)
+            try:
+                assert os.path.samestat(os.fstat(entry), (top / "root" / os.fsdecode(name)).lstat())
+                assert not os.get_inheritable(entry)
+            finally:
+                os.close(entry)
+        for name in (b"", b".", b"..", b"a/b", b"/etc"):
+            with pytest.raises(OSError, match="not the name of an entry"):
+                openat2.pin_entry(fd, name, ask=ask)
+    finally:
+        os.close(fd)

@@ -202,3 +202,14 @@ def test_times_that_nothing_has_room_for() -> None:
             assert (statx.identity(fd).mtime_ns > 0) is (seconds > 0)
     finally:
         os.close(fd)
+
+
+def test_identity_and_mount_in_one_call(tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/proc"), Path("/dev/shm")):
+        fd = os.open(path, os.O_PATH)
+        try:
+            expected = statx.identity(fd), statx.unique_mount_id(fd)
+            assert statx.identity_on_mount(fd) == expected
+            assert statx.identity_on_mount(fd, ask=False) == expected
+        finally:
+            os.close(fd)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.errors import IntegrityError
 from buildidfs.mount.files import OpenFiles, is_text
 from buildidfs.store import Store
 from buildidfs.view import View
@@ -112,3 +113,49 @@ def test_what_cannot_be_opened_leaves_nothing(view: View) -> None:
         files.open(View.ROOT)
     _bad(files, 5)
     assert _descriptors() == before
+
+
+def _blob(store: Store, view: View, node: int) -> Path:
+    """The file of the blob behind a node."""
+    content = view.open(node)
+    try:
+        name = os.readlink(f"/proc/self/fd/{content.fd}")
+    finally:
+        content.close()
+    return Path(name)
+
+
+def test_nobody_shares_a_file_that_was_written_to(view: View, tmp_path: Path) -> None:
+    """Who has it open keeps what he has; who comes later gets what is right, or nothing."""
+    files = OpenFiles(view)
+    node = _nodes(view)[3]
+    handle = files.open(node)
+    blob = _blob(view._store, view, node)
+    before = _descriptors()
+    blob.chmod(0o600)
+    assert files.open_now(node) is None, "all of it has to be read"
+    other = files.open(node)
+    assert other != handle
+    assert files.open_now(node) == other
+    for each in (handle, other, other):
+        files.release(each)
+    files.close_idle()
+    assert _descriptors() == before - 1
+    idle = files.open(node)
+    files.release(idle)
+    blob.write_bytes(b"!")
+    with pytest.raises(IntegrityError):
+        files.open(node)
+    _bad(files, idle)
+    files.close()
+
+
+def test_two_who_waited_for_the_same_file_share_it(view: View) -> None:
+    files = OpenFiles(view)
+    node = _nodes(view)[0]
+    contents = [view.open(node), view.open(node)]
+    before = _descriptors()
+    first, second = [files.add(node, content) for content in contents]
+    assert first == second
+    assert _descriptors() == before - 1
+    files.close()

@@ -19,6 +19,7 @@ from buildidfs.view import View
 from tests.support.captures import capture, sighting
 
 ID = bytes.fromhex("abcdef0123")
+OTHER = bytes.fromhex("1234")
 
 
 class FakeKernel:
@@ -131,6 +132,40 @@ def test_names_that_may_lead_elsewhere_are_invalidated(store: Store, kernel: Fak
     assert view.lookup(directory, b"elf") != before
     assert {(directory, b"elf"), (directory, b"executable")} <= told
     assert (View.ROOT, ID.hex().encode()) not in told, "the directory is what it was"
+
+
+def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKernel) -> None:
+    at = sighting(b"/opt/app")
+    store.commit([capture(store, b"x", ID, at=at), capture(store, b"y", OTHER)])
+    view = View(store)
+    top = view.lookup(View.ROOT, ID.hex().encode())
+    perf = view.lookup(View.ROOT, b"perf")
+    opt = view.lookup(perf, b"opt")
+    digest = store.variants(1, Kind.EXECUTABLE)[0].digest
+    removed: list[bool] = []
+    with (
+        contextlib.closing(store.listen()) as listener,
+        Invalidator(view, Absences(), kernel, listener, lambda: removed.append(True)),
+    ):
+        store.commit([capture(store, b"z", b"\x99\x99")])
+        assert not removed
+        store.remove([digest])
+        assert removed, "its descriptors must not keep its space"
+    assert {(View.ROOT, ID.hex().encode()), (top, b"elf"), (perf, b"opt"), (opt, b"app")} <= set(
+        kernel.forgotten
+    )
+    assert not {name for _, name in kernel.forgotten if name == OTHER.hex().encode()}
+    assert view.lookup(View.ROOT, ID.hex().encode()) == 0
+    assert view.lookup(perf, b"opt") == 0
+
+
+def test_whoever_is_too_late_for_the_names_forgets_all(store: Store, kernel: FakeKernel) -> None:
+    store.commit([capture(store, b"x", ID)])
+    view = View(store)
+    store.remove([store.variants(1, Kind.EXECUTABLE)[0].digest])
+    with contextlib.closing(store.listen()) as listener:
+        Invalidator(view, Absences(), kernel, listener).committed([1])
+    assert kernel.everything == [[]]
 
 
 def test_directories_that_the_kernel_does_not_know(store: Store, kernel: FakeKernel) -> None:

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -35,10 +36,14 @@ class NotCached(PlainLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls = self.slow_calls = 0
 
     async def in_thread(self, function: Callable[..., Any], *args: object) -> Any:
         self.calls += 1
+        return function(*args)
+
+    async def in_slow_thread(self, function: Callable[..., Any], *args: object) -> Any:
+        self.slow_calls += 1
         return function(*args)
 
 
@@ -112,6 +117,13 @@ async def test_absent_names_beyond_the_bound_are_not(store: Store, loop: NotCach
     operations = Operations(View(store), loop, Absences(most=1), store.path)
     assert (await operations.lookup(1, b"abcd", CTX)).st_ino == 0
     assert await _refused(operations.lookup(1, b"abce", CTX)) == errno.ENOENT
+
+
+async def test_names_that_no_directory_has_are_not_remembered(
+    operations: Operations, absences: Absences
+) -> None:
+    assert await _refused(operations.lookup(1, b"x" * 256, CTX)) == errno.ENAMETOOLONG
+    assert len(absences) == 0
 
 
 async def test_a_commit_between_question_and_answer(store: Store, loop: NotCached) -> None:
@@ -223,6 +235,30 @@ async def test_no_descriptor_is_lost(operations: Operations) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def test_a_blob_that_was_touched_is_read_in_a_thread(
+    operations: Operations, loop: NotCached, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await _elf(operations)
+    (digest,) = store.blob_names()
+    blob = os.fsdecode(store.blob_path(digest))
+    os.chmod(blob, 0o600)
+    file = await operations.open(node, os.O_RDONLY, CTX)
+    assert loop.slow_calls == 1
+    assert bytes(await operations.read(file.fh, 0, 5)) == bytes(range(5))
+    await operations.release(file.fh)
+    file = await operations.open(node, os.O_RDONLY, CTX)
+    await operations.release(file.fh)
+    assert loop.slow_calls == 1
+    os.truncate(blob, 3)
+    for _ in range(3):
+        assert await _refused(operations.open(node, os.O_RDONLY, CTX)) == errno.ESTALE
+    assert loop.slow_calls == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"blob {digest} of {os.fsdecode(store.path)} has not the bytes that were captured:"
+        " run buildidfs check --repair"
+    ]
+
+
 async def test_writing_is_refused(operations: Operations) -> None:
     node = await _elf(operations)
     assert await _refused(operations.open(node, os.O_WRONLY, CTX)) == errno.EROFS
@@ -291,7 +327,7 @@ class Broken(View):
     def _fault(self, *args: object) -> Any:
         raise KeyError("a fault of ours")
 
-    lookup = children = attributes = readlink = open = _fault
+    lookup = children = attributes = readlink = open = open_now = _fault
 
 
 async def test_a_fault_is_logged_and_becomes_eio(
@@ -336,7 +372,7 @@ async def test_a_row_that_cannot_be_shown_does_not_hide_the_others(
     operations = Operations(view, loop, Absences(), store.path)
     token: Any = None
     await operations.readdir(view.lookup(1, ID.hex().encode()), 0, token)
-    assert listed == [b"path"]
+    assert listed == [b"path", b"variants"]
 
 
 async def test_a_listing_ends_where_the_page_is_full(
@@ -404,6 +440,57 @@ async def test_attributes_in_a_large_listing_are_for_those_who_look(
     await operations.lookup(1, ID.hex().encode(), CTX)
     await listed(directory, 0)
     assert await listed(1, 140) == {False}, "another directory came in between"
+
+
+async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
+    store: Store, loop: NotCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found out in a thread, in pages; a name they know is answered all the same."""
+    public = sighting(mode=0o100755, ino=2)
+    store.commit([capture(store, b"%d" % n, bytes([1, n // 256, n % 256]), at=public)
+                  for n in range(600)])  # fmt: skip
+    view = View(store)
+    operations = Operations(view, loop, Absences(), store.path, list_all=False)
+    listed: list[bytes] = []
+    offsets: list[int] = [0]
+
+    def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
+        listed.append(name)
+        offsets.append(offset)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    token: Any = None
+    somebody: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
+    handle = await operations.opendir(1, somebody)
+    calls = 0
+    while True:
+        before = len(listed)
+        await operations.readdir(handle, offsets[-1], token)
+        calls += 1
+        if len(listed) == before:
+            break
+    assert loop.slow_calls == calls >= 3
+    assert len(listed) == len(set(listed)) == 600 + 7
+    assert ID.hex().encode() not in listed
+    assert (await operations.lookup(1, ID.hex().encode(), somebody)).st_ino
+    await operations.releasedir(handle)
+
+    listed.clear()
+    root: Any = SimpleNamespace(uid=0, gid=0, pid=1)
+    handle = await operations.opendir(1, root)
+    await operations.readdir(handle, 0, token)
+    assert ID.hex().encode() in listed
+    assert loop.slow_calls == calls, "root waits for no thread"
+
+
+async def test_what_goes_wrong_in_the_thread_is_an_errno(store: Store, loop: NotCached) -> None:
+    operations = Operations(Broken(store), loop, Absences(), store.path, list_all=False)
+    somebody: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
+    handle = await operations.opendir(1, somebody)
+    token: Any = None
+    assert await _refused(operations.readdir(handle, 0, token)) == errno.EIO
 
 
 def _caused(cause: OSError) -> StoreError:

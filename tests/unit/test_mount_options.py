@@ -22,14 +22,28 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.read_ahead_kib == READ_AHEAD_KIB
     assert options.for_fuse() == {
         "fsname=buildidfs", "subtype=buildidfs", "ro", "nosuid", "nodev", "noexec",
-        "default_permissions",
     }  # fmt: skip
+    assert not options.list_all
 
 
 def test_root_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "allow_other" in parse("s", "m").for_fuse()
+    assert parse("s", "m").for_fuse() >= {"allow_other", "default_permissions"}
     assert "allow_other" not in parse("s", "m", ["noallow_other"]).for_fuse()
+
+
+@pytest.mark.parametrize("option", ["default_permissions", "ro", "nosuid", "nodev", "noexec"])
+def test_nobody_is_let_in_without_being_checked(option: str) -> None:
+    options = parse("s", "m", ["allow_other", option])
+    assert options == parse("s", "m", ["allow_other"])
+    assert option in options.for_fuse()
+
+
+def test_names_for_everybody() -> None:
+    assert not parse("s", "m").list_all
+    assert parse("s", "m", ["list_all"]).list_all
+    assert parse("s", "m", list_all=True).list_all
+    assert parse("s", "m", ["list_all"]).for_fuse() == parse("s", "m").for_fuse()
 
 
 def test_the_later_option_counts() -> None:
@@ -43,7 +57,8 @@ def test_the_later_option_counts() -> None:
 
 @pytest.mark.parametrize(
     "option", ["rw", "loop", "loop=", "loop=slow", "gdb_scripts=no", "read_ahead_kb=-1",
-               "read_ahead_kb=many", "max_read=4096", "", "allow_other=1"],
+               "read_ahead_kb=many", "read_ahead_kb=" + "9" * 5000, "max_read=4096", "",
+               "allow_other=1", "loop=\udce3", "list_all=1"],
 )  # fmt: skip
 def test_what_makes_no_sense_is_named(option: str) -> None:
     with pytest.raises(UsageError, match="mount option"):

@@ -8,7 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import pytest
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
-from buildidfs.store.blobs import Blobs, Staged, digest_of
+from buildidfs.store import durable
+from buildidfs.store.blobs import Blobs, Staged, Standing
+from buildidfs.store.hashing import digest_of
 from tests.support.clients import run, tool
 
 _MIB = 1 << 20
@@ -52,8 +54,20 @@ def _stage(blobs: Blobs, content: bytes) -> Staged:
         return blobs.stage(fd)
 
 
+def _standing(blobs: Blobs) -> Callable[[Staged], Standing]:
+    """What there is, told by its size."""
+
+    def standing(staged: Staged) -> Standing:
+        size = blobs.size(staged.digest)
+        if size is None:
+            return Standing.MISSING
+        return Standing.NEW if size == staged.size else Standing.DAMAGED
+
+    return standing
+
+
 def _seal(blobs: Blobs, *batch: Staged) -> set[Digest]:
-    added = blobs.seal(batch, lambda digest: False)
+    added = blobs.seal(batch, _standing(blobs))
     for staged in batch:
         staged.close()
     return added
@@ -71,7 +85,7 @@ def test_bytes_get_their_digest_for_a_name(blobs: Blobs, size: int) -> None:
         assert (staged.size, staged.digest, staged.changed) == (size, _sha256(content), False)
         assert os.pread(staged.fd, len(_CONTENT), 0) == content
         assert list(blobs.names()) == []
-        assert blobs.seal([staged], lambda digest: False) == {staged.digest}
+        assert blobs.seal([staged], _standing(blobs)) == {staged.digest}
     assert _read(blobs, _sha256(content)) == content
     assert list(blobs.names()) == [_sha256(content)]
     path = blobs.path(_sha256(content))
@@ -182,14 +196,14 @@ def test_a_blob_linked_in_between_is_left_alone(
 ) -> None:
     """Another process captures the same bytes at the same time, and is faster."""
     faster, slower = _stage(blobs, b"same"), _stage(blobs, b"same")
-    real = Blobs._sync
+    real = durable.sync
 
-    def overtaken(self: Blobs, fds: list[int]) -> None:
-        monkeypatch.setattr(Blobs, "_sync", real)
+    def overtaken(fds: list[int]) -> None:
+        monkeypatch.setattr(durable, "sync", real)
         _seal(blobs, faster)
-        real(self, fds)
+        real(fds)
 
-    monkeypatch.setattr(Blobs, "_sync", overtaken)
+    monkeypatch.setattr(durable, "sync", overtaken)
     _seal(blobs, slower)
     assert _read(blobs, _sha256(b"same")) == b"same"
     assert list(blobs.names()) == [_sha256(b"same")]
@@ -308,7 +322,7 @@ def test_extents_are_shared_where_the_filesystem_can(tmp_path: Path) -> None:
             source.write(b"overwritten in place")
             source.flush()
             assert staged.digest == _sha256(_CONTENT)
-            assert blobs.seal([staged], lambda digest: False) == {staged.digest}
+            assert blobs.seal([staged], _standing(blobs)) == {staged.digest}
         assert _read(blobs, _sha256(_CONTENT)) == _CONTENT
         with _memfd(_CONTENT) as other, blobs.stage(other) as staged:
             assert staged.digest == _sha256(_CONTENT), "another filesystem is copied from"

@@ -6,17 +6,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
-import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from buildidfs.model import Kind
 from buildidfs.store import Store, blobs
 from tests.support.captures import capture, read_blob, sighting
+from tests.support.killing import calls_of, is_killed, kill_at_call
 
 _BATCH = 5
 
@@ -42,25 +40,6 @@ def _capture(path: Path, round_: int) -> None:
         )
 
 
-def _killed(work: Callable[[], None]) -> bool:
-    """Run ``work`` in a child process; whether it died of a signal. It must not fail otherwise."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException as error:  # pytest's own handling must not run in the child
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return True
-    assert os.waitstatus_to_exitcode(status) == 0
-    return False
-
-
 def _sound(path: Path) -> int:
     """Number of build IDs in a store that has nothing wrong."""
     with Store.create(path) as store:
@@ -72,35 +51,6 @@ def _sound(path: Path) -> int:
             assert len(read_blob(store, artifact.digest)) == artifact.size
             count += 1
         return count
-
-
-def _kill_at_call(number: int) -> None:
-    """Kill this process with -9 just before the Nth call of anything written in C."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        if event == "c_call":
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.setprofile(count)
-    sys.setprofile(count)
-
-
-def _calls(work: Callable[[], None]) -> int:
-    """How many calls of C some work makes."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "c_call"
-
-    sys.setprofile(count)
-    work()
-    sys.setprofile(None)
-    return calls
 
 
 @pytest.mark.parametrize("anonymous", [True, False], ids=["unnamed", "named"])
@@ -120,7 +70,7 @@ def test_killed_before_any_call(
     _capture(tmp_path / "first", 1000)
     if not fresh:
         _capture(path, 1000)
-    calls = _calls(lambda: _capture(path, 1001)) - 100  # no two runs are quite the same
+    calls = calls_of(lambda: _capture(path, 1001)) - 100  # no two runs are quite the same
     assert calls > 200
     before = _sound(path)
     for round_, moment in enumerate(random.Random(1).sample(range(1, calls), 30)):
@@ -128,10 +78,10 @@ def test_killed_before_any_call(
             path, before = tmp_path / f"{round_}", 0
 
         def work(path: Path = path, round_: int = round_, moment: int = moment) -> None:
-            _kill_at_call(moment)
+            kill_at_call(moment)
             _capture(path, round_)
 
-        assert _killed(work)
+        assert is_killed(work)
         count = _sound(path)
         assert count in (before, before + _BATCH), "all of a batch, or nothing of it"
         _capture(path, round_)
@@ -144,25 +94,28 @@ def test_killed_at_any_time(tmp_path: Path) -> None:
     """Also within system calls, which the test above cannot: an alarm clock that is not caught."""
     path = tmp_path / "store"
     choice = random.Random(2)
+    _capture(path, 1000)
+    begun = time.monotonic()
     _capture(path, 0)
-    before, killed = _BATCH, 0
+    pace = time.monotonic() - begun
+    before, killed = 2 * _BATCH, 0
     for round_ in range(1, 41):
 
-        def work(round_: int = round_, delay: float = choice.uniform(0.0005, 0.03)) -> None:
+        def work(round_: int = round_, delay: float = pace * choice.uniform(0.05, 3)) -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, delay)
             while True:
                 _capture(path, round_)
                 round_ += 1000
 
-        assert _killed(work)
+        assert is_killed(work)
         killed += 1
         count = _sound(path)
         assert count >= before
         assert (count - before) % _BATCH == 0
         before = count
     assert killed == 40
-    assert before > _BATCH, "some got through"
+    assert before > 2 * _BATCH, "some got through"
 
 
 def test_what_was_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +133,7 @@ def test_what_was_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(blobs.Blobs, "seal", killed)
         _capture(path, 7)
 
-    assert _killed(work)
+    assert is_killed(work)
     with Store.open(path) as store:
         assert len(list(store.blob_names())) == _BATCH
         assert store.stats().ids == 0

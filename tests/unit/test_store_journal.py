@@ -14,9 +14,9 @@ import lmdb
 import msgspec
 import pytest
 
-from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.errors import StoreError
 from buildidfs.linux import statx
-from buildidfs.model import BuildId, Digest, NamespaceSet
+from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import JournalRecord, NewSeen, Store, environment, places, schema
 from tests.support.captures import NOW, SECOND, capture, sighting
 
@@ -155,6 +155,26 @@ def test_one_path_in_one_namespace(store: Store) -> None:
     assert store.journal_at(3, b"/bin/app") == store.journal_at(1, b"/bin/ap") == []
 
 
+def test_any_namespace(store: Store) -> None:
+    store.journal([seen(at=number, mnt_ns_id=number) for number in (1, 3, 2)])
+    store.journal([seen(b"/bin/other", mnt_ns_id=1)])
+    assert [row.mnt_ns_id for row in store.journal_at(None, b"/bin/app")] == [3, 2, 1]
+    assert store.journal_at(None, b"/bin/ap") == []
+
+
+def test_where_a_build_id_was_seen(store: Store) -> None:
+    store.journal([seen(b"/%d" % number, OTHER, at=number) for number in range(3000)])
+    # One whose bytes are in a row of another, which is not the same.
+    store.journal([seen(b"/x" + ID, OTHER), seen(b"/b"), seen(b"/a", at=5, **DOCKER)])
+    assert [(row.path, row.container) for row in store.journal_of(ID)] == [
+        (b"/a", "docker:010101010101"), (b"/b", ""),
+    ]  # fmt: skip
+    others = store.journal_of(OTHER)
+    assert [row.path for row in others[:2]] == [b"/2999", b"/2998"]
+    assert len(others) == 3001
+    assert store.journal_of(BuildId(b"\xcc" * 20)) == []
+
+
 def test_what_tells_rows_apart(store: Store) -> None:
     different = [
         seen(),
@@ -231,9 +251,9 @@ def test_captures_and_journal_are_one_commit(store: Store) -> None:
     assert result.changed == (1,)
     assert last_transaction(store) == before + 1
     assert {row.path for row in store.journal_since()} == {b"/first", b"/bin/app", b"/other"}
-    gone = msgspec.structs.replace(new, content=Digest(bytes(32)))
-    with pytest.raises(IntegrityError):
-        store.commit([gone], (), [seen(b"/lost")])
+    wrong = capture(store, b"other", kinds=())
+    with pytest.raises(ValueError, match="at least one kind"):
+        store.commit([wrong], (), [seen(b"/lost")])
     assert b"/lost" not in {row.path for row in store.journal_since()}
 
 
@@ -268,64 +288,39 @@ def test_many_entries_are_written_fast_and_known_ones_faster(store: Store) -> No
     assert store.stats().journal == 10_000
 
 
-# --- stores from before there was a journal ------------------------------------------------------
+# --- an index that lacks something ---------------------------------------------------------------
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """A store without the tables of the journal."""
-    path = tmp_path / "older"
-    with Store.create(path) as made:
-        made.commit([capture(made, b"bytes")], (), [seen()])
-    raw = lmdb.open(str(path / "index"), max_dbs=64, map_size=1 << 30)
-    with contextlib.closing(raw):
-        for name in schema.LATER_TABLES:
-            table = raw.open_db(name.encode(), create=False)
-            with raw.begin(write=True) as txn:
-                txn.drop(table)
+def made(tmp_path: Path) -> Path:
+    """A store with a capture and a row in its journal."""
+    path = tmp_path / "made"
+    with Store.create(path) as store:
+        store.commit([capture(store, b"bytes")], (), [seen()])
     return path
 
 
-def test_older_store_gets_a_journal_when_it_is_opened_for_writing(older: Path) -> None:
-    with Store.open(older) as store:
-        assert list(store.journal_since()) == store.journal_at(1, b"/bin/app") == []
-        assert store.stats().journal == 0
-        store.journal([seen()])
-        assert len(list(store.journal_since())) == 1
-        assert list(store.check(digests=True)) == []
-    with Store.open(older, read_only=True) as store:
-        assert len(store.journal_at(1, b"/bin/app")) == 1
-
-
-def test_older_store_that_is_only_read_has_an_empty_journal(older: Path) -> None:
-    with Store.open(older, read_only=True) as store:
-        assert list(store.journal_since()) == store.journal_at(1, b"/bin/app") == []
-        assert (store.stats().journal, store.stats().ids) == (0, 1)
-        assert list(store.check(digests=True)) == []
-        with pytest.raises(StoreError, match="for reading only"):
-            store.journal([seen()])
-
-
-def test_older_store_whose_last_pages_were_never_written(older: Path) -> None:
-    """Such an index is read as a whole before it is believed."""
-    data = older / "index" / "data.mdb"
+def test_an_index_whose_last_pages_were_never_written(made: Path) -> None:
+    """It is read as a whole before it is believed."""
+    data = made / "index" / "data.mdb"
     with data.open("r+b") as file:
         for meta in (0, 4096):
             file.seek(meta + 16 + 8 + 8 + 8 + 48 + 48)
             file.write((data.stat().st_size // 4096 + 5).to_bytes(8, "little"))
-    with Store.open(older, read_only=True) as store:
+    with Store.open(made, read_only=True) as store:
         assert store.stats().ids == 1
 
 
-def test_a_table_that_was_always_there_is_damage_when_missing(older: Path) -> None:
-    raw = lmdb.open(str(older / "index"), max_dbs=64, map_size=1 << 30)
+@pytest.mark.parametrize("name", [b"seen", b"journal"])
+def test_a_table_that_is_missing_is_damage(made: Path, name: bytes) -> None:
+    raw = lmdb.open(str(made / "index"), max_dbs=64, map_size=1 << 30)
     with contextlib.closing(raw):
-        table = raw.open_db(b"seen", create=False)
+        table = raw.open_db(name, create=False)
         with raw.begin(write=True) as txn:
             txn.drop(table)
     for read_only in (True, False):
         with pytest.raises(StoreError, match="damaged"):
-            Store.open(older, read_only=read_only)
+            Store.open(made, read_only=read_only)
 
 
 # --- rows ----------------------------------------------------------------------------------------

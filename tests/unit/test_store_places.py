@@ -35,6 +35,7 @@ origins = st.builds(
     scanner=labels,
     apart=u7,
     cgroup_id=u63,
+    reach=st.integers(0, 7),
 )
 
 
@@ -45,22 +46,31 @@ def test_origins_survive(digest: Digest, kinds: int, origin: Origin, first: int,
 
 
 def test_origin_row_is_the_documented_one() -> None:
-    """Times, then a msgpack array of 21; a reader of the future may find more in it."""
+    """Times, then a msgpack array of 22; a reader of the future may find more in it."""
     origin = sighting(
-        b"/a\xff", container="c", host="h", scanner="proc", mnt_ns_id=4, apart=0x21, cgroup_id=7
+        b"/a\xff",
+        container="c",
+        host="h",
+        scanner="proc",
+        mnt_ns_id=4,
+        apart=0x21,
+        cgroup_id=7,
+        reach=4,
     ).origin
     row = places.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    assert (row[16:19], row[-2:]) == (b"\xdc\x00\x15", b"\x21\x07")
-    longer = row[:16] + b"\xdc\x00\x16" + row[19:] + b"\x01"
+    assert (row[16:19], row[-3:]) == (b"\xdc\x00\x16", b"\x21\x07\x04")
+    longer = row[:16] + b"\xdc\x00\x17" + row[19:] + b"\x01"
     assert places.unpack_origin(longer) == places.unpack_origin(row)
 
 
 def test_origin_rows_written_before_there_were_all_fields() -> None:
-    origin = sighting(b"/a", apart=0x21, cgroup_id=7).origin
+    origin = sighting(b"/a", apart=0x21, cgroup_id=7, reach=4).origin
     row = places.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
-    for fields, lacking in ((0x14, {"cgroup_id": 0}), (0x13, {"cgroup_id": 0, "apart": 0})):
-        before = row[:16] + bytes((0xDC, 0, fields)) + row[19 : -len(lacking)]
+    lacking: dict[str, int] = {}
+    for field, default in (("reach", 7), ("cgroup_id", 0), ("apart", 0)):
+        lacking[field] = default
+        before = row[:16] + bytes((0xDC, 0, 22 - len(lacking))) + row[19 : -len(lacking)]
         _, _, read, *times = places.unpack_origin(before)
         assert read == msgspec.structs.replace(origin, **lacking)
         assert times == [1, 2]

@@ -127,7 +127,9 @@ def test_pid_of_another_process_is_not_alive(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"since": "x", "version": 3}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"since": "x", "version": 3}', "\xff", '{"a":' + "[" * 9000]
+)
 def test_what_makes_no_sense_is_alive_all_the_same(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run/watch-1.json"
     path.parent.mkdir()
@@ -136,6 +138,13 @@ def test_what_makes_no_sense_is_alive_all_the_same(tmp_path: Path, text: str) ->
         fcntl.flock(file, fcntl.LOCK_EX)
         (found,) = present(tmp_path)
         assert (found.role, found.pid, found.since, found.facts) == ("watch", 1, 0, {})
+
+
+def test_path_that_is_not_one(tmp_path: Path) -> None:
+    with Presence(tmp_path, "mount", mountpoint="/mnt", mountpoint_b64="\u00e9", other_b64=[1]):
+        (found,) = present(tmp_path)
+        assert found.path("mountpoint") == b"/mnt"
+        assert found.path("other") == b""
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

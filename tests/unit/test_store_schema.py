@@ -64,11 +64,12 @@ def test_artifact_row_is_the_documented_one() -> None:
         trust=Trust.HOST,
         first_seen_ns=9,
         scripts=(ByteRange(1, 2),),
+        segments=0x0A0B0C0D0E0F1011,
     )
     assert schema.pack_artifact(artifact).hex(" ", -4) == (
         "01020001 02030405 06070809 0a0b0c0d 0e0f1011 12131415 16171819 1a1b1c1d 1e1f0000 00000000"
-        " 0003ffff ffffffff ffff016d 11223344 00000005 03030000 00000000 00090000 00000000 00010000"
-        " 00000000 0002"
+        " 0003ffff ffffffff ffff016d 11223344 00000005 03030000 00000000 00090a0b 0c0d0e0f 10110000"
+        " 00000000 00010000 00000000 0002"
     )
 
 
@@ -76,11 +77,14 @@ def test_other_fixed_rows_are_the_documented_ones() -> None:
     row = schema.OrdinalRow(BuildId(b"\xaa\xbb"), 0b110, 5, 6, 7, [1, 2, 3, 4])
     assert row.pack().hex() == "0600000005000600070001000200030004aabb"
     assert schema.OrdinalRow.unpack(row.pack()) == row
-    digest = schema.DigestRow(9, [(1, 2, 3)])
-    assert digest.pack().hex() == "00000000000000090000000000000001020003"
+    digest = schema.DigestRow(9, [(1, 2, 3)], 8, 7, -1, 1, 6, 1, 5)
+    assert digest.pack().hex() == (
+        "000000000000000900000000000000080000000000000007ffffffffffffffff0100000006010000000500000000"
+        "00000001020003"
+    )
     assert schema.DigestRow.unpack(digest.pack()) == digest
-    counters = schema.Counters(1, 2, 3, 4, 5, [6, 7, 8, 9])
-    assert counters.pack().hex() == "".join(f"{number:016x}" for number in range(1, 10))
+    counters = schema.Counters(1, 2, 3, 4, 5, 6, [7, 8, 9, 10])
+    assert counters.pack().hex() == "".join(f"{number:016x}" for number in range(1, 11))
     assert schema.Counters.unpack(counters.pack()) == counters
 
 

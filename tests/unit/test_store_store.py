@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.errors import IntegrityError, StoreError, StoreMissing, StoreVersionError
+from buildidfs.errors import StoreDamaged, StoreError, StoreMissing, StoreVersionError
 from buildidfs.model import Digest, Kind
 from buildidfs.store import Store
 from tests.support.captures import capture, commit, read_blob, sighting, stage
@@ -51,7 +51,7 @@ def test_layout_of_a_new_store(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     store = tmp_path / "a" / "store"
-    assert (store / "format").read_text() == "buildidfs store 1\n"
+    assert (store / "format").read_text() == "buildidfs store 2\n"
     assert sorted(each.name for each in store.iterdir()) == [
         "blobs",
         "format",
@@ -145,22 +145,22 @@ def test_garbage_for_a_format(path: Path, text: bytes) -> None:
     _refuses(path, StoreVersionError, "its format file is not that of a store$")
 
 
-@pytest.mark.parametrize("version", [0, 2, 10**9])
+@pytest.mark.parametrize("version", [0, 3, 10**9])
 def test_another_version(path: Path, version: int) -> None:
     (path / "format").write_text(f"buildidfs store {version}\n")
-    _refuses(path, StoreVersionError, f"has format {version}, this program reads 1: ")
+    _refuses(path, StoreVersionError, f"has format {version}, this program reads 2: ")
 
 
 def test_missing_index(path: Path) -> None:
     shutil.rmtree(path / "index")
-    _refuses(path, StoreError, "index: No such file or directory: it is damaged")
+    _refuses(path, StoreDamaged, "its index cannot be found .*: buildidfs check --repair makes")
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
 def test_missing_files_of_the_index(path: Path, name: str) -> None:
     (path / "index" / name).unlink()
     if name == "data.mdb":
-        _refuses(path, StoreError, "its index is missing: the store is damaged")
+        _refuses(path, StoreDamaged, "its index is missing")
     else:
         with Store.open(path) as store:
             assert store.stats().ids == 300
@@ -183,7 +183,7 @@ def test_an_index_cut_short(path: Path, size: int) -> None:
     """To touch a page beyond the end would be SIGBUS, the end of this very process."""
     data = path / "index" / "data.mdb"
     os.truncate(data, size if size >= 0 else data.stat().st_size + size)
-    _refuses(path, StoreError, "its index (is missing|is damaged|was cut short)")
+    _refuses(path, StoreDamaged, "its index (is missing|is damaged|was cut short)")
 
 
 def test_pages_never_written_at_the_end_are_no_damage(path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_empty_index_is_not_taken_for_an_empty_store(path: Path, tmp_path: Pa
     shutil.rmtree(path / "index")
     (path / "index").mkdir()
     lmdb.open(str(path / "index"), max_dbs=3, map_size=1 << 20).close()
-    _refuses(path, StoreError, "its index is damaged")
+    _refuses(path, StoreDamaged, "its index is damaged")
 
 
 def _refuses_in_a_child(path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_read_only_filesystem(path: Path, frozen: Path, with_lock: bool) -> No
 def test_commit_closes_what_was_staged_whatever_happens(path: Path) -> None:
     with Store.open(path) as store:
         before = set(os.listdir("/proc/self/fd"))
-        good, bad = capture(store, b"good"), capture(store, Digest(bytes(32)))
-        with pytest.raises(IntegrityError, match="holds no blob"):
+        good, bad = capture(store, b"good"), capture(store, b"bad", kinds=())
+        with pytest.raises(ValueError, match="at least one kind"):
             store.commit([good, bad])
         store.commit([capture(store, b"good"), capture(store, b"good")])
         assert set(os.listdir("/proc/self/fd")) == before
@@ -319,7 +319,7 @@ def test_an_empty_commit_is_nothing(path: Path) -> None:
 def test_a_blob_left_by_a_crash_is_taken_over(path: Path) -> None:
     with Store.open(path) as store:
         staged = stage(store, b"left")
-        store._blobs.seal([staged], lambda digest: False)
+        store._blobs.seal([staged], store._verified.standing)
         staged.close()
         assert store.held(staged.digest) is None
         result = commit(store, capture(store, b"left", b"\x01\x02"))

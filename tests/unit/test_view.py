@@ -135,7 +135,8 @@ def test_aliases_lead_to_the_same_place(store: Store, view: View) -> None:
 def test_every_spelling_of_an_unstripped_executable(store: Store, view: View) -> None:
     commit(store, capture(store, b"unstripped", ID, kinds=BOTH, quality=Quality.DEBUGINFO))
 
-    assert _list(view, "abcdef0123") == ["elf", "executable", "debug", "debuginfo", "path"]
+    names = ["elf", "executable", "debug", "debuginfo", "path", "variants"]
+    assert _list(view, "abcdef0123") == names
     assert _walk(view, "abcdef0123/elf") == _walk(view, "abcdef0123/executable")
     assert _walk(view, "abcdef0123/debug") == _walk(view, "abcdef0123/debuginfo")
     assert _list(view, "debug/.build-id") == ["ab"]
@@ -172,11 +173,11 @@ def test_names_without_content_are_absent(store: Store, view: View) -> None:
         capture(store, b"k", kernel, kinds=[Kind.KALLSYMS], at=sighting(b"[kernel.kallsyms]")),
     )
 
-    assert _list(view, "0101") == ["debug", "debuginfo", "path"]
+    assert _list(view, "0101") == ["debug", "debuginfo", "path", "variants"]
     assert _list(view, "debug/.build-id/01") == ["01.debug"]
     assert not _walk(view, "perf/.build-id/01/01"), "perf crashes on debug without elf"
     assert not _walk(view, "perf/lib/d.debug/0101")
-    assert _list(view, "0202") == ["vdso", "path"]
+    assert _list(view, "0202") == ["vdso", "path", "variants"]
     assert _list(view, "debug/.build-id/02") == []
     assert _list(view, "perf/[vdso]/0202") == ["vdso"]
     assert _bytes(view, "perf/.build-id/02/02/vdso") == b"v"
@@ -302,6 +303,28 @@ def test_what_is_gone_is_stale_not_an_input_error(store: Store, view: View) -> N
     with pytest.raises(OSError, match=r".") as caught:
         view.lookup(nodes.of_dwz(b"gone"), b"x")
     assert caught.value.errno == errno.ESTALE
+
+
+def test_numbers_that_are_no_nodes(store: Store, view: View) -> None:
+    """Nobody was told of them, and whoever asks for them all the same gets no bytes."""
+    commit(store, capture(store, b"x", ID))
+    unknown_kind, no_variant = nodes.of_id(1, 9), nodes.of_id(1, Kind.EXECUTABLE, 1 << 20)
+    for node in (unknown_kind, no_variant):
+        for call in (view.open, view.attributes):
+            with pytest.raises(OSError, match=r".") as caught:
+                call(node)
+            assert caught.value.errno == errno.ESTALE
+    assert view.lookup(nodes.PERF_BUCKET + 256, HEX[2:]) == 0
+    assert list(view.children(nodes.PERF_BUCKET + 256)) == []
+    with pytest.raises(OSError, match=r".") as caught:
+        view.lookup(1 << 63 | 1, b"x")
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_offset_of_another_directory_lists_nothing_of_that(store: Store, view: View) -> None:
+    commit(store, capture(store, b"x", ID, kinds=BOTH), capture(store, b"y", b"\x01\x02"))
+    (_, _, offset), *_ = view.children(nodes.DEBUG_BUCKET + ID[0])
+    assert list(view.children(nodes.DEBUG_BUCKET + 1, offset)) == []
 
 
 def test_directories_cannot_be_opened_nor_files_read_as_links(store: Store, view: View) -> None:

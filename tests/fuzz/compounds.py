@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoders of what has files in it, or speaks of them: cores, compressed blobs, archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+from msgspec import structs
+
+from buildidfs.errors import IntegrityError
+from buildidfs.formats import bundle, core, elfloads, seekable
+from tests.fuzz import elves
+from tests.fuzz.target import MEGABYTE, Target, filled, refusal
+from tests.support.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
+from tests.support.elfwriter import PT_NOTE, SHT_NOTE, Section, elf_file, note
+from tests.support.filereader import FileReader
+
+# --- core files ----------------------------------------------------------------------------------
+
+
+def _check_core(data: bytes) -> None:
+    reader = FileReader(data)
+    found = core.parse(reader, len(data))
+    assert reader.bytes_read <= 5 * len(data) + (1 << 18)
+    if found is None:
+        return
+    assert core.is_core(data)
+    for module in found.modules:
+        assert (module.build_id is None) != (module.unknown is None)
+    if found.vdso is not None:
+        assert found.vdso.offset + found.vdso.size <= len(data)
+
+
+def _process(**options: object) -> bytes:
+    form = {key: options[key] for key in ("bits", "little_endian") if key in options}
+    page = elf_file([], build_id=elves.BUILD_ID, **form)[:PAGE].ljust(PAGE, b"\0")  # type: ignore[arg-type]  # as given
+    return core_file(
+        [
+            Mapped(0x10000, page, b"/app/hot"),
+            Mapped(0x11000, b"", b"/app/hot", PAGE, executable=True),
+            Mapped(0x40000, page, b"/app/lib\xff.so (deleted)"),
+            Mapped(0x50000, page, executable=True),
+        ],
+        auxiliary=[(AT_PHDR, 0x10040), (AT_SYSINFO_EHDR, 0x50000)],
+        **options,  # type: ignore[arg-type]  # as given
+    )
+
+
+def _seed_core() -> Iterator[bytes]:
+    for bits in (32, 64):
+        for little_endian in (True, False):
+            yield _process(bits=bits, little_endian=little_endian)
+    yield _process(many=True, file_note=False)
+
+
+def _huge_core() -> Iterator[bytes]:
+    """The same page mapped again and again, under one name and many; notes, and names."""
+    nothing = Section(b".n", filled(note(b"", 0, b""), PAGE - 200), SHT_NOTE, segment=PT_NOTE)
+    page = elf_file([nothing], section_headers=False)[:PAGE].ljust(PAGE, b"\0")
+    for name in (b"/same", b"/%d"):
+        yield core_file(
+            [
+                Mapped(index * PAGE, page, name % index if b"%" in name else name, executable=True)
+                for index in range(1, 220)
+            ]
+        )
+    yield core_file([Mapped(index * PAGE, b"", b"/x") for index in range(1, 11_000)])
+    yield core_file([Mapped(PAGE, page)], threads=7000)
+    yield core_file([Mapped(PAGE, page)], extra_notes=filled(note(b"", 0, b""), MEGABYTE - 16384))
+    yield core_file([Mapped(PAGE, page)], auxiliary=[(n, n) for n in range(60_000)])
+
+
+# --- program headers -----------------------------------------------------------------------------
+
+
+def _check_loads(data: bytes) -> None:
+    loads = elfloads.loaded(FileReader(data), len(data))
+    assert len(loads) <= len(data) // 32
+    for offset in (0, len(data)):
+        address = elfloads.address_of(loads, offset)
+        assert address is None or loads
+        elfloads.is_loaded(loads, offset)
+
+
+def _huge_loads() -> Iterator[bytes]:
+    yield elf_file([Section(b"", b"", segment=1)] * 18_000, section_headers=False)
+    yield elf_file([Section(b"", b"", segment=1)] * 32_000, section_headers=False, bits=32)
+
+
+# --- compressed blobs ----------------------------------------------------------------------------
+
+
+def _check_seekable(data: bytes) -> None:
+    """As the store reads it: the last bytes say how long the table is."""
+
+    def attempt() -> None:
+        size = seekable.table_size(data[-seekable.FOOTER_SIZE :])
+        table = seekable.unpack(data[-size:], len(data))
+        for position in {0, table.size // 2, max(table.size - 1, 0)}:
+            if position < table.size:
+                frame = table.frame(table.at(position))
+                assert frame.start <= position < frame.start + frame.length
+                assert frame.offset + frame.size <= len(data)
+
+    refusal(attempt, IntegrityError)
+
+
+def _seed_seekable() -> Iterator[bytes]:
+    yield bytes(30) + seekable.pack([(10, 100), (20, 50)])
+    yield seekable.pack([])
+
+
+def _huge_seekable() -> Iterator[bytes]:
+    yield seekable.pack([(0, 1)] * (MEGABYTE // 8 - 3))
+    yield seekable.pack([(0, 0)] * (MEGABYTE // 8 - 3))
+    yield bytes(MEGABYTE // 2) + seekable.pack([(8, 1 << 31)] * (MEGABYTE // 16 - 3))
+
+
+# --- bundles -------------------------------------------------------------------------------------
+
+
+def _check_bundle(data: bytes) -> None:
+    """As a reader of bundles goes about it: a header, the manifest, and where everything is."""
+
+    def attempt() -> None:
+        size = bundle.manifest_size(data[: bundle.BLOCK])
+        manifest = bundle.decode(data[bundle.BLOCK : bundle.BLOCK + size])
+        blobs, inputs = bundle.members(manifest, size)
+        places = sorted((each.offset, each.size) for each in (*blobs.values(), *inputs))
+        for (offset, length), (after, _) in pairwise(places):
+            assert offset + length <= after
+        assert bundle.decode(bundle.encode(manifest)) == manifest
+
+    refusal(attempt, IntegrityError)
+
+
+def _bundle(items: int, places: int = 1) -> bytes:
+    seen = tuple(bundle.Place(f"/{number}", 1, 2) for number in range(places))
+    each = bundle.Item("ab" * 20, "executable", "00" * 32, 5, 1, 0o755, 1, 1, places=seen)
+    some = tuple(structs.replace(each, sha256=f"{number:064x}") for number in range(items))
+    absent = (bundle.Absent("cd" * 20, "never captured"),)
+    text = bundle.encode(bundle.Manifest(1, "here", (bundle.Input("x", 7),), some, absent))
+    return bundle.header(bundle.MANIFEST, len(text)) + text
+
+
+def _seed_bundle() -> Iterator[bytes]:
+    yield _bundle(2)
+    yield _bundle(0)
+
+
+def _huge_bundle() -> Iterator[bytes]:
+    yield _bundle(2200)[:MEGABYTE]
+    yield _bundle(60, 256)[:MEGABYTE]
+    nested = b'{"bundle":1,"items":' + b"[" * (MEGABYTE - 1024)
+    yield bundle.header(bundle.MANIFEST, len(nested)) + nested
+
+
+TARGETS: Final = {
+    "bundle": Target(_check_bundle, _seed_bundle, _huge_bundle, ("bundle",)),
+    "core": Target(_check_core, _seed_core, _huge_core, ("core", "corenotes")),
+    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elfloads",)),
+    "seekable": Target(_check_seekable, _seed_seekable, _huge_seekable, ("seekable",)),
+}

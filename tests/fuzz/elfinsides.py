@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoders of what is in sections of ELF files, and of kernels around one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from buildidfs.formats import bzimage, minidebug, splitdwarf
+from buildidfs.formats.elfcontents import Sections
+from buildidfs.formats.minidebug import DynamicSymbols
+from tests.fuzz import elves
+from tests.fuzz.target import MEGABYTE, Target, filled
+from tests.support.elfwriter import (
+    SHF_ALLOC,
+    SHF_COMPRESSED,
+    SHT_DYNSYM,
+    SHT_STRTAB,
+    SHT_SYMTAB,
+    Section,
+    elf_file,
+)
+from tests.support.filereader import FileReader
+from tests.support.kernels import bzimage_file
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def _check_bzimage(data: bytes) -> None:
+    found = bzimage.payload(data[: bzimage.HEAD_SIZE], len(data))
+    assert found is None or (found.size and found.offset + found.size <= len(data))
+
+
+def _seed_bzimage() -> Iterator[bytes]:
+    yield bzimage_file(b"payload")
+    yield bzimage_file(b"payload", sectors=0, offset=0)
+
+
+def _huge_bzimage() -> Iterator[bytes]:
+    yield bzimage_file(bytes(MEGABYTE - 20_000))
+
+
+# --- symbols -------------------------------------------------------------------------------------
+
+_SYMBOL = struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 0x400048, 4)
+
+
+def _check_minidebug(data: bytes) -> None:
+    """The file is its own debug file: both sides of what is put together are anybody's."""
+    dynamic = minidebug.dynamic_symbols(FileReader(data), len(data))
+    for symbols in (dynamic, DynamicSymbols(_SYMBOL, b"\0name\0")):
+        if symbols is None:
+            continue
+        whole = minidebug.completed(data, symbols)
+        if whole is None:
+            continue
+        grown = 2 * len(data) + len(symbols.symbols) + len(symbols.names) + 16
+        assert len(data) <= len(whole) <= grown
+
+
+def _seed_minidebug() -> Iterator[bytes]:
+    yield from elves.seeds()
+    yield elf_file(
+        [
+            Section(b".text", bytes(64), flags=SHF_ALLOC),
+            Section(b".dynsym", bytes(24) + _SYMBOL, SHT_DYNSYM, SHF_ALLOC, link=3, info=1),
+            Section(b".dynstr", b"\0one\0", SHT_STRTAB, SHF_ALLOC),
+            Section(b".symtab", bytes(24) + _SYMBOL, SHT_SYMTAB, link=5, info=1),
+            Section(b".strtab", b"\0two\0", SHT_STRTAB),
+        ]
+    )
+
+
+def _huge_minidebug() -> Iterator[bytes]:
+    """As many symbols as fit, in as many sections."""
+    text = Section(b".text", bytes(64), flags=SHF_ALLOC)
+    names = Section(b".strtab", b"\0one\0", SHT_STRTAB)
+    symbols = filled(_SYMBOL, MEGABYTE - 4096)
+    yield elf_file(
+        [
+            text,
+            Section(b".dynsym", symbols, SHT_DYNSYM, link=3),
+            names,
+            Section(b".symtab", bytes(24), SHT_SYMTAB, link=3),
+        ]
+    )
+    half = symbols[: len(symbols) // 2 // 24 * 24]
+    many = [Section(b".t", b"", flags=SHF_ALLOC, size=1 << 40, offset=64)] * 7000
+    yield elf_file(
+        [
+            text,
+            Section(b".dynsym", half, SHT_DYNSYM, link=3),
+            names,
+            Section(b".symtab", bytes(24), SHT_SYMTAB, link=3),
+            *many,
+        ]
+    )
+
+
+# --- split DWARF ---------------------------------------------------------------------------------
+
+_DECLARED = bytes([1, 0x4A, 0, 0x76, 0x25, 0x72, 0x17, 0x1B, 0x1F, 0, 0])
+
+
+def _check_splitdwarf(data: bytes) -> None:
+    reader = FileReader(data)
+    found = list(splitdwarf.skeletons(reader, len(data)))
+    assert len(found) <= splitdwarf.UNITS_MAX
+    assert reader.bytes_read <= 8 * len(data) + (4 << 20)
+    for each in found:
+        assert 0 <= each.dwo_id < 1 << 64
+        assert b"\0" not in each.name + each.directory
+    assert 0 not in splitdwarf.packaged(FileReader(data), len(data))
+
+
+def _units(entry: bytes, *, version: int = 5) -> bytes:
+    if version == 5:
+        body = struct.pack("<HBBIQ", 5, 4, 8, 0, 7) + entry
+    else:
+        body = struct.pack("<HIB", 4, 0, 8) + entry
+    return struct.pack("<I", len(body)) + body
+
+
+def _split(info: bytes, abbreviations: bytes, flags: int = 0) -> bytes:
+    return elf_file(
+        [
+            Section(b".debug_info", info, flags=flags),
+            Section(b".debug_abbrev", abbreviations),
+            Section(b".debug_addr", bytes(8)),
+            Section(b".debug_str", b"x\0the.dwo\0"),
+            Section(b".debug_line_str", b"/src\0"),
+            Section(b".debug_str_offsets", struct.pack("<IHHI", 8, 5, 0, 2)),
+        ]
+    )
+
+
+def _seed_splitdwarf() -> Iterator[bytes]:
+    entry = b"\x01\x00" + struct.pack("<II", 8, 0)
+    yield _split(_units(entry) * 2, _DECLARED + b"\0")
+    gnu = bytes([1, 0x11, 0]) + b"\xb0\x42\x0e\x1b\x0e\xb1\x42\x07\x25\x08\0\0\0"
+    yield _split(_units(b"\x01" + struct.pack("<IIQ", 2, 0, 7) + b"c\0", version=4), gnu)
+    slots = struct.pack("<4I4Q", 2, 1, 2, 4, 0, 11, 0, 12)
+    yield elf_file([Section(b".debug_cu_index", slots)])
+
+
+def _huge_splitdwarf() -> Iterator[bytes]:
+    """Units without end, each with all there may be to read; packages of everything."""
+    long_one = bytes([2, 0x4A, 0]) + b"\x76\x0b" * 60 + b"\0\0"
+    yield _split(filled(_units(b"\x02" + bytes(60)), MEGABYTE - 65536), _DECLARED * 62 + long_one)
+    yield _split(filled(_units(b"\x02"), MEGABYTE - 65536), long_one.replace(b"\x02", b"\x03") * 99)
+    yield _split(bytes(MEGABYTE - 4096), _DECLARED)
+    entry = b"\x01\x00" + struct.pack("<II", 8, 0)
+    yield _split(filled(_units(entry), MEGABYTE - 4096), _DECLARED)
+    bomb = struct.pack("<I4xQQ", 1, 1 << 30, 1) + _deflated(64)
+    yield _split(bomb, _DECLARED, SHF_COMPRESSED)
+    index = struct.pack("<4I", 5, 1, 1, 1 << 30) + bytes(range(256)) * 4000
+    yield elf_file([Section(b".debug_cu_index", index)])
+
+
+def _deflated(megabytes: int) -> bytes:
+    import zlib
+
+    packer = zlib.compressobj(9)
+    return b"".join(packer.compress(bytes(MEGABYTE)) for _ in range(megabytes)) + packer.flush()
+
+
+def _check_sections(data: bytes) -> None:
+    reader = FileReader(data)
+    sections = Sections(reader, len(data))
+    for header in sections.headers[:64]:
+        assert len(sections.contents(header, 4096)) <= 4096
+    assert reader.bytes_read <= 8 * len(data) + 4096
+
+
+def _huge_sections() -> Iterator[bytes]:
+    yield elf_file([Section(b".n", b"", size=1 << 62)] * 12_000)
+    yield elf_file([Section(b".n", bytes(MEGABYTE - 4096), SHT_STRTAB)])
+
+
+TARGETS: Final = {
+    "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
+    "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elfcontents",)),
+    "minidebug": Target(
+        _check_minidebug,
+        _seed_minidebug,
+        _huge_minidebug,
+        ("minidebug",),
+        cost=lambda data: minidebug.completed(
+            data, minidebug.dynamic_symbols(FileReader(data), len(data)) or DynamicSymbols()
+        ),
+    ),
+    "splitdwarf": Target(_check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("splitdwarf",)),
+}

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoders of packages and images: archives, their headers, and what names them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tarfile
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from buildidfs.formats import ar, archives, cpio, engines, oci, packages, rpm, tar
+from buildidfs.formats.archives import Damaged, Member
+from buildidfs.formats.whiteouts import LayerNames
+from tests.fuzz.target import MEGABYTE, Target, filled, refusal
+from tests.support.sources import Bytes, ar_member, deb, entry
+from tests.support.sources import tar as tarred
+
+# --- archives ------------------------------------------------------------------------------------
+
+
+def _walk(members: Iterable[Member], source: Bytes, size: int) -> None:
+    """Take a little of each member, as a scan does."""
+    for member in members:
+        assert member.stored >= 0
+        assert member.size >= 0
+        assert -(2**63) < member.mtime_ns < 2**63
+        assert 0 <= member.uid < 2**32
+        assert 0 <= member.gid < 2**32
+        assert len(member.name) <= archives.NAME_MAX_BYTES
+        path = archives.installed(member.name)
+        assert path.startswith(b"/")
+        assert not {b"..", b".", b""} & set(path[1:].split(b"/") if len(path) > 1 else ())
+        archives.installed(member.target)
+        packages.is_metadata(member.name)
+        if member.extents is not None:
+            assert sum(length for _, length in member.extents) == member.stored
+        before = source.position
+        source.take(min(4, member.stored))
+        assert before <= source.position <= size
+
+
+def _check_tar(data: bytes) -> None:
+    tar.is_header(data[: tar.BLOCK])
+    archives.packing(data[: archives.PACKING_HEAD])
+    for concatenated in (False, True):
+        source = Bytes(data)
+        found = tar.members(source, concatenated=concatenated)
+        refusal(lambda: _walk(found, source, len(data)), Damaged)  # noqa: B023 - called at once
+
+
+def _seed_tar() -> Iterator[bytes]:
+    sparse = entry("sparse")
+    sparse.pax_headers = {"GNU.sparse.map": "0,3,9,2", "GNU.sparse.size": "20", "mtime": "1.5"}
+    listed = entry("listed")
+    listed.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.realsize": "20"}
+    members = [
+        ("./usr/bin/app", b"\x7fELF" * 200),
+        (entry("link", tarfile.LNKTYPE, "usr/bin/app"), b""),
+        (entry("directory", tarfile.DIRTYPE, mode=0o700, uid=5_000_000), b""),
+        ("n" * 300, b"x"),
+        (sparse, b"abcde"),
+        (listed, b"2\n0\n3\n9\n2\n".ljust(512) + b"abcde"),
+    ]
+    for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        yield tarred(members, format_=format_)
+    old = bytearray(tarred([("old", b"abc")]))
+    old[156:157], old[386:410], old[482] = b"S", b"00000000000\x0000000000003\0", 1
+    yield bytes(old[:512]) + bytes(512) + bytes(old[512:])
+
+
+def _huge_tar() -> Iterator[bytes]:
+    empty = tarred([("a", b"")], end=False)
+    yield filled(empty)
+    yield bytes(MEGABYTE)
+    info = entry("x")
+    for records in ({"a": ""}, {"path": "p" * 4000}, {"mtime": "9" * 19}):
+        info.pax_headers = records
+        yield filled(tarred([(info, b"")], format_=tarfile.PAX_FORMAT, end=False))
+    info.pax_headers = {f"{number}": "" for number in range(60_000)}
+    yield tarred([(info, b"")], format_=tarfile.PAX_FORMAT)[:MEGABYTE]
+    info.pax_headers = {"GNU.sparse.map": "0,0," * 200_000 + "0,0", "GNU.sparse.size": "1"}
+    yield tarred([(info, b"")], format_=tarfile.PAX_FORMAT)[:MEGABYTE]
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.realsize": "1"}
+    for digits in (b"65536\n" + b"0\n" * 400_000, b"65536\n" + b"\n" * 900_000, b"9" * 900_000):
+        yield tarred([(info, digits)], format_=tarfile.PAX_FORMAT)[:MEGABYTE]
+    yield tarred([("n" * 900_000, b"")])
+
+
+def _check_ar(data: bytes) -> None:
+    source = Bytes(data)
+
+    def attempt() -> None:
+        for member in ar.members(source):
+            assert member.size >= 0
+            assert len(member.name) <= 16
+
+    refusal(attempt, Damaged)
+
+
+def _huge_ar() -> Iterator[bytes]:
+    yield ar.MAGIC + filled(ar_member(b"a", b""))
+
+
+def _check_cpio(data: bytes) -> None:
+    listed = [Member(b"/a", archives.Type.FILE, 3, 3), Member(b"/b", archives.Type.FILE, 5, 5)]
+    source = Bytes(data)
+    refusal(lambda: _walk(cpio.members(source, lambda: listed), source, len(data)), Damaged)
+
+
+def _newc(name: bytes, data: bytes = b"", links: int = 1) -> bytes:
+    fields = (1, 0o100755, 5, 6, links, 7, len(data), 8, 1, 0, 0, len(name) + 1, 0)
+    text = b"070701" + b"".join(b"%08x" % field for field in fields) + name + b"\0"
+    return text + bytes(-len(text) % 4) + data + bytes(-len(data) % 4)
+
+
+def _seed_cpio() -> Iterator[bytes]:
+    yield _newc(b"./usr/app", b"12345") + _newc(b"a", links=2) + _newc(b"TRAILER!!!")
+    yield b"07070X00000001\0\0" + b"12345\0\0\0" + b"07070X00000000\0\0" + b"abc\0" + _newc(b"x")
+
+
+def _huge_cpio() -> Iterator[bytes]:
+    yield filled(_newc(b"a"))
+    yield filled(_newc(b"n" * 4095))
+    yield filled(b"07070X00000000\0\0abc\0")
+
+
+# --- headers of rpm packages ---------------------------------------------------------------------
+
+
+def _check_rpm(data: bytes) -> None:
+    def attempt() -> None:
+        header = rpm.header(Bytes(data))
+        assert packages.PackageName(*header.name).text.isprintable()
+        files = header.files()
+        assert len(files) <= len(data)
+        for number in range(len(files)):
+            assert files[number].stored <= files[number].size
+
+    refusal(attempt, Damaged)
+
+
+_TAGS: Final = (1000, 1001, 1002, 1003, 1022, 1028, 1030, 1034, 1095, 1096, 5008, 1116, 1117, 1118)
+
+
+def _rpm(entries: Iterable[tuple[int, int, int, int]], data: bytes) -> bytes:
+    index = b"".join(struct.pack(">IIII", *each) for each in entries)
+    empty = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", 0, 0)
+    intro = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", len(index) // 16, len(data))
+    return rpm.MAGIC + bytes(92) + empty + intro + index + data
+
+
+def _listing(count: int, directory: bytes) -> bytes:
+    """As many files as asked for, all of them in the same directory."""
+    data, entries = directory + b"\0", [(1118, 8, 0, 1)]
+    for tag, kind, raw in (
+        (1117, 8, b"n\0"), (1116, 4, bytes(4)), (1028, 4, bytes(4)), (1030, 3, b"\x81\xed"),
+    ):  # fmt: skip
+        entries.append((tag, kind, len(data), count))
+        data += raw * count
+    return _rpm(entries, data)
+
+
+def _seed_rpm() -> Iterator[bytes]:
+    yield _listing(3, b"/usr/bin/")
+    yield _rpm([(1000, 6, 0, 1), (1001, 6, 4, 1), (1003, 4, 8, 1)], b"app\01.2\0\0\0\0\2")
+
+
+def _huge_rpm() -> Iterator[bytes]:
+    yield _listing(80_000, b"/")
+    yield _listing(60_000, b"/" + b"d" * 300_000)
+    yield _rpm([(1000, 6, 0, 1)] * 60_000, b"")
+    every = [(tag, kind, 0, count) for tag in _TAGS for kind in (3, 8) for count in (1, 1 << 31)]
+    yield _rpm(every, bytes(1_000_000))
+    yield _rpm([(tag, 8, 0, 262_144) for tag in _TAGS], bytes(1_000_000))
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _check_packages(data: bytes) -> None:
+    for name in (packages.debian(data), packages.pkginfo(data)):
+        assert len(name.text) <= 400
+        assert name.text.isprintable()
+    packages.is_metadata(data)
+
+
+def _seed_packages() -> Iterator[bytes]:
+    yield b"Package: app\nVersion: 1:2-3\nArchitecture: amd64\nDescription: x\n more\n"
+    yield b"# comment\npkgname = app\npkgver = 1-r0\narch = x86_64\n"
+
+
+def _huge_packages() -> Iterator[bytes]:
+    yield b"Package: " + b"\xff" * (MEGABYTE - 32)
+    yield filled(b"a:\n")
+    yield filled(b"a=%d\n")
+    yield b"\n" * MEGABYTE
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def _check_oci(data: bytes) -> None:
+    def documents() -> None:
+        found = oci.document(data)
+        assert found.is_image or not found.is_image
+        for each in (*(found.manifests or ()), *(found.layers or ())):
+            assert oci.checked_digest(each.digest) == each.digest
+            assert oci.hasher(each.digest).digest_size * 2 == len(each.digest.partition(":")[2])
+            assert oci.shown_name(each.name).isprintable()
+            assert str(each.platform).isprintable()
+            assert each.is_layer or not each.is_attestation or each.annotations
+
+    refusal(documents, Damaged)
+    refusal(lambda: oci.chain_ids(oci.config(data).diff_ids), Damaged)
+    refusal(lambda: oci.saved(data), Damaged)
+    text = data.decode("utf-8", "replace")
+    oci.is_meant(text, ("docker.io/library/alpine:3", text), ("sha256:" + "ab" * 32, text))
+    oci.parsed_platform(text)
+    assert len(oci.shown_name(text)) <= 255
+
+
+def _seed_oci() -> Iterator[bytes]:
+    blob = {"digest": "sha256:" + "ab" * 32, "size": 7, "mediaType": "x.tar"}
+    named = {"org.opencontainers.image.ref.name": "app", "vnd.docker.reference.type": "x"}
+    platform = {"os": "linux", "architecture": "arm", "variant": "v7"}
+    for document in (
+        {"schemaVersion": 2, "config": blob, "layers": [blob, blob]},
+        {"manifests": [{**blob, "platform": platform, "annotations": named}]},
+        {"os": "linux", "rootfs": {"type": "layers", "diff_ids": [blob["digest"]] * 2}},
+        [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": ["a/layer.tar"]}],
+    ):
+        yield json.dumps(document).encode()
+    yield b"registry.example.org:5000/team/app:1.2@sha256:" + b"ab" * 32
+
+
+def _huge_oci() -> Iterator[bytes]:
+    yield b"[" * MEGABYTE
+    yield b'{"layers":' * (MEGABYTE // 10)
+    blob = b'{"digest":"sha256:%s","size":1},' % (b"ab" * 32)
+    yield b'{"layers":[' + filled(blob, MEGABYTE - 256) + blob[:-1] + b"]}"
+    ids = b'"sha256:%s",' % (b"ab" * 32)
+    yield b'{"rootfs":{"diff_ids":[' + filled(ids, MEGABYTE - 256) + ids[:-1] + b"]}}"
+    yield (
+        b'{"manifests":['
+        + blob[:-2]
+        + b',"annotations":{'
+        + filled(b'"a":"b",', 900_000)
+        + b'"":""}}]}'
+    )
+    yield filled(b"a/")
+    yield filled(b"@")
+
+
+def _check_whiteouts(data: bytes) -> None:
+    names = LayerNames(1 << 20)
+
+    def attempt() -> None:
+        for number, line in enumerate(data.split(b"\n")):
+            path = archives.installed(line)
+            if names.note(path, number % 2 == 0):
+                assert number % 2 == 0 or names.hides(path)
+                assert names.hides(path + b"/below") or number % 2 == 0
+            names.hides(path)
+
+    refusal(attempt, Damaged)
+
+
+def _huge_whiteouts() -> Iterator[bytes]:
+    yield b"/a" * (MEGABYTE // 2)
+    yield filled(b"a/.wh.b\n")
+    yield filled(b"/a" * 2000 + b"\n")
+    yield b"\n".join(b"%d/.wh..wh..opq" % number for number in range(40_000))
+
+
+def _check_engines(data: bytes) -> None:
+    for kind in (
+        engines.Repositories, engines.DockerContainer, list[engines.StoredImage],
+        list[engines.StoredContainer],
+    ):  # fmt: skip
+        refusal(lambda kind=kind: engines.decoded(data, kind), Damaged)  # type: ignore[misc]  # lambda
+
+    def layers() -> None:
+        found = {layer.id: layer for layer in engines.decoded(data, list[engines.StoredLayer])}
+        for name in (*list(found)[:3], *list(found)[-3:]):
+            assert len(engines.stack(name, found)) <= len(found)
+
+    refusal(layers, Damaged)
+    text = data.decode("utf-8", "replace")
+    if refusal(lambda: engines.component(text), Damaged) is None:
+        assert "/" not in text
+        assert text not in (".", "..", "")
+
+
+def _seed_engines() -> Iterator[bytes]:
+    yield json.dumps({"Repositories": {"a": {"a:1": "sha256:" + "ab" * 32}}}).encode()
+    yield json.dumps([{"id": "1", "parent": "2", "diff-digest": "x"}, {"id": "2"}]).encode()
+    yield json.dumps([{"id": "1", "names": ["a"], "layer": "2", "metadata": "{}"}]).encode()
+    yield b"0123abc-init"
+
+
+def _huge_engines() -> Iterator[bytes]:
+    yield b"[" * MEGABYTE
+    chain = (b'{"id":"%d","parent":"%d"}' % (number, number + 1) for number in range(30_000))
+    yield b"[" + b",".join(chain) + b"]"
+    yield b'{"Repositories":{"a":{' + filled(b'"a":"b",', MEGABYTE - 64) + b'"":""}}}'
+    yield b"a" * MEGABYTE
+
+
+TARGETS: Final = {
+    "oci": Target(_check_oci, _seed_oci, _huge_oci, ("oci",)),
+    "whiteouts": Target(
+        _check_whiteouts,
+        lambda: [b"usr/bin/a\nusr/.wh.b\nusr/.wh..wh..opq\n.wh..wh.plnk/x\nusr"],
+        _huge_whiteouts,
+        ("whiteouts",),
+    ),
+    "engines": Target(_check_engines, _seed_engines, _huge_engines, ("engines",)),
+    "tar": Target(_check_tar, _seed_tar, _huge_tar, ("tar", "archives")),
+    "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("ar",)),
+    "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("cpio",)),
+    "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("rpm",)),
+    "packages": Target(_check_packages, _seed_packages, _huge_packages, ("packages",)),
+}

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoders of perf.data, and of what says who may read a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from buildidfs.errors import UsageError
+from buildidfs.formats import (
+    perfattr,
+    perfdata,
+    perfevents,
+    perfspaces,
+    perfstream,
+    perfwrite,
+    posixacl,
+)
+from tests.fuzz import elves
+from tests.fuzz.target import MEGABYTE, Target, filled, refusal
+from tests.support.filereader import FileReader
+from tests.support.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter
+
+# --- perf.data -----------------------------------------------------------------------------------
+
+
+def _check_perfdata(data: bytes) -> None:
+    """As coverage and unpacking read it; whatever is wrong with it is told in words."""
+    reader = FileReader(data)
+    error = refusal(lambda: _read_profile(reader, data), UsageError)
+    assert error is None or str(error)
+    assert reader.bytes_read <= 8 * len(data) + (1 << 21)
+
+
+def _read_profile(reader: FileReader, data: bytes) -> None:
+    header = perfdata.parse_header(reader, len(data))
+    assert perfdata.is_profile(data)
+    for number in range(perfdata.FEATURES):
+        content = perfdata.feature(reader, header, number)
+        perfdata.text(content, header.order)
+        perfdata.clock(content, header.order)
+        perfdata.times(content, header.order)
+        perfwrite.moved_traces(content, header.order, [0, 8, 16], [8, 16, 0])
+    for named in perfdata.build_id_table(reader, header):
+        assert len(named.build_id) <= 20
+        again = perfdata.pack_named(named, header.order)
+        assert len(again) % 8 == 0
+    layouts = perfattr.Layouts(header.attrs, header.order)
+    events, spaces = perfevents.Events(layouts, header.order), perfspaces.Spaces()
+    rewriter = perfevents.Rewriter(layouts, header.order)
+    stream = perfstream.Stream(reader, header.data, header.order, is_pipe=header.is_pipe)
+    for raw in stream:
+        assert raw.size >= perfstream.HEADER_SIZE
+        assert raw.at + raw.size <= len(raw.data)
+        if raw.kind == 9:
+            sample = layouts.sample(raw.data, raw.at, raw.size, chains=True)
+            if sample is not None:
+                spaces.find(sample.pid, sample.time or 0, sample.ip)
+            continue
+        event = events.read(raw)
+        if event is not None:
+            spaces.add(event, getattr(event, "time", 0) or 0)
+        if isinstance(event, perfevents.Mapped):
+            assert event.start <= event.end <= 1 << 64
+            rewriter.mapped(raw, event.build_id or elves.BUILD_ID, b"/other")
+    for pid, image, _, time in islice(spaces.everything(), 10):
+        assert spaces.mapped(pid, image)
+        spaces.mount_namespace(pid, time)
+
+
+def _records(writer: PerfWriter) -> bytes:
+    return b"".join(
+        (
+            writer.comm(1, b"app", 1, exec_=True),
+            writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2),
+            writer.mmap2(1, 0x4000, 0x1000, b"/usr/lib/x.so", time=2, build_id=elves.BUILD_ID),
+            writer.mmap(1, 0x8000, 0x1000, b"[vdso]", time=3),
+            writer.namespaces(1, range(7), 3),
+            writer.sample(1, 0x1010, 4, chain=[0x1010, 0x4010]),
+            writer.fork(2, 1, 5),
+            writer.sample(2, 0x4010, 6),
+            writer.record(68, b""),
+        )
+    )
+
+
+def _seed_perfdata() -> Iterator[bytes]:
+    for order in "<>":
+        for sample_type in (USUAL, USUAL | CALLCHAIN | READ):
+            writer = PerfWriter(order, sample_type)
+            table = writer.build_id(b"/usr/bin/app", elves.BUILD_ID)
+            features = {2: table, 3: writer.text(b"host"), 8: writer.pack("QQ", 1, 9)}
+            yield writer.file(_records(writer), features)
+        yield writer.pipe(_records(writer), {3: writer.text(b"host")})
+
+
+def _huge_perfdata() -> Iterator[bytes]:
+    writer = PerfWriter()
+    for unit in (
+        *(writer.record(68, b""), writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2)),
+        *(writer.fork(1, 2, 3), writer.sample(1, 0x1010, 4), writer.namespaces(1, range(7), 3)),
+        *(writer.comm(1, b"x", exec_=True), writer.record(9, b""), writer.record(81, bytes(56))),
+    ):
+        yield writer.file(filled(unit, MEGABYTE - 4096))
+    some = range((MEGABYTE - 4096) // 104)
+    yield writer.file(
+        b"".join(writer.mmap2(1, 4096 * (number % 7), 9999, b"/x", time=number) for number in some)
+    )
+    yield writer.file(
+        b"".join(writer.mmap2(1, 4096 * number, 4096, b"/x%d" % number) for number in some)
+    )
+    yield writer.file(b"".join(writer.fork(number + 1, number, number) for number in range(17_000)))
+    yield writer.file(b"", {2: filled(writer.build_id(b"x", elves.BUILD_ID), MEGABYTE - 4096)})
+    yield writer.file(b"", {2: filled(writer.pack("IHH", 67, 0, 8), MEGABYTE - 4096)})
+    attrs = [writer.attr()] * 4000
+    yield writer.file(b"", attrs=attrs, ids=[(7,)] * 4000)
+
+
+# --- access control lists ------------------------------------------------------------------------
+
+
+def _check_acl(data: bytes) -> None:
+    error = refusal(lambda: posixacl.certain_bits(data), ValueError)
+    assert error is not None or 0 <= posixacl.certain_bits(data) <= 0o777
+
+
+def _seed_acl() -> Iterator[bytes]:
+    entries = b"".join(
+        kind.to_bytes(2, "little") + rights.to_bytes(2, "little") + who.to_bytes(4, "little")
+        for kind, rights, who in (
+            (1, 7, 0),
+            (2, 5, 9),
+            (4, 5, 0),
+            (8, 4, 7),
+            (16, 5, 0),
+            (32, 1, 0),
+        )
+    )
+    yield b"\2\0\0\0" + entries
+
+
+def _huge_acl() -> Iterator[bytes]:
+    (seed,) = _seed_acl()
+    yield seed[:4] + filled(seed[4:], (1 << 16) - 8)
+    yield seed[:4] + filled(seed[4:])
+
+
+TARGETS: Final = {
+    "perfdata": Target(
+        _check_perfdata,
+        _seed_perfdata,
+        _huge_perfdata,
+        ("perfattr", "perfdata", "perfevents", "perfspaces", "perfstream", "perfwrite"),
+    ),
+    "acl": Target(_check_acl, _seed_acl, _huge_acl, ("posixacl",)),
+}

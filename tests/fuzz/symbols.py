@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoders behind ``symbolize``, and the notes of core files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from buildidfs.formats import core, perfscript, symbolized
+from tests.fuzz import elves
+from tests.fuzz.target import MEGABYTE, Target, filled
+from tests.support.corewriter import PAGE, Mapped, core_file, file_table
+from tests.support.elfwriter import elf_file, note
+from tests.support.filereader import FileReader
+
+# --- the notes of a core file --------------------------------------------------------------------
+
+_MAPPING: Final = Mapped(
+    0x10000, elf_file([], build_id=elves.BUILD_ID)[:PAGE].ljust(PAGE, b"\0"), b"/app/hot"
+)
+
+
+def _check_notes(data: bytes) -> None:
+    whole = core_file([_MAPPING], file_note=False, extra_notes=data)
+    found = core.parse(FileReader(whole), len(whole))
+    assert found is not None
+    assert (found.pid, found.name) == (4711, b"hot")
+    assert found.threads <= 1 + len(data) // 12
+    for module in found.modules:
+        assert module.build_id in (elves.BUILD_ID, None)
+
+
+def _seed_notes() -> Iterator[bytes]:
+    yield note(b"CORE\0", 0x46494C45, file_table([_MAPPING]))
+    yield note(b"LINUX\0", 0x202, bytes(832)) + note(b"CORE\0", 6, struct.pack("<4Q", 3, 9, 0, 0))
+
+
+def _huge_notes() -> Iterator[bytes]:
+    yield filled(note(b"CORE\0", 1, b""))
+    yield filled(note(b"", 1, b""))
+    many = [_MAPPING._replace(start=PAGE * n, path=b"/") for n in range(1, 40_000)]
+    yield note(b"CORE\0", 0x46494C45, file_table(many))
+    yield note(b"CORE\0", 0x46494C45, struct.pack("<2Q", 1 << 63, PAGE) + bytes(MEGABYTE - 64))
+
+
+# --- the text of perf script ---------------------------------------------------------------------
+
+_EVENT: Final = b"hot 7 1.0: PERF_RECORD_MMAP2 7/7: [0x%x(0x1000) @ 0x1000 <%s>]: r-xp /app/hot\n"
+_SAMPLE: Final = b"hot 7/7 2.0: cpu-clock:\n\t 1040 [unknown] (/app/hot)\n\t 10 f+0x1 ([kernel])\n"
+
+
+def _check_perfscript(data: bytes) -> None:
+    script = perfscript.Script()
+    for line in data.split(b"\n"):
+        frame = script.line(line)
+        if frame is not None:
+            place = script.locate(frame)
+            assert place is None or place.offset >= 0
+    perfscript.parse_build_ids(data)
+
+
+def _seed_perfscript() -> Iterator[bytes]:
+    build_id = elves.BUILD_ID.hex().encode()
+    fork = b"hot 7 1.1: PERF_RECORD_FORK(8:8):(7:7)\nhot 8 1.2: PERF_RECORD_COMM exec: x:8/8\n"
+    yield _EVENT % (0x1000, build_id) + fork + _SAMPLE
+    yield b"hot 7 1.3: x:   55000040 [unknown] (/app/hot+0x12)\n"
+    yield b"hot 7 1.4: PERF_RECORD_EXIT(7:7):(1:1)"
+
+
+def _huge_perfscript() -> Iterator[bytes]:
+    build_id = elves.BUILD_ID.hex().encode()
+    yield filled(_SAMPLE)
+    yield b"".join(_EVENT % (PAGE * n, build_id) for n in range(7000))
+    yield (_EVENT % (PAGE, build_id) + b"hot 7 1.1: PERF_RECORD_FORK(8:8):(7:7)\n") * 5000
+    for part in (b" (", b"\t1 ", b" 1 [unknown] (", b"1.1: ", b": PERF_RECORD_COMM: :", b"+0x1"):
+        yield b"\t1 " + filled(part, MEGABYTE - 8) + b")"
+        yield b"x " + filled(part, MEGABYTE - 8) + b")"
+
+
+# --- the answers of symbolizers ------------------------------------------------------------------
+
+
+def _check_symbolized(data: bytes) -> None:
+    for frames in (symbolized.of_llvm(data), symbolized.of_elfutils(data.split(b"\n"))):
+        assert len(frames) <= symbolized.MOST_FRAMES
+        for frame in frames:
+            assert frame.line >= 0
+
+
+def _seed_symbolized() -> Iterator[bytes]:
+    yield b'{"Address":"0x1","Symbol":[{"FunctionName":"f","FileName":"a.c","Line":2,"Column":3}]}'
+    yield b"inner inlined at /a.c:3:5 in outer\n/a.c:2:7\nouter\n??:0"
+
+
+def _huge_symbolized() -> Iterator[bytes]:
+    one = b'{"FunctionName":"f","StartAddress":"0x1"},'
+    yield b'{"Symbol":[' + filled(one, MEGABYTE - 64)[:-1] + b"]}"
+    yield b'{"Symbol":' + b"[" * (MEGABYTE - 64)
+    yield filled(b"f inlined at x:1:2 in ", MEGABYTE)
+    yield filled(b"f\n??:1\n")
+
+
+TARGETS: Final = {
+    "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("corenotes",)),
+    "perfscript": Target(_check_perfscript, _seed_perfscript, _huge_perfscript, ("perfscript",)),
+    "symbolized": Target(_check_symbolized, _seed_symbolized, _huge_symbolized, ("symbolized",)),
+}

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed files, names of debug files, settings, names: what else strangers and users give."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import io
+import lzma
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import zstandard
+
+from buildidfs import config, names
+from buildidfs.capture import decompress
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.companions import Companions
+from buildidfs.capture.files import memory_file
+from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
+from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.mount import options
+from tests.fuzz import elves
+from tests.fuzz.insides import store
+from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
+from tests.support.elfwriter import TEXT, elf_file
+from tests.support.scans import Memory
+
+# --- compressed files ----------------------------------------------------------------------------
+
+_PLAIN: Final = elf_file([TEXT], build_id=elves.BUILD_ID) * 3
+_LIMIT: Final = 48 << 20
+_SUFFIXES: Final = (b".xz", b".gz", b".zst")
+
+
+def _check_compressed(data: bytes) -> None:
+    for suffix in _SUFFIXES:
+        _decompress(data, suffix)
+
+
+def _decompress(data: bytes, suffix: bytes) -> None:
+    def attempt() -> None:
+        plain_fd = decompress.decompressed(fd, b"module.ko" + suffix, _LIMIT)
+        assert plain_fd is not None
+        os.close(plain_fd)
+
+    fd = memory_file(b"compressed", data)
+    try:
+        error = refusal(attempt, decompress.CannotDecompress)
+    finally:
+        os.close(fd)
+    assert error is None or str(error).isprintable()
+
+
+def _seed_compressed() -> Iterator[bytes]:
+    yield lzma.compress(_PLAIN)
+    yield lzma.compress(_PLAIN, check=lzma.CHECK_CRC32, preset=0) * 2
+    yield gzip.compress(_PLAIN, mtime=0)
+    yield zstandard.compress(_PLAIN)
+
+
+def _huge_compressed() -> Iterator[bytes]:
+    """Bombs, and what begins anew again and again."""
+    blank = io.BytesIO()
+    with lzma.open(blank, "wb", preset=0) as file:
+        for _ in range(64):
+            file.write(bytes(MEGABYTE))
+    yield blank.getvalue()
+    yield filled(lzma.compress(b""))
+    yield lzma.compress(b"") + bytes(MEGABYTE - 64)
+    yield lzma.compress(os.urandom(MEGABYTE - 80_000)) + blank.getvalue()[:79_000]
+    # a dictionary of 4 GiB, in the older form that has no checksum of its header
+    yield b"\x5d" + b"\xff" * 12 + bytes(1024)
+    blank = io.BytesIO()
+    with gzip.open(blank, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(MEGABYTE))
+    yield blank.getvalue()[:MEGABYTE]
+    yield filled(gzip.compress(b"", mtime=0))
+    yield gzip.compress(b"", mtime=0) + bytes(MEGABYTE - 64)
+    yield b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (MEGABYTE - 64)
+    yield b"\x1f\x8b\x08\x18" + bytes(6) + b"\0" + b"n" * (MEGABYTE - 64)
+    compressor = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=27)
+    )
+    blank = io.BytesIO()
+    with compressor.stream_writer(blank, closefd=False) as writer:
+        for _ in range(64):
+            writer.write(bytes(MEGABYTE))
+    yield blank.getvalue()
+    yield filled(zstandard.compress(b""))
+    yield b"\x28\xb5\x2f\xfd\x80\x58" + b"\xff" * 4 + bytes(64)
+
+
+# --- names of debug files ------------------------------------------------------------------------
+
+
+@functools.cache
+def _root() -> tuple[int, frozenset[bytes]]:
+    """A root with a debug file and ways out of it; and what of it may be found."""
+    root = scratch() / "root"
+    for directory in ("bin/.debug", "usr/lib/debug/.dwz", "usr/lib/debug/bin"):
+        (root / directory).mkdir(parents=True)
+    inside = elf_file([TEXT], build_id=elves.BUILD_ID)
+    (root / "bin/app.debug").write_bytes(inside)
+    (root / "usr/lib/debug/.dwz/common").write_bytes(inside)
+    # the same outside, to which nothing may lead
+    (scratch() / "app.debug").write_bytes(inside)
+    (scratch() / "common").write_bytes(inside)
+    (root / "bin/up").symlink_to("../../..")
+    (root / "bin/out").symlink_to(scratch())
+    (root / "bin/magic").symlink_to("/proc/self/root")
+    os.mkfifo(root / "bin/fifo")
+    allowed = {
+        (root / "bin/app.debug").stat().st_ino,
+        (root / "usr/lib/debug/.dwz/common").stat().st_ino,
+    }
+    return os.open(root, os.O_PATH | os.O_DIRECTORY), frozenset(
+        str(ino).encode() for ino in allowed
+    )
+
+
+def _check_links(name: bytes) -> None:
+    """Whatever a binary says its debug file is called, only files of its own root are found."""
+    name = name.replace(b"\0", b"") or b"x"  # the decoder ends it at the first NUL
+    root_fd, allowed = _root()
+    binary = ElfFile(
+        BuildId(elves.BUILD_ID), (Kind.EXECUTABLE,), Quality.NONE, DebugLink(name, 1),
+        AltLink(name, BuildId(elves.BUILD_ID)), (), 62, 64, True, 3, False, 0,
+    )  # fmt: skip
+    for path in (b"/bin/app", b"bin/app", b"/bin/" + name):
+        for found in Companions(root_fd, Memory()).of(path, binary):
+            if isinstance(found, Unreadable):
+                assert found.reason
+                continue
+            with found:
+                assert b"%d" % found.identity.ino in allowed
+
+
+def _seed_links() -> Iterator[bytes]:
+    for name in ("app.debug", "../app.debug", "up/app.debug", "/usr/lib/debug/.dwz/common", "magic",
+                 "../usr/lib/debug/.dwz/common", "x/.dwz/common", "/proc/self/root/etc/passwd",
+                 "out/common", "fifo", "/.dwz/../../../common", ".", "..", "/"):  # fmt: skip
+        yield name.encode()
+
+
+def _huge_links() -> Iterator[bytes]:
+    for unit in (b"a", b"/", b"../", b"./", b"a/", b"a/../", b"/.dwz/", b"\xff", b"up/"):
+        yield filled(unit, _LINK_BYTES)
+
+
+_LINK_BYTES: Final = 4096 + 128
+"""The decoder takes no longer section for a link."""
+
+# --- settings and names --------------------------------------------------------------------------
+
+
+def _check_config(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for attempt in (lambda: config.parse(text, "x.toml"), lambda: config.size(text)):
+        error = refusal(attempt, UsageError)
+        assert error is None or str(error)
+
+
+def _seed_config() -> Iterator[bytes]:
+    yield (Path(__file__).resolve().parents[2] / "examples/buildidfs.toml").read_bytes()
+    yield b'[watch]\nstrict = true\nexec-wait = 0.5\npin-bytes = "1.5 GB"\nexclude = ["/a/*"]\n'
+    yield b"512MiB"
+    yield b"[mount]\noptions = ['allow_other']\ngdb-scripts = 'keep'\n[capture]\nfuse-as-owner=true"
+
+
+def _huge_config() -> Iterator[bytes]:
+    """Not huge: whoever writes it is trusted, and dotted keys take the square of their number."""
+    yield b"a=" + filled(b"[", 4000)
+    yield b"a=" + filled(b"{a=", 4000)
+    yield filled(b"[[a]]\n", 4000)
+    yield filled(b"a.", 4000) + b"a=1"
+    yield b"[watch]\npin-bytes=" + filled(b"9", 5000)
+    yield b"[watch]\npin-bytes='" + filled(b"9", 5000) + b"'"
+    yield filled(b"9", 4000) + b"." + filled(b"9", 4000) + b"TiB"
+    yield filled(b" ", 8000) + b"x"
+
+
+def _check_names(data: bytes) -> None:
+    build_id = names.parse(data)
+    assert build_id is None or names.spell(build_id) == data
+    assert names.bucket(data) in (None, *range(256))
+    for first in (0, 255, data[0] if data else 1):
+        parsed = names.parse_split(first, data)
+        if parsed is not None:
+            directory, rest = names.split(parsed[0])
+            assert (directory, rest + names.DEBUG_SUFFIX * parsed[1]) == (b"%02x" % first, data)
+    text = data.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(InvalidBuildId):
+        assert BuildId.from_hex(text).hex() == text.lower()
+    with contextlib.suppress(BuildIdFsError):
+        store().match(text)
+    with contextlib.suppress(BuildIdFsError):
+        options.parse(b"/store", b"/mount", text.split(","))
+
+
+def _seed_names() -> Iterator[bytes]:
+    yield from (b"ab", b"abcd", b"ABCD", b"abcdef.debug", b"e" * 240, b"f" * 242, b"abc")
+    yield from (b"allow_other,loop=plain", b"noallow_other")
+
+
+def _huge_names() -> Iterator[bytes]:
+    for unit in (b"a", b"ab.debug", b"\xff", b",", b"loop=", b"0"):
+        yield filled(unit, 65536)
+
+
+TARGETS: Final = {
+    "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),
+    "links": Target(_check_links, _seed_links, _huge_links, most=_LINK_BYTES),
+    "config": Target(_check_config, _seed_config, _huge_config, most=1 << 13),
+    "names": Target(_check_names, _seed_names, _huge_names, most=1 << 16),
+}

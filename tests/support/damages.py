@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that can happen to the file of a blob, by hand or by fate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+Damage = Callable[[Path, Path], None]
+"""What is done to the file of a blob; the second one is that of another."""
+
+
+def overwrite(path: Path, content: bytes, at: int = 0) -> None:
+    """Write into a file in place."""
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+    path.chmod(0o400)
+
+
+def flip(path: Path, other: Path) -> None:
+    """One byte is another."""
+    content = path.read_bytes()
+    overwrite(path, bytes([content[-1] ^ 1]), len(content) - 1)
+
+
+def flip_and_set_back_the_time(path: Path, other: Path) -> None:
+    """One byte is another, and the time of modification does not tell."""
+    before = path.stat()
+    flip(path, other)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def truncate(path: Path, other: Path) -> None:
+    """It ends too early."""
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def grow(path: Path, other: Path) -> None:
+    """It ends too late."""
+    path.chmod(0o600)
+    with path.open("ab") as file:
+        file.write(b"!")
+
+
+def replace(path: Path, other: Path) -> None:
+    """There is another file of the same size."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(bytes(path.stat().st_size))
+    draft.rename(path)
+
+
+def swap(path: Path, other: Path) -> None:
+    """It has the name of another, and that one its."""
+    between = path.with_suffix(".tmp")
+    path.rename(between)
+    other.rename(path)
+    between.rename(other)
+
+
+def delete(path: Path, other: Path) -> None:
+    """It is not there."""
+    path.unlink()
+
+
+TOUCHED: Final[tuple[Damage, ...]] = (
+    flip, flip_and_set_back_the_time, truncate, grow, replace, swap,
+)  # fmt: skip
+"""Other bytes are where they should be."""
+
+ALL: Final[tuple[Damage, ...]] = (*TOUCHED, delete)
+
+
+def name_of(damage: Damage) -> str:
+    """For the name of a test."""
+    return damage.__name__

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores as earlier versions left them, see ``tests/golden/make.py``."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def unpack(version: int, path: Path) -> Path:
+    """Make ``path`` the store of that format."""
+    with tarfile.open(GOLDEN / f"format-{version}.tar.xz") as tar:
+        tar.extractall(path, filter="tar")
+    path.chmod(0o700)
+    return path

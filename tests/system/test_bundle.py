@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles: packed here, looked at elsewhere, and never believed without having been read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients import run, tool
+from tests.support.crashing import Ledger, make_files
+from tests.support.mounts import COMMAND, BuildIdFs
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def ledger(directory: Path, buildidfs: BuildIdFs) -> Ledger:
+    """Files that the store has."""
+    ledger = Ledger()
+    make_files(directory / "files", 12, ledger, random.Random(7))
+    buildidfs("scan", "tree", directory / "files")
+    return ledger
+
+
+def _other(directory: Path) -> BuildIdFs:
+    (directory / "other").mkdir()
+    return BuildIdFs(directory / "other")
+
+
+def test_all_of_it_arrives(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    file = directory / "all.tar.zst"
+    said = json.loads(buildidfs("bundle", *ledger.made, "-o", file, "--json").out)
+    assert said["build_ids"] == said["blobs"] == 12
+    assert {each["reason"] for each in said["absent"]} == {"no debuginfo was captured"}
+
+    other = _other(directory)
+    done = json.loads(other("import", file, "--json").out)
+    assert (done["captured"], done["new_build_ids"]) == (12, 12)
+    ledger.told = dict(ledger.made)
+    assert ledger.lost(other.store) == []
+    other("check", "--verify-data")
+    shown = json.loads(other("show", "--json", next(iter(ledger.made))).out)
+    assert shown["variants"][0]["trust"] in ("unknown", "container")
+    assert str(directory / "files") in shown["origins"][0]["path"]
+
+    again = json.loads(other("import", file, "--json").out)
+    assert (again["captured"], again["copied_bytes"]) == (0, 0)
+
+
+def test_tar_can_read_it(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    file = directory / "all.tar.zst"
+    buildidfs("bundle", *ledger.made, "-o", file)
+    run([tool("tar"), "--zstd", "-xf", file, "-C", directory], check=True)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert len(manifest["items"]) == 12
+    for item in manifest["items"]:
+        data = (directory / "blobs" / item["sha256"]).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == item["sha256"]
+
+
+def test_the_same_bytes_each_time(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    buildidfs("bundle", *ledger.made, "-o", directory / "one")
+    argv = [*COMMAND, "--store", buildidfs.store, "bundle", *reversed(ledger.made), "-o", "-"]
+    with (directory / "two").open("wb") as pipe:
+        subprocess.run(argv, stdout=pipe, check=True, cwd=_ROOT)
+    assert (directory / "one").read_bytes() == (directory / "two").read_bytes()
+
+
+def test_goes_on_where_it_was_cut_off(
+    directory: Path, buildidfs: BuildIdFs, ledger: Ledger
+) -> None:
+    whole, file = directory / "whole", directory / "all.tar.zst"
+    buildidfs("bundle", *ledger.made, "-o", whole)
+    data = whole.read_bytes()
+    partial = Path(f"{file}.partial")
+    for cut in (0, 100, len(data) - 10, len(data)):
+        partial.write_bytes(data[:cut])
+        said = json.loads(buildidfs("bundle", *ledger.made, "-o", file, "--json").out)
+        assert file.read_bytes() == data
+        assert (said["resumed_bytes"] > 0) == (cut > len(data) // 2)
+        assert not partial.exists()
+    partial.write_bytes(b"something else" + data[14:])
+    buildidfs("bundle", *ledger.made, "-o", file)
+    assert file.read_bytes() == data
+
+
+def test_killed_while_it_writes(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    file = directory / "all.tar.zst"
+    argv = [*COMMAND, "--store", buildidfs.store, "bundle", *ledger.made, "-o", file]
+    for delay in (0.2, 0.3, 0.4):
+        process = subprocess.Popen([os.fspath(word) for word in argv], cwd=_ROOT)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    buildidfs("bundle", *ledger.made, "-o", file)
+    _other(directory)("import", file)
+
+
+def test_damage_is_refused(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    file = directory / "all.tar.zst"
+    buildidfs("bundle", *ledger.made, "-o", file)
+    good = file.read_bytes()
+    other = _other(directory)
+    dice = random.Random(2)
+    for at in (0, 5, 700, *(dice.randrange(len(good)) for _ in range(6)), len(good) - 1):
+        bad = bytearray(good)
+        bad[at] ^= 0x40
+        file.write_bytes(bad)
+        done = other("import", file, check=False)
+        assert done.rc == 20, done
+        assert done.err.count("\n") == 1
+    for cut in (0, 10, len(good) // 2, len(good) - 1):
+        file.write_bytes(good[:cut])
+        assert other("import", file, check=False).rc == 20
+    if other.store.exists():
+        other("check", "--verify-data")
+
+
+def test_what_a_manifest_says_is_not_believed(
+    directory: Path, buildidfs: BuildIdFs, ledger: Ledger
+) -> None:
+    from buildidfs.formats import bundle
+    from buildidfs.store.compressed import FrameWriter
+
+    file = directory / "all.tar.zst"
+    buildidfs("bundle", *ledger.made, "-o", file)
+    run([tool("tar"), "--zstd", "-xf", file, "-C", directory], check=True)
+    text = (directory / "manifest.json").read_text()
+    liar = next(iter(ledger.made))
+    text = text.replace(liar, "ee" * 20).replace('"trust": 0', '"trust": 3')
+    manifest = bundle.decode(text.encode())
+    with file.open("wb") as stream:
+        writer = FrameWriter(stream.fileno())
+        data = bundle.encode(manifest)
+        writer.write(bundle.header(bundle.MANIFEST, len(data)))
+        writer.write(data.ljust(bundle.padded(len(data)), b"\0"))
+        for digest, member in bundle.members(manifest, len(data))[0].items():
+            blob = (directory / "blobs" / digest.hex()).read_bytes()
+            writer.write(bundle.header(member.name, member.size))
+            writer.write(blob.ljust(bundle.padded(len(blob)), b"\0"))
+        writer.write(bundle.end())
+        writer.finish()
+    other = _other(directory)
+    done = other("import", file, check=False)
+    assert done.rc == 20
+    assert "has build ID" in done.err
+    assert other("show", "ee" * 20, check=False).rc == 30
+
+
+def test_inputs_and_what_was_never_captured(
+    directory: Path, buildidfs: BuildIdFs, ledger: Ledger
+) -> None:
+    binary = directory / "files" / "file0"
+    file = directory / "all.tar.zst"
+    buildidfs("bundle", binary, "--include-inputs", "-o", file)
+    plain = run([tool("zstd"), "-dc", file, "-o", directory / "plain.tar"], check=True)
+    assert plain.rc == 0
+    with tarfile.open(directory / "plain.tar") as archive:
+        member = archive.extractfile("inputs/0-file0")
+        assert member is not None
+        assert member.read() == binary.read_bytes()
+    unknown = directory / "unknown"
+    make_files(unknown, 1, Ledger(), random.Random(1))
+    done = buildidfs("bundle", unknown / "file0", "-o", file, check=False)
+    assert done.rc == 3
+    assert "never captured" in done.err
+    assert buildidfs("bundle", "-o", file, directory / "plain.tar", check=False).rc == 2

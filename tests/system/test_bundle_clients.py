@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bundle says the same as the store it was made of, where there is nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import clients
+from tests.support.clients import Argument, run, tool
+from tests.support.mounts import COMMAND, is_mountpoint
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.vanished import Vanished
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _words(command: list[Argument]) -> str:
+    return shlex.join(map(str, command))
+
+
+def _elsewhere(directory: Path, bundle: Path, command: list[Argument]) -> clients.Result:
+    """What a command prints in a mount namespace in which a bundle is mounted, and no store is.
+
+    ``MOUNT`` in the command stands for where.
+    """
+    point = directory / "mounted"
+    point.mkdir()
+    program: list[Argument] = [*COMMAND, "--store", directory / "nothing-here"]
+    script = "\n".join(
+        [
+            "set -e",
+            _words([*program, "mount", "--bundle", bundle, point]),
+            _words(command).replace("MOUNT", str(point)),
+            _words([*program, "unmount", point]),
+        ]
+    )
+    return run([tool("unshare"), "-m", "sh", "-c", script], cwd=_ROOT)
+
+
+def _numbers(text: str) -> str:
+    """A report without what differs from one run of perf to the next."""
+    return re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+
+
+def test_perf_report_is_the_same(directory: Path, gone: Vanished) -> None:
+    bundle = directory / "profile.tar.zst"
+    gone.buildidfs("bundle", gone.profile, "-o", bundle, check=False)
+    report: list[Argument] = ["report", "--stdio", "--no-children", "-i", gone.profile]
+    here = run([clients.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], check=True)
+    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", here.out), str(here)
+    there = _elsewhere(
+        directory, bundle, [clients.perf_tool(), "--buildid-dir", "MOUNT/perf", *report]
+    )
+    assert there.rc == 0, str(there)
+    assert _numbers(there.out) == _numbers(here.out)
+
+
+def test_gdb_gives_the_same_backtrace(directory: Path, gone: Vanished) -> None:
+    bundle = directory / "core.tar.zst"
+    gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
+    commands: list[Argument] = [
+        "-nx", "-batch", "-ex", "set debuginfod enabled off",
+        "-ex", "set debug-file-directory MOUNT/debug", "-ex", f"core-file {gone.core}",
+        "-ex", "bt",
+    ]  # fmt: skip
+    here = run([tool("gdb"), *(str(word).replace("MOUNT", str(gone.mount)) for word in commands)])
+    frames = re.findall(r"^#\d.*$", here.out, re.MULTILINE)
+    assert any("hot.c:" in frame for frame in frames), str(here)
+    there = _elsewhere(directory, bundle, [tool("gdb"), *commands])
+    assert re.findall(r"^#\d.*$", there.out, re.MULTILINE) == frames, str(there)
+
+
+@contextlib.contextmanager
+def _foreground(directory: Path, bundle: Path) -> Iterator[Path]:
+    import subprocess
+
+    point = directory / "point"
+    point.mkdir()
+    process = subprocess.Popen(
+        [*COMMAND, "mount", "--foreground", "--bundle", str(bundle), str(point)], cwd=_ROOT
+    )
+    try:
+        until(lambda: is_mountpoint(point), "a mount")
+        yield point
+    finally:
+        process.kill()
+        process.wait(30)
+        run([tool("umount"), "-l", point])
+
+
+def test_killed_ones_leave_nothing_for_long(directory: Path, gone: Vanished) -> None:
+    bundle = directory / "core.tar.zst"
+    gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
+    before = set(Path("/dev/shm").glob("buildidfs-bundle-*"))
+    with _foreground(directory, bundle) as point:
+        assert (point / "debug").is_dir()
+        (left,) = set(Path("/dev/shm").glob("buildidfs-bundle-*")) - before
+    assert left.exists()
+    assert _elsewhere(directory, bundle, [tool("ls"), "MOUNT"]).rc == 0
+    assert not left.exists()
+
+
+def test_damaged_blobs_are_not_served(directory: Path, gone: Vanished) -> None:
+    bundle = directory / "core.tar.zst"
+    gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
+    data = bytearray(bundle.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    bundle.write_bytes(data)
+    script = "cd MOUNT; for id in *[0-9a-f][0-9a-f]; do sha256sum $id/variants/* 2>/dev/null; done"
+    listed = _elsewhere(directory, bundle, [tool("sh"), "-c", script])
+    sums = re.findall(r"^([0-9a-f]{64})  \w+/variants/([0-9a-f]{64})$", listed.out, re.MULTILINE)
+    assert sums, str(listed)
+    assert all(is_ == should for is_, should in sums)

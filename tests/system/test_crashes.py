@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was acknowledged survives kill -9 at any moment, and a power cut.
+
+``python -m benchmarks.run crashes`` does the same some hundred times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.crashing import OPERATIONS, Crashes, Operation
+from tests.support.powercuts import PowerCuts
+
+pytestmark = [pytest.mark.root]
+
+_SEED = 20_260
+
+
+@pytest.fixture(scope="module")
+def crashes(scratch: Path) -> Crashes:
+    directory = scratch / "crashes"
+    directory.mkdir()
+    return Crashes(directory, _SEED)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_killed(crashes: Crashes, operation: Operation) -> None:
+    wanted = crashes.killed + 2
+    for _ in range(10):  # some moments come too late
+        assert crashes.crash(operation) == []
+        if crashes.killed == wanted:
+            return
+    pytest.fail("it was always over before it could be killed")
+
+
+def test_power_cut(directory: Path) -> None:
+    with PowerCuts(directory, _SEED) as disk:
+        problems = [line for _ in range(2) for line in disk.scan(60, 4)]
+        assert problems == []
+        assert disk.cuts >= 4
+        assert len(disk.ledger.told) == 120

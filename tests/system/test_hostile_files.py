@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories, and processes, full of files made to be captured wrongly: from disk to the mount.
+
+Whatever is in a file, it is captured, has no build ID, or is said to be unreadable. What is
+captured is served byte for byte, under the build ID that these bytes have, the store is sound, and
+none of it takes memory in proportion to what the files claim.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import random
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.formats.elf import ElfFile, describe
+from buildidfs.store import Store
+from buildidfs.view import blank
+from tests.fuzz import decoders, elves
+from tests.support import mapper
+from tests.support.children import running
+from tests.support.clients import Argument, tool
+from tests.support.elfwriter import DWARF, TEXT, altlink, debuglink, elf_file, gdb_scripts
+from tests.support.filereader import FileReader
+from tests.support.mounts import COMMAND
+
+if TYPE_CHECKING:
+    from tests.support.mounts import BuildIdFs
+    from tests.support.programs import Program
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse]
+
+# Of the whole process: what it always has, and tables of section headers of a few files at once.
+MEMORY = 256 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def damaged(program: Program, count: int, seed: int) -> Iterator[bytes]:
+    """Files of a compiler and others, of which headers were changed, and worse."""
+    chosen = random.Random(seed)
+    real = [
+        path.read_bytes()
+        for binary in program.binaries
+        for path in (binary.shipped, binary.debug, binary.compiled)
+    ]
+    good = [*real, *elves.seeds()]
+    yield from good
+    ids = [bytes.fromhex(binary.build_id) for binary in program.binaries]
+    for _ in range(count):
+        # each with a build ID of its own, of which one would be served
+        data, own = chosen.choice(good), chosen.randbytes(20)
+        for build_id in (*ids, elves.BUILD_ID):
+            data = data.replace(build_id, own)
+        yield elves.mutated(data, chosen)
+    yield from decoders.TARGETS["elf"].worst()
+    yield b"\x7fELF"
+    yield b"\x7fELF\x02\x01\x01" + bytes(57)
+    yield gzip.compress(real[0])
+    # tables, names and notes in the holes of a file that is none but for its headers
+    header = bytearray(elf_file([TEXT], build_id=b"\x77" * 20))
+    struct.pack_into("<Q", header, 40, 1 << 20)
+    struct.pack_into("<HHH", header, 58, 64, 0, 1)
+    yield (
+        bytes(header).ljust(1 << 20, b"\0")
+        + struct.pack("<IIQQQQIIQQ", 0, 0, 0, 0, 0, (16 << 20) // 64, 0, 0, 0, 0)
+        + struct.pack("<IIQQQQIIQQ", 1, 7, 2, 0, 64, 1 << 20, 0, 0, 4, 0)
+    )
+
+
+def write(directory: Path, contents: Sequence[bytes]) -> None:
+    """Files of these contents, the last of which goes on with a hole."""
+    directory.mkdir(parents=True)
+    for number, data in enumerate(contents):
+        (directory / f"f{number:04}").write_bytes(data)
+    os.truncate(directory / f"f{len(contents) - 1:04}", 40 << 20)
+
+
+def measured(buildidfs: BuildIdFs, *arguments: Argument) -> dict[str, object]:
+    """What a command with --json printed; it may find some files unreadable, but not use memory."""
+    argv = [*COMMAND, "--store", buildidfs.store, *arguments, "--json"]
+    with subprocess.Popen(
+        [os.fspath(word) for word in argv], stdout=subprocess.PIPE, cwd=ROOT
+    ) as scan:
+        assert scan.stdout is not None
+        text = scan.stdout.read()
+        _, status, usage = os.wait4(scan.pid, 0)
+        scan.returncode = os.waitstatus_to_exitcode(status)
+    assert scan.returncode in (0, 3)
+    assert usage.ru_maxrss << 10 < MEMORY
+    summary: dict[str, object] = json.loads(text)
+    return summary
+
+
+def assert_sound(buildidfs: BuildIdFs, sources: dict[str, bytes]) -> dict[str, str]:
+    """The store is; and every artifact in the mount is one of ``sources``, whole, with its own ID.
+
+    Returns the build IDs by digest.
+    """
+    served = {}
+    with Store.open(buildidfs.store, read_only=True) as store:
+        assert list(store.check(digests=True)) == []
+    for options in (["--gdb-scripts=keep"], []):
+        with buildidfs.mounted(*options) as mount:
+            for build_id in os.listdir(mount):
+                if not build_id.isalnum() or build_id in ("buildid", "debug", "perf", "usr"):
+                    continue
+                for name in ("elf", "debug"):
+                    path = mount / build_id / name
+                    if path.exists():
+                        data = path.read_bytes()
+                        served[_source(data, sources, zeroed=not options)] = build_id
+    for digest, build_id in served.items():
+        described = describe(FileReader(sources[digest]), len(sources[digest]))
+        assert isinstance(described, ElfFile)
+        assert described.build_id.hex() == build_id
+    return served
+
+
+def _source(data: bytes, sources: dict[str, bytes], *, zeroed: bool) -> str:
+    """The digest of the source that was served so."""
+    digest = hashlib.sha256(data).hexdigest()
+    if digest in sources or not zeroed:
+        assert digest in sources, "nobody had these bytes"
+        return digest
+    for original, source in sources.items():
+        if len(source) == len(data) and _blanked(source) == data:
+            return original
+    raise AssertionError("nobody had these bytes, scripts zeroed or not")
+
+
+def _blanked(source: bytes) -> bytes:
+    described = describe(FileReader(source), len(source))
+    scripts = described.scripts if isinstance(described, ElfFile) else ()
+    data = bytearray(source)
+    blank(data, 0, scripts)
+    return bytes(data)
+
+
+def by_digest(*directories: Path) -> dict[str, bytes]:
+    """The contents of all files of some directories."""
+    found = {}
+    for directory in directories:
+        for path in directory.iterdir():
+            if path.is_file():
+                data = path.read_bytes()
+                found[hashlib.sha256(data).hexdigest()] = data
+    return found
+
+
+def test_directory_of_damaged_files(buildidfs: BuildIdFs, program: Program) -> None:
+    files = buildidfs.store.parent / "files"
+    write(files, list(damaged(program, 250, 1)))
+    summary = measured(buildidfs, "scan", "tree", files)
+    served = assert_sound(buildidfs, by_digest(files))
+    assert summary["files"] == len(list(files.iterdir()))
+    assert len(served) > 100, "most of them have lost nothing that matters"
+    for binary in program.binaries:
+        # of its variants the one that tells most
+        assert hashlib.sha256(binary.compiled.read_bytes()).hexdigest() in served
+    again = measured(buildidfs, "scan", "tree", files)
+    assert (again["captured"], again["copied_bytes"]) == (0, 0)
+
+
+def test_process_with_damaged_files_and_what_they_lead_to(
+    buildidfs: BuildIdFs, program: Program
+) -> None:
+    """In a root of its own, with debug files of any content where their names say."""
+    root = buildidfs.store.parent / "root"
+    files, beside, by_id = root / "files", root / "files/.debug", root / "usr/lib/debug/.build-id"
+    contents = list(damaged(program, 100, 2))
+    names = (b"a.debug", b"../a.debug", b"fifo", b"link", b"b.debug", b"\xff", b"x" * 255, b".")
+    ids = [bytes([number]) * 20 for number in range(len(names))]
+    contents[:0] = [
+        elf_file(
+            [TEXT, debuglink(name, 7), altlink(b"../" * 9 + name, b"\x55" * 20)], build_id=each
+        )
+        for each, name in zip(ids, names, strict=True)
+    ]
+    write(files, contents)
+    debug = [elf_file([DWARF, gdb_scripts("x")], build_id=each) for each in ids]
+    debug += list(damaged(program, 10, 3))[:10]
+    write(beside, debug)
+    for name, data in ((b"a.debug", debug[0]), (b"b.debug", b"\x7fELF"), (b"\xff", debug[5])):
+        (beside / os.fsdecode(name)).write_bytes(data)
+    os.mkfifo(beside / "fifo")
+    (beside / "link").symlink_to("link")
+    for number, each in enumerate(ids):
+        place = by_id / each.hex()[:2] / f"{each.hex()[2:]}.debug"
+        place.parent.mkdir(parents=True)
+        place.write_bytes(debug[number + number % 2])
+    mapper.build(root / "mapper")
+    with running([tool("chroot"), root, "/mapper", "/files"]) as process:
+        measured(buildidfs, "scan", "proc", "--pid", str(process.pid))
+    sources = by_digest(root, files, beside, *by_id.iterdir())
+    with Store.open(buildidfs.store, read_only=True) as store:
+        origins = {
+            record.origin.path
+            for ordinal, _ in store.build_ids_from()
+            for record in store.origins(ordinal)
+        }
+    served = assert_sound(buildidfs, sources)
+    assert len(origins) > 50
+    for number, each in enumerate(ids):
+        digest = hashlib.sha256(debug[number + number % 2]).hexdigest()
+        # of those with an odd number the file under their build ID has another
+        assert (served.get(digest) == each.hex()) == (number % 2 == 0)

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing done to a file before, while or after it is captured puts other bytes under an ID.
+
+Each test ends with the same question to the mount: has every file the SHA-256 that was recorded
+for that build ID, and do its bytes carry that build ID?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from buildidfs.capture.proc import ProcScanner
+from buildidfs.capture.process import Ways
+from buildidfs.formats.elf import ElfFile, describe
+from buildidfs.ingest import Ingest, StoreMemo
+from buildidfs.model import BuildId, Kind
+from buildidfs.store import Store
+from tests.support import echo
+from tests.support.catches import Program as Probe
+from tests.support.children import cat_program, running
+from tests.support.clients import run, tool
+from tests.support.filereader import FileReader
+from tests.support.mounts import BuildIdFs
+from tests.support.scans import own_namespaces
+from tests.support.waiting import until
+from tests.support.watching import Watcher, watching
+
+if TYPE_CHECKING:
+    from tests.support.clients import Argument
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse]
+
+PATIENCE = 60.0
+VIA = ["scan", pytest.param("watch", marks=pytest.mark.host)]
+
+
+class Version(NamedTuple):
+    """One content that a file has at some time."""
+
+    build_id: str
+    content: bytes
+
+
+class Libraries:
+    """Shared libraries of one size, each with a build ID and bytes of its own."""
+
+    def __init__(self, directory: Path, size: int = 1 << 16) -> None:
+        template = directory / "template.so"
+        self._build_id = bytes.fromhex(echo.build_library(template, size=size))
+        self._content = template.read_bytes()
+        self._payload = len(self._content) // 2
+        template.unlink()
+
+    def version(self, build_id: bytes | None = None) -> Version:
+        """A new one; with a build ID that another has, if it is given."""
+        own = os.urandom(20) if build_id is None else build_id
+        content = bytearray(self._content.replace(self._build_id, own))
+        content[self._payload : self._payload + 32] = os.urandom(32)
+        return Version(own.hex(), bytes(content))
+
+
+class Capturing:
+    """Has files captured that are mapped, by a scan of a process or by a watch."""
+
+    def __init__(self, buildidfs: BuildIdFs, watcher: Watcher | None, probe: Probe) -> None:
+        self.buildidfs = buildidfs
+        self.store = buildidfs.store
+        self._watcher = watcher
+        self._probe = probe
+
+    def map(self, library: Path) -> None:
+        """Let a process map a library; what a scan finds is captured when this returns."""
+        if self._watcher is not None:
+            run([self._probe.exe, library], check=True)
+            return
+        with mapped(library) as pid:
+            scan(self.store, pid)
+
+    def run(self, argv: Sequence[Argument]) -> None:
+        """Let a program run that answers as `tests.support.children.running` wants it to."""
+        with running(argv) as process:
+            if self._watcher is None:
+                self.buildidfs.scan(process.pid)
+
+    def expect(self, version: Version) -> None:
+        """Wait until the store has it."""
+        digest = hashlib.sha256(version.content).hexdigest()
+        until(lambda: digest in held(self.store, version.build_id), "a capture", PATIENCE)
+
+    def rest(self) -> None:
+        """Wait until nothing more is going to be captured."""
+        if self._watcher is not None:
+            watcher, since = self._watcher, time.monotonic()
+            # it says so every two seconds
+            until(
+                lambda: time.monotonic() > since + 2.5 and watcher.facts.get("idle"),
+                "rest", PATIENCE,
+            )  # fmt: skip
+
+
+@contextlib.contextmanager
+def mapped(library: Path) -> Iterator[int]:
+    """A process that has mapped it, and does nothing."""
+    with running([tool("env"), f"LD_PRELOAD={library}", cat_program()]) as child:
+        yield child.pid
+
+
+def scan(store: Path, pid: int, ways: Ways | None = None) -> None:
+    """Scan one process, with our own namespaces taken for the host's."""
+    with Store.open(store, create=True) as opened:
+        found = ProcScanner(StoreMemo(opened), pids=[pid], initial=own_namespaces(), ways=ways)
+        Ingest(opened).run(found)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
+    """What maps a library under the eyes of a watch."""
+    return Probe(tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(scope="module")
+def libraries(scratch: Path) -> Libraries:
+    """Small ones, without number."""
+    return Libraries(scratch)
+
+
+@pytest.fixture(scope="module")
+def large_libraries(scratch: Path) -> Libraries:
+    """Of several megabytes, which take a while to be read and written."""
+    return Libraries(scratch, 3 << 20)
+
+
+@pytest.fixture(scope="module")
+def watched(scratch: Path, probe: Probe) -> Iterator[Capturing]:
+    """One watch for all tests, with a store of their own; at the end every file in it is right."""
+    home = scratch / "poisoning-watched"
+    home.mkdir()
+    buildidfs = BuildIdFs(home)
+    with watching(buildidfs.store, "--no-scan") as watcher:
+        capturing = Capturing(buildidfs, watcher, probe)
+        yield capturing
+        capturing.rest()
+    assert_right(buildidfs)
+
+
+@pytest.fixture(params=VIA)
+def capturing(
+    request: pytest.FixtureRequest, buildidfs: BuildIdFs, probe: Probe
+) -> Iterator[Capturing]:
+    """Either way; at the end every file of the mount is what it is said to be."""
+    if request.param == "watch":
+        yield request.getfixturevalue("watched")
+        return
+    yield Capturing(buildidfs, None, probe)
+    assert_right(buildidfs)
+
+
+def held(store: Path, build_id: str) -> set[str]:
+    """The digests of all variants of a build ID."""
+    with Store.open(store, read_only=True) as opened:
+        ordinal = opened.ordinal(BuildId.from_hex(build_id))
+        if ordinal is None:
+            return set()
+        return {each.digest.hex() for kind in Kind for each in opened.variants(ordinal, kind)}
+
+
+def digests(*versions: Version) -> set[str]:
+    return {hashlib.sha256(version.content).hexdigest() for version in versions}
+
+
+def assert_right(buildidfs: BuildIdFs) -> None:
+    """Wrong bytes served: 0; nor any that are kept, and may be served one day."""
+    served = {}
+    with Store.open(buildidfs.store, read_only=True) as store:
+        assert list(store.check()) == []
+        for ordinal, build_id in store.build_ids_from():
+            for kind, name in ((Kind.EXECUTABLE, "elf"), (Kind.DEBUGINFO, "debug")):
+                for number, variant in enumerate(store.variants(ordinal, kind)):
+                    if not number:
+                        served[build_id.hex(), name] = variant.digest.hex()
+                        continue
+                    with open(store.open_blob(variant.digest), "rb") as blob:
+                        assert_is(blob.read(), build_id.hex(), variant.digest.hex())
+    assert served
+    with buildidfs.mounted("--gdb-scripts=keep") as mount:
+        for (build_id, name), digest in served.items():
+            assert_is((mount / build_id / name).read_bytes(), build_id, digest)
+
+
+def assert_is(data: bytes, build_id: str, digest: str) -> None:
+    """These are the bytes that were recorded, and they carry that build ID."""
+    assert hashlib.sha256(data).hexdigest() == digest
+    described = describe(FileReader(data), len(data))
+    assert isinstance(described, ElfFile)
+    assert described.build_id.hex() == build_id
+
+
+# --- overwritten ---------------------------------------------------------------------------------
+
+
+def test_overwritten_and_its_times_put_back(
+    capturing: Capturing, directory: Path, libraries: Libraries
+) -> None:
+    """The same inode, size and modification time, within one second: and yet another file."""
+    library = directory / "lib.so"
+    versions = [libraries.version() for _ in range(4)]
+    library.write_bytes(versions[0].content)
+    before = library.stat()
+    for version in versions:
+        with library.open("r+b") as file:
+            file.write(version.content)
+        os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert library.stat().st_mtime_ns == before.st_mtime_ns
+        assert (library.stat().st_ino, library.stat().st_size) == (before.st_ino, before.st_size)
+        capturing.map(library)
+        capturing.expect(version)
+    for version in versions:
+        assert held(capturing.store, version.build_id) == digests(version)
+
+
+@pytest.mark.parametrize("filesystem", ["disk", "tmpfs"])
+def test_written_through_a_mapping(
+    capturing: Capturing, directory: Path, libraries: Libraries, filesystem: str
+) -> None:
+    """Stores to a page that is dirty already leave no trace in any time of the file."""
+    place = directory / "place"
+    place.mkdir()
+    if filesystem == "tmpfs":
+        run([tool("mount"), "-t", "tmpfs", "none", place], check=True)
+    try:
+        library = place / "lib.so"
+        versions = [libraries.version() for _ in range(3)]
+        library.write_bytes(versions[0].content)
+        capturing.map(library)
+        capturing.expect(versions[0])
+        for version in versions[1:]:
+            with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+                memory[0:1] = memory[0:1]
+                capturing.map(library)
+                memory[:] = version.content
+            capturing.map(library)
+            capturing.expect(version)
+        for version in versions:
+            assert held(capturing.store, version.build_id) == digests(version)
+    finally:
+        if filesystem == "tmpfs":
+            run([tool("umount"), "-l", place], check=True)
+
+
+@pytest.mark.parametrize("how", ["write", "map"])
+def test_overwritten_while_it_is_captured(
+    capturing: Capturing, directory: Path, large_libraries: Libraries, how: str
+) -> None:
+    """Half of one version and half of another is neither."""
+    library = directory / "lib.so"
+    versions = [large_libraries.version() for _ in range(3)]
+    library.write_bytes(versions[0].content)
+    with _meanwhile(_Overwriting(library, versions, how)) as rounds:
+        for _ in range(5):
+            capturing.map(library)
+    assert rounds[0] > 3
+    capturing.map(library)
+    last = next(each for each in versions if each.content == library.read_bytes())
+    capturing.expect(last)
+    for version in versions:
+        assert held(capturing.store, version.build_id) <= digests(version)
+
+
+class _Overwriting:
+    """Writes a version over the one before, again and again; whole ones, in pieces."""
+
+    def __init__(self, path: Path, versions: list[Version], how: str) -> None:
+        self._path, self._versions, self._how = path, versions, how
+
+    def __call__(self) -> None:
+        version = random.choice(self._versions).content
+        with self._path.open("r+b", buffering=0) as file:
+            if self._how == "write":
+                for at in range(0, len(version), 1 << 16):
+                    os.pwrite(file.fileno(), version[at : at + (1 << 16)], at)
+                return
+            with mmap.mmap(file.fileno(), 0) as memory:
+                for at in range(0, len(version), 1 << 16):
+                    memory[at : at + (1 << 16)] = version[at : at + (1 << 16)]
+
+
+@contextlib.contextmanager
+def _meanwhile(work: Callable[[], None]) -> Iterator[list[int]]:
+    """Do ``work`` again and again in a thread while the block runs; yields how often, in a list."""
+    over, rounds = threading.Event(), [0]
+
+    def loop() -> None:
+        while not over.is_set():
+            work()
+            rounds[0] += 1
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield rounds
+    finally:
+        over.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+# --- swapped -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("map_files", [True, False])
+@pytest.mark.parametrize("kept", [True, False], ids=["same-id", "other-id"])
+def test_swapped_after_it_was_mapped(
+    buildidfs: BuildIdFs, directory: Path, libraries: Libraries, map_files: bool, kept: bool
+) -> None:
+    """Where only the path is left to go by, what it leads to is captured as what it is, or not."""
+    library, other = directory / "lib.so", directory / "other.so"
+    mapped_version = libraries.version()
+    swapped = libraries.version(bytes.fromhex(mapped_version.build_id) if kept else None)
+    library.write_bytes(mapped_version.content)
+    other.write_bytes(swapped.content)
+    with mapped(library) as pid:
+        other.rename(library)
+        scan(buildidfs.store, pid, Ways(map_files=map_files))
+    found = held(buildidfs.store, mapped_version.build_id)
+    if map_files:
+        assert found == digests(mapped_version)
+    else:
+        assert found <= digests(swapped) if kept else not found
+    assert kept or not held(buildidfs.store, swapped.build_id)
+    assert_right(buildidfs)
+
+
+def test_swapped_all_the_time(capturing: Capturing, directory: Path, libraries: Libraries) -> None:
+    """By renames, some of them of a file with the same build ID and other bytes."""
+    library, aside = directory / "lib.so", directory / "aside.so"
+    versions = [libraries.version() for _ in range(3)]
+    versions.append(libraries.version(bytes.fromhex(versions[0].build_id)))
+    library.write_bytes(versions[0].content)
+
+    def swap() -> None:
+        aside.write_bytes(random.choice(versions).content)
+        aside.rename(library)
+
+    with _meanwhile(swap) as rounds:
+        for _ in range(12):
+            capturing.map(library)
+    assert rounds[0] > 12
+    capturing.rest()
+    some = set()
+    for version in versions:
+        same = [each for each in versions if each.build_id == version.build_id]
+        some |= held(capturing.store, version.build_id)
+        assert held(capturing.store, version.build_id) <= digests(*same)
+    assert some
+
+
+# --- claimed -------------------------------------------------------------------------------------
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("first", ["host", "container"])
+def test_build_id_of_the_hosts_claimed_by_a_container(
+    capturing: Capturing, directory: Path, first: str
+) -> None:
+    """Whoever comes first: the host's is served as executable and debuginfo, and both are shown."""
+    trusted, inside, forged = (directory / name for name in ("trusted", "inside", "forged"))
+    trusted.mkdir()
+    inside.mkdir()
+    # /tmp may be mounted nosuid, and then says nothing of who put a file there
+    run([tool("mount"), "-t", "tmpfs", "-o", "mode=0755", "none", trusted], check=True)
+    try:
+        build_id = echo.build(trusted / "app", "-g")
+        genuine = Version(build_id, (trusted / "app").read_bytes())
+        forgery = Version(build_id, genuine.content + b"forged")
+        shutil.copy(trusted / "app", forged)
+        forged.write_bytes(forgery.content)
+        script = 'mount -t tmpfs none "$1" && cp -a "$2" "$1/app" && exec "$1/app"'
+        contained = [tool("unshare"), "-m", "sh", "-c", script, "sh", inside, forged]
+        order: list[tuple[Sequence[Argument], Version]] = [
+            ([trusted / "app"], genuine),
+            (contained, forgery),
+        ]
+        for argv, version in order if first == "host" else reversed(order):
+            capturing.run(argv)
+            capturing.expect(version)
+    finally:
+        run([tool("umount"), "-l", trusted], check=True)
+    with capturing.buildidfs.mounted() as mount:
+        for name in ("elf", "executable", "debug", "debuginfo"):
+            assert (mount / build_id / name).read_bytes() == genuine.content
+    shown = json.loads(capturing.buildidfs("show", "--json", build_id).out)
+    for kind in ("executable", "debuginfo"):
+        variants = [each for each in shown["variants"] if each["kind"] == kind]
+        assert [each["trust"] for each in variants] == ["host", "container"]
+        assert [each["served"] for each in variants] == [True, False]
+        assert [{each["sha256"]} for each in variants] == [digests(genuine), digests(forgery)]

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles that perf made: what the store has of them, and how they become readable elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildidfs.daemon import profiles
+from tests.support import programs
+from tests.support.burning import Burner, burner, container, recording, user_samples
+from tests.support.clients import perf_tool, run, tool
+from tests.support.mounts import BuildIdFs
+from tests.support.perfwriter import PerfWriter
+from tests.support.waiting import lines, until
+from tests.support.watching import Watcher, watching
+
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.slow]
+
+#: What perf is told, and what it writes then.
+FORMS = {
+    "file": [],
+    "pipe": ["-o", "-"],
+    "compressed": ["-z"],
+    "compressed-pipe": ["-z", "-o", "-"],
+    "build-ids": ["--buildid-mmap"],
+    "all-build-ids": ["--buildid-all"],
+    "chains": ["-g"],
+    "threads": ["--threads"],
+    "more": ["-k", "mono", "--namespaces", "--all-cgroups"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(scratch: Path) -> Path:
+    """A directory for these tests, and in it the one that all containers mount something over."""
+    directory = scratch / "profiles"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def hot(place: Path) -> Burner:
+    """A program that runs for a fifth of a second."""
+    return burner(place / "hot", "hot", 0.2)
+
+
+@pytest.fixture(scope="module")
+def recorded(place: Path, hot: Burner) -> dict[str, Path]:
+    """One profile of each form, of a container that nobody watched."""
+    found = {}
+    for form, options in FORMS.items():
+        found[form] = place / f"{form}.data"
+        with recording(found[form], *options), container("tmpfs", place / "unseen", hot):
+            pass
+    return found
+
+
+def counts(data: Path) -> dict[str, int]:
+    """What perf itself says: samples by the short name of the file, [k] for the kernel."""
+    argv = [perf_tool(), "script", "-F", "ip,dso", "-G", "-i", data]
+    found: dict[str, int] = {}
+    for line in run(argv, check=True).out.splitlines():
+        match = re.match(r"\s*([0-9a-f]+) .*?\(?([^()]*?)(?: \(deleted\))?\)$", line)
+        if match is None:
+            continue
+        name = "[k]" if int(match[1], 16) >> 63 else match[2].rpartition("/")[2]
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def covered(program: BuildIdFs, data: Path) -> dict[str, Any]:
+    """The JSON of coverage."""
+    result: dict[str, Any] = json.loads(program("coverage", "--json", data, check=False).out)
+    return result
+
+
+def by_name(coverage: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in coverage["rows"]:
+        name = row["path"].removesuffix(" (deleted)").rpartition("/")[2]
+        name = "[k]" if name == "[kernel.kallsyms]" else name
+        found[name] = found.get(name, 0) + row["weight"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def known(place: Path, hot: Burner) -> BuildIdFs:
+    """A store that has this machine's own programs."""
+    program = BuildIdFs(place)
+    program("scan", "tree", hot.directory)
+    return program
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "chains"])
+def test_samples_fall_where_perf_says(
+    known: BuildIdFs, recorded: dict[str, Path], form: str
+) -> None:
+    data = recorded[form]
+    ours, theirs = by_name(covered(known, data)), counts(data)
+    assert ours["app"] == theirs["app"] > 100
+    assert ours["[k]"] == theirs["[k]"]
+    assert sum(ours.values()) == sum(theirs.values())
+
+
+def test_call_chains_count_once(known: BuildIdFs, recorded: dict[str, Path]) -> None:
+    coverage = covered(known, recorded["chains"])
+    assert coverage["weight"] == sum(by_name(coverage).values())
+    assert by_name(coverage)["app"] > 100
+
+
+def test_build_ids_that_a_profile_names(recorded: dict[str, Path], hot: Burner) -> None:
+    named = {form: profiles.build_ids_of(bytes(data)) for form, data in recorded.items()}
+    wanted = bytes.fromhex(hot.build_id)
+    assert wanted in named["build-ids"]
+    assert wanted not in named["file"]  # which is what repair is for
+    assert len(named["all-build-ids"]) > len(named["chains"])  # of all that is mapped
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_perf_reads_what_was_repaired(
+    known: BuildIdFs, recorded: dict[str, Path], place: Path, form: str
+) -> None:
+    out = place / f"{form}.repaired"
+    done = known("repair", recorded[form], "-o", out, check=False)
+    assert done.rc in (0, 3), done
+    before, after = counts(recorded[form]), counts(out)
+    plain = {name.partition("@")[0]: 0 for name in after}
+    for name, count in after.items():
+        plain[name.partition("@")[0]] += count
+    assert plain == before
+    report = run([perf_tool(), "report", "--stdio", "--header", "-i", out], check=True)
+    assert "# os release" in report.out
+    assert "rror" not in report.err, report
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_perf_reads_what_was_repaired_in_either_byte_order(
+    known: BuildIdFs, hot: Burner, directory: Path, order: str, is_pipe: bool
+) -> None:
+    """What the tests of the decoders write is what perf takes for a profile, too."""
+    write = PerfWriter(order)
+    name = os.fsencode(hot.directory / "app")
+    inode = (hot.directory / "app").stat()
+    dev = os.major(inode.st_dev), os.minor(inode.st_dev)
+    records = write.comm(5, b"app", 1, exec_=True)
+    records += write.mmap2(5, 0x10000, 0x1000, name, time=2, dev=dev, inode=inode.st_ino)
+    records += write.mmap2(5, 0x20000, 0x1000, b"/x", time=2) + write.fork(6, 5, 3)
+    records += write.sample(5, 0x10008, 4) + write.sample(6, 0x20008, 5)
+    data, out = directory / "perf.data", directory / "repaired.data"
+    data.write_bytes(write.pipe(records) if is_pipe else write.file(records))
+    assert known("repair", data, "-o", out, check=False).rc == 3
+    assert counts(data) == counts(out) == {"app": 1, "x": 1}
+    shown = run([perf_tool(), "script", "--show-mmap-events", "-i", out], check=True).out
+    assert re.search(rf"PERF_RECORD_MMAP2 5/5: .*<{hot.build_id}>.* {name.decode()}$", shown, re.M)
+
+
+# --- watched: containers that are gone ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def watch(place: Path) -> Iterator[Watcher]:
+    """A running watch."""
+    with watching(place / "watched") as watcher:
+        yield watcher
+
+
+@pytest.fixture(scope="module")
+def watched(place: Path, watch: Watcher) -> BuildIdFs:
+    """The program on the store of the watch."""
+    (place / "for-watched").mkdir()
+    return BuildIdFs(place / "for-watched", watch.store)
+
+
+def is_captured(program: BuildIdFs, burner_: Burner) -> bool:
+    return program("list", "--path", "*/app", check=False).out.count(burner_.build_id) > 0
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("tmpfs", "file"), ("overlay", "file"), ("tmpfs", "pipe"), ("tmpfs", "compressed")],
+)
+def test_profile_of_a_container_that_is_gone(
+    watched: BuildIdFs, place: Path, directory: Path, kind: str, form: str
+) -> None:
+    program = burner(directory / "one", "one", 0.3)
+    data, out = directory / "perf.data", directory / "repaired.data"
+    with recording(data, *FORMS[form]), container(kind, place / "shared", program):
+        pass
+    until(lambda: is_captured(watched, program), "the capture of the program")
+    done = watched("repair", data, "-o", out, check=False)
+    assert done.rc in (0, 3), done
+    assert f"{place}/shared/app:" not in done.err, done
+    with watched.mounted() as mount:
+        before, after = user_samples(mount, data), user_samples(mount, out)
+    assert before.share < 10, before
+    assert after.share >= 99, after
+    assert after.by_function[program.function] >= 0.95 * after.total, after
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("kind", "order"), [("tmpfs", "together"), ("overlay", "together"), ("tmpfs", "in-turn")]
+)
+def test_one_path_and_different_programs(
+    watched: BuildIdFs, place: Path, directory: Path, kind: str, order: str
+) -> None:
+    """perf tells them apart neither before, by itself, nor without other names."""
+    both = [burner(directory / name, name, 0.3) for name in ("red", "blue")]
+    data, out = directory / "perf.data", directory / "repaired.data"
+    with recording(data), contextlib.ExitStack() as running:
+        for program in both:
+            running.enter_context(container(kind, place / "shared", program))
+            if order == "in-turn":
+                running.pop_all().close()
+    for program in both:
+        until(lambda program=program: is_captured(watched, program), "the captures")  # type: ignore[misc]
+    done = json.loads(watched("repair", "--json", data, "-o", out, check=False).out)
+    path = f"{place}/shared/app"
+    renamed = {each["path"]: each["build_id"] for each in done["renamed"]}
+    for program in both:
+        assert renamed[f"{path}@{program.build_id[:12]}"] == program.build_id
+    assert path not in {each["path"] for each in done["unresolved"]}, done
+    with watched.mounted() as mount:
+        after = user_samples(mount, out)
+        annotated = run(
+            [
+                perf_tool(), "--buildid-dir", mount / "perf", "report", "--stdio", "-s", "dso,sym",
+                "-i", out, "--comm", "app",
+            ],
+            check=True,
+        )  # fmt: skip
+    assert after.share >= 99, after
+    for program in both:
+        assert after.by_function[program.function] > 0.3 * after.total, after
+        assert re.search(
+            rf"app@{program.build_id[:12]} +\[\.\] {program.function}", annotated.out
+        ), annotated
+    rows = covered(watched, data)["rows"]
+    containers = {row["build_id"]: row["container"] for row in rows if row["path"] == path}
+    assert set(containers) == {program.build_id for program in both}
+    assert all(label.startswith("mnt:") for label in containers.values())
+
+
+def test_coverage_of_a_container_that_is_gone(
+    watched: BuildIdFs, place: Path, directory: Path
+) -> None:
+    program = burner(directory / "one", "one", 0.3)
+    data = directory / "perf.data"
+    with recording(data), container("tmpfs", place / "shared", program):
+        pass
+    until(lambda: is_captured(watched, program), "the capture of the program")
+    (row,) = [row for row in covered(watched, data)["rows"] if row["path"].endswith("/shared/app")]
+    assert (row["build_id"], row["symbols"], row["why"]) == (program.build_id, "symtab", "")
+    unknown = BuildIdFs(directory, directory / "other-store")
+    unknown("scan", "tree", tool("true"))
+    (row,) = [row for row in covered(unknown, data)["rows"] if row["path"].endswith("/shared/app")]
+    assert (row["build_id"], row["executable"]) == (None, False)
+    assert row["why"] == "no build ID recorded, and none in the journal"
+    poor = unknown("coverage", "--fail-under", "99.9", data, check=False)
+    assert poor.rc == 30, poor
+    assert "wanted 99.9 %" in poor.err
+    assert re.search(r"^\d+ samples: executable ", poor.out, re.MULTILINE)
+    assert unknown("coverage", "--fail-under", "0", data, check=False).rc == 0
+
+
+# --- what can still be had -------------------------------------------------------------------
+
+
+def scanned(program: BuildIdFs, *words: str | Path) -> dict[str, dict[str, Any]]:
+    """What scan perf-data says of each path."""
+    done = program("scan", "perf-data", "--json", *words, check=False)
+    return {each["path"]: each for each in json.loads(done.out)["binaries"]}
+
+
+def addresses_are_shown() -> bool:
+    """Whether /proc/kallsyms is worth capturing (kptr_restrict)."""
+    with open("/proc/kallsyms", "rb") as symbols:
+        return symbols.readline().split()[0].strip(b"0") != b"" or any(
+            line.split()[0].strip(b"0") for line in symbols
+        )
+
+
+def test_scan_captures_what_is_still_there(directory: Path, hot: Burner) -> None:
+    """By a running process, by its path, with and without build IDs in the profile."""
+    program = BuildIdFs(directory)
+    copied = directory / "app"
+    shutil.copy(hot.directory / "app", copied)
+    for name, options in (("plain", []), ("build-ids", ["--buildid-mmap"])):
+        data = directory / f"{name}.data"
+        with recording(data, *options):
+            run([copied], check=True)
+        store = BuildIdFs(directory, directory / name)
+        found = scanned(store, data)[str(copied)]
+        assert (found["build_id"], found["state"], found["why"]) == (hot.build_id, "captured", "")
+        assert scanned(store, data)[str(copied)]["state"] == "held"
+        kernel = scanned(store, "--all", data)["[kernel.kallsyms]"]
+        if addresses_are_shown():
+            assert kernel["state"] == "held", kernel
+    copied.unlink()
+    gone = scanned(program, directory / "build-ids.data")[str(copied)]
+    assert (gone["build_id"], gone["state"]) == (hot.build_id, "missing")
+    assert "no process maps it" in gone["why"]
+
+
+def test_scan_captures_from_a_container_that_runs(
+    directory: Path, program: programs.Program
+) -> None:
+    buildidfs = BuildIdFs(directory)
+    content = directory / "content"
+    program.install(content, debug="none")
+    script = 'mount -t tmpfs none "$1"; cp -a "$2/." "$1"; exec "$1/app/bin/hot" spin'
+    inside = directory / "inside"
+    inside.mkdir()
+    data = directory / "perf.data"
+    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", inside, content]
+    with programs.running(*argv):
+        with recording(data, "--buildid-mmap"):
+            run([tool("sleep"), "0.3"])
+        found = scanned(buildidfs, data)
+    for binary, path in ((program.exe, "bin/hot"), (program.lib, "lib/libhot.so")):
+        each = found[f"{inside}/app/{path}"]
+        assert (each["build_id"], each["state"]) == (binary.build_id, "captured")
+        assert each["container"].startswith("mnt:")
+
+
+def test_scan_captures_from_a_namespace_that_still_runs(directory: Path, hot: Burner) -> None:
+    """The program has ended, but its container has not, and the journal knows where it was."""
+    buildidfs = BuildIdFs(directory, directory / "watched")
+    inside, data = directory / "inside", directory / "perf.data"
+    inside.mkdir()
+    script = """
+        mount -t tmpfs none "$1"; cp "$2/app" "$1"; echo up; read -r _; "$1/app"; echo up; read -r _
+        """
+    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", str(inside), str(hot.directory)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        try:
+            lines(shell.stdout, lambda got: got == ["up"])
+            with watching(directory / "watched", "--no-scan"), recording(data, "--buildid-mmap"):
+                shell.stdin.write(b"\n")
+                shell.stdin.flush()
+                lines(shell.stdout, lambda got: got == ["up"])
+                until(lambda: is_captured(buildidfs, hot), "the capture")
+            path = f"{inside}/app"
+            assert scanned(buildidfs, data)[path]["state"] == "held"
+            # The same without the bytes: a store that has seen it, but could not take it.
+            forgetful = BuildIdFs(directory, directory / "forgetful")
+            _copy_journal(buildidfs, forgetful)
+            assert scanned(forgetful, data)[path]["state"] == "captured"
+        finally:
+            shell.kill()
+
+
+def _copy_journal(source: BuildIdFs, target: BuildIdFs) -> None:
+    """Make a store that has only the journal of another."""
+    from buildidfs.model import FileIdentity, Origin, Sighting
+    from buildidfs.store import NewSeen, Store
+
+    nothing = FileIdentity(0, 0, 0, 0, 0, 0, 0, 0)
+    with Store.open(source.store) as old, Store.create(target.store) as new:
+        entries = []
+        for row in old.journal_since(0):
+            origin = Origin(
+                row.path, nothing, row.namespaces, row.mnt_ns_id, row.cgroup, row.container,
+                row.host, apart=row.apart, cgroup_id=row.cgroup_id,
+            )  # fmt: skip
+            entries.append(NewSeen(Sighting(origin, row.last_seen_ns), row.build_id, row.boot))
+        new.journal(entries)
+
+
+def test_coverage_of_what_runs(directory: Path, stripped: Path, program: programs.Program) -> None:
+    buildidfs = BuildIdFs(directory)
+    with programs.running(stripped, "stuck") as pid:
+        buildidfs.scan(pid)
+        done = buildidfs("coverage", "--live", "--json", check=False)
+    assert done.rc in (0, 3), done
+    coverage = json.loads(done.out)
+    assert coverage["unit"] == "mapped files"
+    found = {row["path"]: row for row in coverage["rows"] if row["build_id"]}
+    row = found[str(stripped)]
+    assert row["build_id"] == program.exe.build_id
+    assert (row["executable"], row["symbols"], row["debuginfo"]) == (True, "dynsym", False)
+    assert "stripped" in row["why"]
+    # The test itself has not been captured, but runs.
+    assert any(row["why"] == "never captured" for row in found.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["coverage"], "name a FILE, or use --live"),
+        (["coverage", "--live", "perf.data"], "name a FILE, or use --live"),
+        (["coverage", "/etc/passwd"], "is not a perf.data file"),
+        (["repair", "/etc/passwd", "-o", "/dev/null"], "is not a perf.data file"),
+        (["repair", "/etc/passwd"], "missing option '-o'"),
+        (["coverage", "--fail-under", "101", "x"], "101"),
+    ],
+)
+def test_wrong_usage(known: BuildIdFs, words: list[str], complaint: str) -> None:
+    done = known(*words, check=False)
+    assert done.rc == 2, done
+    assert complaint in done.err
+    assert done.err.count("\n") == 1

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store keeps within its limits while it is captured into, read through a mount, and cleaned."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from buildidfs.model import BuildId, Kind
+from buildidfs.store import Store
+from tests.support import clients
+from tests.support.clients import run, tool
+from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.mounts import COMMAND
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.mounts import BuildIdFs
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+SIZE = 1 << 20
+
+
+def build_id(number: int) -> BuildId:
+    return BuildId(b"%020d" % number)
+
+
+def program(path: Path, number: int, size: int = SIZE) -> Path:
+    """An ELF file of about that size, which nobody else has."""
+    path.parent.mkdir(exist_ok=True)
+    data = elf_file([TEXT, Section(b".data", os.urandom(size))], build_id=build_id(number))
+    path.write_bytes(data)
+    return path
+
+
+def programs(directory: Path, numbers: range) -> Path:
+    for number in numbers:
+        program(directory / str(number), number)
+    return directory
+
+
+def held(store: Path) -> set[int]:
+    with Store.open(store, read_only=True) as opened:
+        return {int(bytes(each)) for _, each in opened.build_ids_from()}
+
+
+def is_sound(store: Path) -> bool:
+    with Store.open(store) as opened:
+        assert list(opened.check(digests=True)) == []
+        return True
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# --- small filesystems ---------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small(request: pytest.FixtureRequest, directory: Path) -> Iterator[Path]:
+    """A filesystem of 32 MiB."""
+    point = directory / "small"
+    point.mkdir()
+    if request.param == "tmpfs":
+        run([tool("mount"), "-t", "tmpfs", "-o", "size=32m", "tmpfs", point], check=True)
+    else:
+        if not Path("/dev/loop-control").exists():
+            pytest.skip("this machine has no loop devices")
+        with (directory / "image").open("wb") as image:
+            image.truncate(32 * MIB)
+        run([tool("mkfs.ext4"), "-q", "-m", "0", "-O", "^has_journal", directory / "image"],
+            check=True)  # fmt: skip
+        run([tool("mount"), "-o", "loop", directory / "image", point], check=True)
+    yield point
+    run([tool("umount"), point], check=True)
+
+
+def test_more_than_fits(buildidfs: BuildIdFs, directory: Path, small: Path) -> None:
+    """Nothing is configured; the filesystem is simply small."""
+    buildidfs.store = small / "store"
+    programs(directory / "a", range(20))
+    first = json.loads(buildidfs("scan", "tree", "--json", directory / "a").out)
+    assert (first["captured"], first["unreadable"]) == (20, [])
+    assert held(buildidfs.store) == set(range(20))
+    time.sleep(1.1)  # uses are told apart by the second
+    programs(directory / "b", range(100, 120))
+    buildidfs("scan", "tree", directory / "b")
+    assert held(buildidfs.store) >= set(range(100, 120)), "the newest stay"
+    assert len(held(buildidfs.store)) < 40
+    time.sleep(1.1)
+    programs(directory / "c", range(200, 270))
+    summary = json.loads(buildidfs("scan", "tree", "--json", directory / "c").out)
+    assert (summary["captured"], summary["unreadable"]) == (70, [])
+    left = held(buildidfs.store)
+    assert left <= set(range(200, 270))
+    assert len(left) >= 20
+    assert is_sound(buildidfs.store)
+
+
+def test_one_file_that_will_never_fit(buildidfs: BuildIdFs, directory: Path, small: Path) -> None:
+    buildidfs.store = small / "store"
+    programs(directory / "a", range(10))
+    buildidfs("scan", "tree", directory / "a")
+    program(directory / "b" / "huge", 77, 40 * MIB)
+    program(directory / "b" / "small", 78)
+    done = buildidfs("scan", "tree", "--json", directory / "b", check=False)
+    assert done.rc == 3, done
+    ((unreadable),) = json.loads(done.out)["unreadable"]
+    assert unreadable["path"].endswith("/huge")
+    assert "more than the store may ever take" in unreadable["reason"]
+    assert held(buildidfs.store) == {*range(10), 78}, "nothing was removed for it"
+
+
+def test_what_is_pinned_is_not_removed_for_others(
+    buildidfs: BuildIdFs, directory: Path, small: Path
+) -> None:
+    buildidfs.store = small / "store"
+    programs(directory / "a", range(24))
+    buildidfs("scan", "tree", directory / "a")
+    buildidfs("pin", *(str(build_id(number)) for number in (*range(24), *range(100, 120))))
+    programs(directory / "b", range(100, 120))
+    done = buildidfs("scan", "tree", directory / "b", check=False)
+    assert done.rc == 14, done
+    assert "nothing may be removed" in done.err
+    assert "pinned" in done.err
+    assert held(buildidfs.store) >= set(range(24))
+    assert is_sound(buildidfs.store)
+    buildidfs("unpin", *(str(build_id(number)) for number in range(24)))
+    buildidfs("scan", "tree", directory / "b")
+    assert held(buildidfs.store) >= set(range(100, 120))
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_limits_of_the_configuration(buildidfs: BuildIdFs, directory: Path) -> None:
+    settings = directory / "settings.toml"
+    settings.write_text('[retention]\nmax-size = "12MiB"\n')
+    programs(directory / "a", range(30))
+    buildidfs("--config", settings, "scan", "tree", directory / "a")
+    with Store.open(buildidfs.store, read_only=True) as store:
+        stats = store.stats()
+        assert stats.stored_bytes + stats.index_bytes <= 12 * MIB
+        assert stats.blobs >= 8
+    shown = json.loads(buildidfs("--config", settings, "status", "--json", check=False).out)
+    assert shown["max_size"] == 12 * MIB
+    assert shown["stored_bytes"] + shown["index_bytes"] <= 12 * MIB
+    assert "12.0 MiB at most" in buildidfs("--config", settings, "status", check=False).out
+    wrong = directory / "wrong.toml"
+    wrong.write_text('[retention]\nmax-size = "twelve"\n')
+    done = buildidfs("--config", wrong, "scan", "tree", directory / "a", check=False)
+    assert done.rc == 2
+    assert "wrong.toml: retention.max-size: not a size" in done.err
+
+
+def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
+    programs(directory / "a", range(6))
+    buildidfs("scan", "tree", directory / "a")
+    one, two = str(build_id(1)), str(build_id(2))
+    buildidfs("pin", "--name", "incident 7", one)
+    buildidfs("pin", two)
+    plan = objects(buildidfs("prune", "--dry-run", "-v", "--max-size", "0", "--json").out)
+    assert {each["build_ids"][0] for each in plan if not each["goes"]} == {one, two}
+    assert {each["why"] for each in plan if not each["goes"]} == {"pinned: incident 7", "pinned"}
+    assert len(plan) == 6
+    assert all(each["stored_bytes"] > SIZE for each in plan)
+    assert {Path(each["path"]).parent for each in plan} == {directory / "a"}
+    text = buildidfs("prune", "-n", "--max-size", "0").out
+    assert text.count("remove  ") == 4
+    assert "would go" in text
+    assert len(held(buildidfs.store)) == 6, "so far it was only talked about"
+
+    done = buildidfs("prune", "--max-size", "0", check=False)
+    assert done.rc == 14, "the pins are in the way"
+    assert "still exceeded: max-size by" in done.err
+    assert held(buildidfs.store) == {1, 2}
+    assert buildidfs("prune").out == "0 blobs, 0 B, removed\n"
+    assert buildidfs("prune", "--max-age", "x", check=False).rc == 2
+    assert is_sound(buildidfs.store)
+
+
+def test_files_on_this_host_go_first(buildidfs: BuildIdFs, directory: Path) -> None:
+    """/usr/bin/true will be there when it is wanted."""
+    buildidfs("scan", "tree", "/usr/bin/true")
+    time.sleep(1.1)
+    programs(directory / "a", range(3))
+    buildidfs("scan", "tree", directory / "a")
+    with Store.open(buildidfs.store) as store:
+        trust = {artifact.trust for artifact in store.variants(1, Kind.EXECUTABLE)}
+        stats = store.stats()
+    limit = stats.stored_bytes + stats.index_bytes - 1
+    (choice,) = objects(buildidfs("prune", "-n", "--json", "--max-size", str(limit)).out)
+    assert choice["path"].endswith("/true"), trust
+    buildidfs("prune", "--max-size", str(limit))
+    assert held(buildidfs.store) == {0, 1, 2}
+
+
+# --- pins ----------------------------------------------------------------------------------------
+
+
+def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -> None:
+    programs(directory / "a", range(0, 20, 10))
+    buildidfs("scan", "tree", directory / "a")
+    full, unknown = str(build_id(0)), "ab" * 20
+    assert "pinned 1 build IDs" in buildidfs("pin", full).out
+    assert "1 of them before" in buildidfs("pin", full[:-2]).out
+    buildidfs("pin", "--name", "later", unknown)
+    listed = objects(buildidfs("pin", "--list", "--json").out)
+    assert [(each["build_id"], each["name"], each["held"]) for each in listed] == [
+        (full, "", True),
+        (unknown, "later", False),
+    ]
+    assert buildidfs("pin", "--list", "--name", "later").out.startswith(unknown)
+    shown = json.loads(buildidfs("stats", "--json").out)
+    assert shown["pins"] == 2
+    assert buildidfs("unpin", full).out == f"unpinned 1 for {full}\n"
+    assert buildidfs("unpin", full, check=False).rc == 30
+    done = buildidfs("unpin", unknown, check=False)
+    assert done.rc == 30
+    assert f"{unknown} stays pinned for later" in done.err
+    buildidfs("unpin", "--name", "later")
+    assert buildidfs("pin", "--list").out == ""
+    assert "pinned 1 build IDs" in buildidfs("pin", directory / "a" / "0").out
+    assert buildidfs("pin", "--list").out.startswith(full)
+    buildidfs("unpin", directory / "a" / "0")
+    for words in ((), ("1234",), (directory / "missing",), (directory / "a",)):
+        assert buildidfs("pin", *words, check=False).rc == 2, words
+    assert buildidfs("unpin", check=False).rc == 2
+
+
+@pytest.mark.client
+def test_a_profile_pins_what_it_names(buildidfs: BuildIdFs, directory: Path) -> None:
+    data = directory / "perf.data"
+    run([clients.perf_tool(), "record", "-q", "-e", "cpu-clock", "-o", data, "--buildid-mmap",
+         tool("ls"), "/usr/bin"], check=True)  # fmt: skip
+    buildidfs("scan", "tree", tool("ls"))
+    buildidfs("pin", data)
+    listed = objects(buildidfs("pin", "--list", "--json", "--name", data).out)
+    (ls,) = objects(buildidfs("list", "--json", "--kind", "executable").out)
+    assert ls["build_id"] in {each["build_id"] for each in listed}
+    assert len(listed) > 2
+    assert buildidfs("prune", "--max-size", "0", check=False).rc == 14
+    assert buildidfs("get", "-o", directory / "ls", ls["build_id"]).rc == 0
+    data.unlink()
+    buildidfs("unpin", data)
+    buildidfs("prune", "--max-size", "0", check=False)
+    assert buildidfs("show", ls["build_id"], check=False).rc == 30
+
+
+# --- mounts --------------------------------------------------------------------------------------
+
+
+def names(mount: Path, number: int, path: Path) -> list[Path]:
+    """Where a build ID is found in a mount."""
+    text = str(build_id(number))
+    link = f".build-id/{text[:2]}/{text[2:]}"
+    return [
+        mount / text,
+        mount / text / "elf",
+        mount / text / "path",
+        mount / f"debug/{link}",
+        mount / f"perf/{link}",
+        mount / f"perf{path}/{text}/elf",
+        mount / f"perf{path}",
+    ]
+
+
+@pytest.mark.fuse
+def test_names_are_gone_at_once_and_open_files_are_not(
+    buildidfs: BuildIdFs, directory: Path
+) -> None:
+    programs(directory / "a", range(4))
+    buildidfs("scan", "tree", directory / "a")
+    buildidfs("pin", str(build_id(3)))
+    with buildidfs.mounted("-o", "allow_other") as mount:
+        found = {n: names(mount, n, directory / "a" / str(n)) for n in range(4)}
+        for each in (*found[0], *found[1], *found[3]):
+            assert each.lstat(), "the kernel remembers these"
+        with contextlib.suppress(OSError):
+            next(Path(mount, str(build_id(2))).iterdir())
+        (mount / str(build_id(1)) / "elf").read_bytes()  # and its descriptor is kept for a while
+        with (mount / str(build_id(0)) / "elf").open("rb") as opened:
+            start = opened.read(4096)
+            buildidfs("prune", "--max-size", "0", check=False)
+            for number in (0, 1, 2):
+                for each in found[number]:
+                    with pytest.raises(FileNotFoundError):
+                        each.lstat()
+            assert os.listdir(mount / "perf" / (directory / "a").relative_to("/")) == ["3"]
+            content = start + opened.read()
+            assert content == (directory / "a" / "0").read_bytes()
+            server = _server(mount)
+            until(lambda: _deleted(server) <= 1, "only that one is kept open")
+        assert [each.lstat().st_size > 0 for each in found[3]]
+        assert str(build_id(3)) in os.listdir(mount)
+        assert str(build_id(0)) not in os.listdir(mount)
+        buildidfs("scan", "tree", directory / "a")
+        for each in found[0]:
+            assert each.lstat(), "captured again"
+        assert (mount / str(build_id(0)) / "elf").read_bytes() == content
+
+
+def _server(mount: Path) -> int:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            if b"mount" in words and os.fsencode(mount) in words:
+                return int(name)
+    raise AssertionError("no mount process")
+
+
+def _deleted(pid: int) -> int:
+    """Blobs without a name that a process has open."""
+    found = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            found += "/blobs/" in target and target.endswith("(deleted)")
+    return found
+
+
+@pytest.mark.fuse
+def test_what_is_opened_through_a_mount_is_used(buildidfs: BuildIdFs, directory: Path) -> None:
+    programs(directory / "a", range(3))
+    buildidfs("scan", "tree", directory / "a")
+    with Store.open(buildidfs.store) as store:
+        digests = {
+            n: store.variants(store.ordinal(build_id(n)) or 0, 1)[0].digest for n in range(3)
+        }
+        _make_old(store)
+        assert store.last_use(digests[1]) < time.time() - 86_400
+    with buildidfs.mounted() as mount:
+        (mount / str(build_id(1)) / "elf").read_bytes()
+    buildidfs("prune")
+    with Store.open(buildidfs.store, read_only=True) as store:
+        used = {number: store.last_use(digest) for number, digest in digests.items()}
+    assert used[1] > time.time() - 100
+    assert max(used[0], used[2]) < time.time() - 86_400
+    shown = json.loads(buildidfs("show", "--json", str(build_id(1))).out)
+    assert [each["last_used"] for each in shown["variants"]] == [used[1]]
+    buildidfs("prune", "--max-age", "1h")
+    assert held(buildidfs.store) == {1}
+
+
+def _make_old(store: Store) -> None:
+    """As if everything had been used two days ago for the last time."""
+    from buildidfs.store import environment, schema
+
+    env = environment.acquire(store.path, read_only=False)
+
+    def work(txn: Any) -> None:
+        rows = list(txn.cursor(env.tables["digests"]))
+        for digest, value in rows:
+            row = schema.DigestRow.unpack(value)
+            txn.delete(schema.USE.pack(row.rank, row.used, digest), db=env.tables["uses"])
+            row.used -= 2 * 86_400
+            txn.put(schema.USE.pack(row.rank, row.used, digest), b"", db=env.tables["uses"])
+            txn.put(digest, row.pack(), db=env.tables["digests"])
+
+    env.write(work)
+    environment.release(env)
+
+
+# --- everything at once --------------------------------------------------------------------------
+
+
+@pytest.mark.fuse
+def test_captures_readers_prune_and_gc_at_once(buildidfs: BuildIdFs, directory: Path) -> None:
+    """For some seconds, in processes of their own; then the store is sound."""
+    settings = directory / "settings.toml"
+    settings.write_text('[retention]\nmax-size = "24MiB"\n')
+    sources = [programs(directory / str(n), range(n * 100, n * 100 + 12)) for n in (1, 2, 3)]
+    known = {
+        str(build_id(number)): hashlib.sha256((each / str(number)).read_bytes()).digest()
+        for n, each in enumerate(sources, 1)
+        for number in range(n * 100, n * 100 + 12)
+    }
+    program_ = [*COMMAND, "--store", str(buildidfs.store), "--config", str(settings), "-q"]
+    buildidfs("scan", "tree", sources[0])
+    ending = threading.Event()
+    failures: list[str] = []
+    read = 0
+
+    def repeat(*words: str, codes: tuple[int, ...] = (0,)) -> None:
+        while not ending.is_set():
+            done = subprocess.run([*program_, *words], capture_output=True, check=False)
+            if done.returncode not in codes:
+                failures.append(f"{words}: {done.returncode}: {done.stderr.decode()}")
+
+    def read_all(mount: Path) -> None:
+        nonlocal read
+        while not ending.is_set():
+            for name in os.listdir(mount):
+                if name not in known:
+                    continue
+                with contextlib.suppress(FileNotFoundError), (mount / name / "elf").open("rb") as f:
+                    if hashlib.file_digest(f, "sha256").digest() != known[name]:
+                        failures.append(f"{name} has other bytes")
+                    read += 1
+
+    with buildidfs.mounted("-o", "allow_other") as mount:
+        threads = [
+            # what a scan knew may be removed before it says so: then it says that
+            *(threading.Thread(target=repeat, args=("scan", "tree", str(source)),
+                               kwargs={"codes": (0, 3)}) for source in sources),
+            threading.Thread(target=repeat, args=("prune", "--max-size", "12M")),
+            threading.Thread(target=repeat, args=("gc",)),
+            threading.Thread(target=read_all, args=(mount,)),
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        time.sleep(6)
+        ending.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert read > 10
+    assert is_sound(buildidfs.store)
+    buildidfs("--config", settings, "prune")
+    with Store.open(buildidfs.store) as store:
+        stats = store.stats()
+        assert stats.stored_bytes + stats.index_bytes <= 24 * MIB

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``symbolize``: names for addresses of a program whose container is gone, and of hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from buildidfs.daemon import symbolize, symbolizers
+from buildidfs.daemon.symbolize import Symbolizer
+from buildidfs.errors import UsageError
+from buildidfs.model import BuildId
+from buildidfs.store import Store
+from tests.support import clients
+from tests.support.clients import perf_record, perf_tool, run, tool
+from tests.support.commands import calling
+from tests.support.containers import container
+from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.programs import SOURCE_DIR, Binary, line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.programs import Program
+    from tests.support.vanished import Vanished
+
+pytestmark = pytest.mark.client
+
+PROGRAMS = ("llvm-symbolizer", "eu-addr2line")
+
+
+@pytest.fixture(scope="module")
+def store(scratch: Path, program: Program, dwz_program: Program) -> BuildIdFs:
+    """A store with two programs and their debug files, one of them treated by dwz."""
+    directory = scratch / "symbolize"
+    directory.mkdir()
+    made = BuildIdFs(directory)
+    for each in (program, dwz_program):
+        each.install(directory / each.exe.build_id)
+    made("scan", "tree", directory)
+    return made
+
+
+def requests(binary: Binary, *symbols: str) -> list[str]:
+    return [f"{binary.build_id}+{binary.address(symbol):#x}" for symbol in symbols]
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_functions_and_lines(store: BuildIdFs, program: Program, asked: str) -> None:
+    words = requests(program.exe, "exe_static_hot") + requests(program.lib, "lib_static_stuck")
+    result = store("symbolize", "--with", asked, *words)
+    first, second = result.out.splitlines()
+    line = line_of("exe_entry")
+    assert re.fullmatch(
+        rf"{re.escape(words[0])} exe_static_hot {SOURCE_DIR}/hot.c:{line}:\d+", first
+    )
+    assert second.startswith(f"{words[1]} lib_static_stuck {SOURCE_DIR}/libhot.c:")
+    assert result.err == ""
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_inlined_functions(tmp_path: Path, asked: str) -> None:
+    source = tmp_path / "inlined.c"
+    source.write_text(
+        "static inline __attribute__((always_inline)) int inner(int x)\n"
+        "{ return x * x; }\n"
+        "__attribute__((noinline)) int outer(int x) { return inner(x) + 1; }\n"
+        "int main(int argc, char **argv) { return argv ? outer(argc) : 1; }\n"
+    )
+    binary = tmp_path / "inlined"
+    run([tool("gcc"), "-g", "-O1", "-o", binary, source], check=True)
+    made = BuildIdFs(tmp_path)
+    made("scan", "tree", binary)
+    symbols = run([tool("nm"), binary], check=True).out
+    address = re.search(r"(\w+) T outer\n", symbols)
+    assert address is not None
+    listed = json.loads(made("list", "--json").out.splitlines()[0])
+    request = f"{listed['build_id'][:12]}+0x{address[1]}"
+    answer = json.loads(made("symbolize", "--json", "--with", asked, request).out)
+    assert answer["request"] == request
+    assert answer["build_id"] == listed["build_id"]
+    frames = answer["frames"]
+    assert [(frame["function"], frame["line"], frame["inlined"]) for frame in frames] == [
+        ("inner", 2, True), ("outer", 3, False),
+    ]  # fmt: skip
+    assert {frame["file"] for frame in answer["frames"]} == {str(source)}
+    assert "(inlined)\n" in made("symbolize", "--with", asked, request).out
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_debug_files_that_dwz_has_made_smaller(
+    store: BuildIdFs, dwz_program: Program, asked: str
+) -> None:
+    (word,) = requests(dwz_program.exe, "exe_static_hot")
+    answer = store("symbolize", "--with", asked, word).out
+    assert answer.startswith(f"{word} exe_static_hot {SOURCE_DIR}/hot.c:{line_of('exe_entry')}")
+
+
+def test_offsets_in_the_file(store: BuildIdFs, program: Program) -> None:
+    address = program.exe.address("exe_static_hot")
+    headers = run([tool("readelf"), "-lW", program.exe.shipped], check=True).out
+    loads = [
+        line.split()[1:3] for line in headers.splitlines() if " R E " in line and "LOAD" in line
+    ]
+    ((offset, start),) = [[int(word, 16) for word in pair] for pair in loads]
+    word = f"{program.exe.build_id}+{address - start + offset:#x}"
+    assert " exe_static_hot " in store("symbolize", "--file-offset", word).out
+
+
+def test_streams(store: BuildIdFs, program: Program) -> None:
+    """Each answer comes before the next question, as of any other coprocess."""
+    argv = [*COMMAND, "--store", str(store.store), "symbolize", "--json"]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for symbol in ("exe_static_hot", "ask_clock", "main"):
+            (word,) = requests(program.exe, symbol)
+            child.stdin.write(f"{word}\n\n")
+            child.stdin.flush()
+            answer = json.loads(child.stdout.readline())
+            assert [frame["function"] for frame in answer["frames"]] == [symbol]
+        child.stdin.close()
+        assert child.stdout.read() == ""
+        assert child.wait(60) == 0
+
+
+def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
+    build_id = program.exe.build_id
+    done = store("symbolize", f"{build_id}+0xffffff", f"{build_id}+0xfffffff", check=False)
+    assert done.rc == 30
+    assert done.out == f"{build_id}+0xffffff ?? ??:0\n{build_id}+0xfffffff ?? ??:0\n"
+    assert done.err == f"buildidfs: {build_id}: {symbolize.NOT_LOADED} (2 addresses)\n"
+    both = store("symbolize", f"{build_id}+0xffffff", *requests(program.exe, "main"), check=False)
+    assert (both.rc, both.err) == (0, f"buildidfs: {build_id}: {symbolize.NOT_LOADED}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["8e9f"], 2, "not ID+0xADDR: '8e9f'"),
+        (["8e9f+12"], 2, "not ID+0xADDR"),
+        (["\x1b[31m+0x1"], 2, "not ID+0xADDR: '\\\\x1b[31m+0x1'"),
+        (["8e9f8e9f+0x1"], 30, "nothing is known of build ID 8e9f8e9f"),
+        (["--perf-script", "--json"], 2, "--perf-script filters text"),
+        (["--lines", "8e9f+0x1"], 2, "belong to --perf-script"),
+        (["--perf-script", "--buildid-list", "/nonexistent"], 2, "/nonexistent: No such file"),
+    ],
+)
+def test_wrong_usage(store: BuildIdFs, words: list[str], code: int, complaint: str) -> None:
+    done = store("symbolize", *words, check=False)
+    assert (done.rc, done.out, done.err.count("\n")) == (code, "", 1)
+    assert complaint in done.err
+
+
+def test_no_program(store: BuildIdFs, tmp_path: Path) -> None:
+    done = store("symbolize", "8e9f+0x1", check=False, env={"PATH": str(tmp_path)})
+    assert (done.rc, done.err) == (
+        2,
+        "buildidfs: llvm-symbolizer nor eu-addr2line is not installed;"
+        " apt-get install llvm (or elfutils)\n",
+    )
+
+
+# --- the program that is asked -------------------------------------------------------------------
+
+
+@pytest.fixture(params=PROGRAMS)
+def symbolizer(request: pytest.FixtureRequest, store: BuildIdFs) -> Iterator[Symbolizer]:
+    with (
+        Store.open(store.store, read_only=True) as opened,
+        Symbolizer(opened, request.param) as made,
+    ):
+        yield made
+
+
+def child_of(symbolizer: Symbolizer) -> int:
+    """The process that is asked."""
+    path = os.path.basename(symbolizer._path)
+    for pid in Path("/proc/self/task").glob("*/children"):
+        for child in pid.read_text().split():
+            if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0].endswith(path.encode()):
+                return int(child)
+    raise LookupError(path)
+
+
+def name_at(symbolizer: Symbolizer, binary: Binary, symbol: str) -> list[str]:
+    build_id = BuildId.from_hex(binary.build_id)
+    answer = symbolizer.at_address(build_id, binary.address(symbol))
+    return [frame.function for frame in answer.frames]
+
+
+@pytest.mark.root
+def test_it_runs_as_nobody(symbolizer: Symbolizer, program: Program) -> None:
+    assert name_at(symbolizer, program.exe, "main") == ["main"]
+    child = child_of(symbolizer)
+    status = Path(f"/proc/{child}/status").read_text()
+    assert re.search(r"^Uid:(\t65534){4}$", status, re.MULTILINE)
+    assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
+    assert Path(f"/proc/{child}/environ").read_bytes().split(b"\0")[:-1] == [
+        b"PATH=/bin:/usr/bin", b"LC_ALL=C.UTF-8",
+    ]  # fmt: skip
+    assert os.readlink(f"/proc/{child}/ns/net") != os.readlink("/proc/self/ns/net")
+    opened = {os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")}
+    assert not any("/blobs/" in path or "/index/" in path for path in opened)
+
+
+def test_it_is_started_again(symbolizer: Symbolizer, program: Program) -> None:
+    assert name_at(symbolizer, program.exe, "main") == ["main"]
+    first = child_of(symbolizer)
+    os.kill(first, signal.SIGKILL)
+    assert name_at(symbolizer, program.exe, "ask_clock") == ["ask_clock"]
+    assert child_of(symbolizer) != first
+
+
+def test_it_does_not_answer(
+    symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert name_at(symbolizer, program.exe, "main") == ["main"]
+    start = symbolizers.start
+
+    def patiently(*arguments: Any) -> symbolizers.Program:
+        monkeypatch.setattr(symbolizers, "_ANSWER_S", 60.0)
+        return start(*arguments)
+
+    monkeypatch.setattr(symbolizers, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(symbolizers, "start", patiently)
+    os.kill(child_of(symbolizer), signal.SIGSTOP)
+    assert name_at(symbolizer, program.exe, "ask_clock") == ["ask_clock"]
+
+
+def test_more_files_than_it_can_be_given(
+    symbolizer: Symbolizer, program: Program, dwz_program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symbolizers.Slots.__init__, "__defaults__", (2,))
+    binaries = [*program.binaries, *dwz_program.binaries] * 2
+    for binary in binaries:
+        symbol = "main" if binary.compiled.name == "hot" else "lib_hot"
+        symbolizer._known.clear()
+        assert name_at(symbolizer, binary, symbol) == [symbol]
+
+
+def test_no_room_for_its_files(
+    symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symbolizers.tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
+        name_at(symbolizer, program.exe, "main")
+
+
+def test_program_that_fails_always(store: BuildIdFs, program: Program, directory: Path) -> None:
+    words = requests(program.exe, "main")
+    calling(directory / "llvm-symbolizer", ["/bin/false"])
+    path = {"PATH": f"{directory}:{os.environ['PATH']}"}
+    done = store("symbolize", *words, check=False, env=path)
+    assert done.rc == 30
+    assert done.err.startswith(f"buildidfs: {program.exe.build_id}: llvm-symbolizer failed: ended")
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_hostile_files(tmp_path: Path, asked: str) -> None:
+    """Whatever they make of the program, there is an answer, and the next file has its own."""
+    good = tmp_path / "tree/good"
+    good.parent.mkdir()
+    (tmp_path / "good.c").write_text("int main(void) { return 0; }\n")
+    run([tool("gcc"), "-g", "-o", good, tmp_path / "good.c"], check=True)
+    data = good.read_bytes()
+    build_id = bytes.fromhex(
+        clients.run([tool("readelf"), "-n", good]).out.split("Build ID: ")[1][:40]
+    )
+    for number in range(6):
+        changed = bytearray(data.replace(build_id, bytes([number]) * 20))
+        at = changed.index(b".debug_line") if number % 2 else len(changed) // 2
+        changed[at : at + 64 * number] = os.urandom(64 * number)
+        (tmp_path / f"tree/bad{number}").write_bytes(changed)
+    (tmp_path / "tree/empty").write_bytes(elf_file([TEXT, DWARF, SYMTAB], build_id=b"\xee" * 20))
+    made = BuildIdFs(tmp_path)
+    made("scan", "tree", tmp_path / "tree")
+    words = []
+    for line in made("list", "--json", "--kind", "executable").out.splitlines():
+        words += [f"{json.loads(line)['build_id']}+{address:#x}" for address in (0x1119, 0x400100)]
+    answers = made("symbolize", "--json", "--with", asked, *words, check=False)
+    assert len(answers.out.splitlines()) == len(words)
+    main = run([tool("nm"), good]).out
+    address = next(line.split()[0] for line in main.splitlines() if line.endswith(" T main"))
+    last = made("symbolize", "--with", asked, *words, f"{build_id.hex()}+0x{address}", check=False)
+    assert f"{build_id.hex()}+0x{address} main " in last.out
+
+
+# --- perf script ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profiled(scratch: Path, program: Program) -> tuple[BuildIdFs, Path]:
+    """A store, and a profile with call chains of a container that is gone."""
+    directory = scratch / "profiled"
+    directory.mkdir()
+    made = BuildIdFs(directory)
+    with container("tmpfs", program, directory / "container") as running:
+        made.scan(running.spin)
+        target = ["-g", "-p", str(running.spin)]
+        recorded = perf_record(directory / "perf.data", [tool("sleep"), "0.3"], *target)
+        assert recorded.rc == 0, recorded
+    return made, directory / "perf.data"
+
+
+def script(made: BuildIdFs, data: Path, *options: str, words: list[str] | None = None) -> Any:
+    """``perf script | buildidfs symbolize --perf-script``"""
+    before = run(
+        [perf_tool(), "--buildid-dir", "/nonexistent", "script", "-i", data, *options], check=True
+    ).out
+    done = subprocess.run(
+        [*COMMAND, "--store", made.store, "symbolize", "--perf-script", *(words or [])],
+        input=before, capture_output=True, text=True, check=False, timeout=120,
+        cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return before, done
+
+
+EVENTS = ("--show-mmap-events", "--show-task-events")
+
+
+@pytest.mark.root
+def test_perf_script_of_a_container_that_is_gone(profiled: tuple[BuildIdFs, Path]) -> None:
+    before, done = script(*profiled, *EVENTS)
+    assert "lib_static_hot" not in before
+    assert re.search(r"\t +[0-9a-f]+ \[unknown\] \(\S+/app/lib/libhot.so\)\n", before)
+    # A function that calls none has no frame of its own, so whoever called it is left out.
+    chain = (
+        r"\t +[0-9a-f]+ lib_static_hot\+0x[0-9a-f]+ \(\S+/app/lib/libhot.so\)\n"
+        r"\t +[0-9a-f]+ main\+0x[0-9a-f]+ \(\S+/app/bin/hot\)\n"
+    )
+    assert re.search(chain, done.stdout)
+    assert "exe_static_hot+0x" in done.stdout
+    # The rest is as it was.
+    kept = [line for line in before.splitlines() if "[unknown]" not in line]
+    assert [line for line in done.stdout.splitlines() if line in set(kept)] == kept
+
+
+@pytest.mark.root
+def test_perf_script_with_lines(profiled: tuple[BuildIdFs, Path]) -> None:
+    _, done = script(*profiled, *EVENTS, words=["--lines"])
+    # Of a caller it is the line of the call, not of what comes after it.
+    assert re.search(rf"\) *\n  libhot.c:{line_of('lib_hot')}\n", done.stdout)
+    assert re.search(rf"main\+\S+ \(\S+/hot\)\n  hot.c:{line_of('main_spin')}\n", done.stdout)
+
+
+@pytest.mark.root
+def test_perf_script_fields(profiled: tuple[BuildIdFs, Path]) -> None:
+    fields = ["-F", "comm,pid,tid,time,event,ip,sym,dso"]
+    _, done = script(*profiled, *EVENTS, *fields)
+    assert "lib_static_hot+0x" in done.stdout
+    # Samples without their chains are on one line, with addresses of the process.
+    _, flat = script(*profiled, *EVENTS, "-G", "-F", "comm,tid,time,event,ip,sym,dso")
+    assert re.search(r": +[0-9a-f]{12} exe_static_hot\+\S+ \(", flat.stdout)
+
+
+@pytest.mark.root
+def test_perf_script_without_events(profiled: tuple[BuildIdFs, Path], tmp_path: Path) -> None:
+    made, data = profiled
+    before, done = script(made, data)
+    assert done.stdout == before
+    assert "--show-mmap-events" in done.stderr
+    listed = run([perf_tool(), "buildid-list", "-i", data], check=True).out
+    (tmp_path / "ids").write_text(listed)
+    _, done = script(made, data, words=["--buildid-list", str(tmp_path / "ids")])
+    assert "lib_static_hot+0x" in done.stdout
+
+
+@pytest.mark.root
+def test_perf_script_of_what_was_not_captured(
+    profiled: tuple[BuildIdFs, Path], tmp_path: Path
+) -> None:
+    other = BuildIdFs(tmp_path)
+    Store.create(other.store).close()
+    before, done = script(other, profiled[1], *EVENTS)
+    assert done.stdout == before
+    assert re.search(r"libhot.so: \d+ frames without a name: never captured\n", done.stderr)
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_vdso(gone: Vanished) -> None:
+    listed = gone.buildidfs("list", "--json", "--kind", "vdso").out.splitlines()
+    build_id = json.loads(listed[0])["build_id"]
+    symbols = run([tool("nm"), "-D", gone.mount / build_id / "vdso"]).out
+    address = next(line.split()[0] for line in symbols.splitlines() if "clock_gettime" in line)
+    answer = gone.buildidfs("symbolize", f"{build_id}+0x{address}").out
+    assert "clock_gettime" in answer

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bundle says is believed only as far as it was found to be true."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from buildidfs.daemon import bundles
+from buildidfs.formats import bundle
+from buildidfs.model import Digest, Kind
+from buildidfs.store import Store
+from buildidfs.store.compressed import FrameWriter
+from tests.support.captures import capture, sighting
+
+_BUILD_ID = b"\x01" * 20
+_CONTENT = b"what only root may read" * 100
+
+
+def _hollow(path: Path, digest: Digest) -> None:
+    """Write a bundle that says that everybody could read a file, which it does not have."""
+    item = bundle.Item(
+        _BUILD_ID.hex(), "executable", digest.hex(), len(_CONTENT), 0, 0o555, 0, 0, "0"
+    )
+    text = bundle.encode(bundle.Manifest(bundle.VERSION, "elsewhere", (), (item,), ()))
+    with path.open("wb") as file:
+        writer = FrameWriter(file.fileno())
+        writer.write(bundle.header(bundle.MANIFEST, len(text)))
+        writer.write(text.ljust(bundle.padded(len(text)), b"\0"))
+        writer.write(bundle.header(b"blobs/" + digest.hex().encode(), len(_CONTENT)))
+        writer.write(bytes(bundle.padded(len(_CONTENT))) + bundle.end())
+        writer.finish()
+
+
+@pytest.mark.parametrize("mode", [0o100500, 0o100555])
+def test_who_may_read_is_not_for_a_bundle_to_say(tmp_path: Path, mode: int) -> None:
+    with Store.create(tmp_path / "store") as store:
+        new = capture(store, _CONTENT, _BUILD_ID, at=sighting(mode=mode))
+        assert not isinstance(new.content, bytes)
+        digest = new.content.digest
+        ordinal = store.commit([new]).outcomes[0].ordinal
+        _hollow(tmp_path / "bundle", digest)
+        bundles.import_(store, os.fspath(tmp_path / "bundle"))
+        artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+        assert artifact is not None
+        assert artifact.mode == mode & 0o777
+        assert len(store.origins(ordinal)) == 2

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.ingest.trust: the operator's rules decide, the first that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buildidfs import config, daemon
+from buildidfs.errors import UsageError
+from buildidfs.ingest.trust import judge
+from buildidfs.model import Kind, Trust
+from buildidfs.store import Store
+from tests.support.captures import NOW, SECOND, capture, identity, sighting
+
+
+def _settings(text: str) -> config.Settings:
+    return config.parse(text, "test")
+
+
+RULES = _settings(
+    """
+[[trust.rules]]
+path = "/opt/hostile/*"
+level = "unknown"
+[[trust.rules]]
+path = "/opt/*"
+container = ""
+level = "host"
+[[trust.rules]]
+container = "docker:ab*"
+level = "package"
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "container", "trust"),
+    [
+        (b"/opt/a/b", "", Trust.HOST),
+        (b"/opt/hostile/x", "", Trust.UNKNOWN),
+        (b"/opt/hostile/x", "docker:abc", Trust.UNKNOWN),
+        (b"/opt/a", "docker:abc", Trust.PACKAGE),
+        (b"/opt/\xff\n", "", Trust.HOST),
+        (b"/optional", "", Trust.CONTAINER),
+        (b"/usr/bin/a", "docker:cd", Trust.CONTAINER),
+        (b"/usr/bin/a", "", Trust.CONTAINER),
+    ],
+)
+def test_the_first_that_fits(path: bytes, container: str, trust: Trust) -> None:
+    origin = sighting(path, container=container, trust=Trust.CONTAINER).origin
+    assert judge(RULES.trust.rules)(origin) is trust
+
+
+def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        daemon.believe(store, RULES)
+        at = sighting(b"/opt/app", trust=Trust.CONTAINER)
+        store.commit([capture(store, b"bytes", at=at)])
+        artifact = store.artifact(1, Kind.EXECUTABLE)
+        assert artifact is not None
+        assert artifact.trust is Trust.HOST
+        assert store.origins(1)[0].origin.trust is Trust.HOST
+
+        other = sighting(b"/usr/other", trust=Trust.CONTAINER)
+        store.commit([capture(store, b"others", b"\x05\x05", at=other)])
+        again = sighting(
+            b"/usr/other", trust=Trust.CONTAINER, container="docker:ab", seen_ns=NOW + SECOND
+        )
+        assert store.recall(identity()) is not None
+        assert store.touch([again]) == []
+        artifact = store.artifact(2, Kind.EXECUTABLE)
+        assert artifact is not None
+        assert artifact.trust is Trust.PACKAGE
+        unknown = sighting(b"/opt/unknown", ino=77)
+        assert store.touch([unknown]) == [unknown]
+
+
+def test_without_rules_nothing_is_judged(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        daemon.believe(store, config.Settings())
+        assert store._judge is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[trust.rules]]\nlevel = 'root'",
+        "[[trust.rules]]\npath = '/x'",
+        "[[trust.rules]]\nlevel = 'host'\nhost = 'x'",
+        "[trust]\nrules = 1",
+    ],
+)
+def test_rules_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError, match=r"rules"):
+        _settings(text)
