@@ -3,6 +3,7 @@
 # make down      end that: unmount, follow no more; the store is kept
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
+# make fuzz      give everything that takes bytes of strangers bad ones, for FUZZ_SECONDS (600)
 # make bench     measure against the bars in ARCHITECTURE.md
 # make bench-capture  the part of it that is about live capture
 # make test-fresh  make up, test and check in a new Debian root that has only git, make, python3
@@ -12,9 +13,10 @@ MOUNTPOINT ?= /buildid
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export STORE MOUNTPOINT
+FUZZ_SECONDS ?= 600
+export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: up down test check bench bench-capture test-fresh clean
+.PHONY: up down test check fuzz bench bench-capture test-fresh clean
 
 up: $(VENV)/.user
 	scripts/up $(BIN)/buildidfs
@@ -31,6 +33,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz $(FUZZ_TARGETS)
 
 bench: $(VENV)/.dev
 	scripts/install-packages bench
@@ -55,5 +60,10 @@ $(VENV)/.dev: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/make-venv $(PYTHON) $(VENV) zstd,dev
 	touch $(VENV)/.user $@
 
+$(VENV)/.fuzz: pyproject.toml scripts/install-packages scripts/make-venv
+	scripts/install-packages run
+	scripts/make-venv $(PYTHON) $(VENV) zstd,dev,fuzz
+	touch $(VENV)/.user $(VENV)/.dev $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

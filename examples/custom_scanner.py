@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadabl
 from buildidfs.errors import BuildIdFsError
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.linux import statx
-from buildidfs.model import FileIdentity, Origin, Sighting, Trust
+from buildidfs.model import OWNER, FileIdentity, Origin, Sighting, Trust
 from buildidfs.store import Store
 
 _ELF = b"\x7fELF"
@@ -63,7 +62,6 @@ class WheelScanner:
             identity = msgspec.structs.replace(
                 archive_identity,
                 size=member.file_size,
-                mode=stat.S_IFREG | 0o644,
                 scope=None if scope is None else scope + b"!" + os.fsencode(member.filename),
             )
             origin = Origin(
@@ -72,6 +70,8 @@ class WheelScanner:
                 host=os.uname().nodename,
                 trust=Trust.UNKNOWN,
                 scanner="wheel",
+                # Nobody looked at the directories above the archive; `capture.reach` would.
+                reach=OWNER,
             )
             sighting = Sighting(origin, time.time_ns())
             known = self._memo.recall(identity)
