@@ -4,7 +4,8 @@
 It comes into being in ``index.new/`` and takes the place of the old one, which goes to
 ``quarantine/``, when it is whole: broken off, it is gone on with the next time. What has no build
 ID in its bytes has the one that it was given, if that is known, and goes to quarantine if not. What
-nothing is known of but its bytes is nobody's: root alone may read it, and nothing is believed of it.
+nothing is known of but its bytes is nobody's: root alone may read it, and nothing of it is
+believed.
 
 Pins, the journal, the memo and all places but one of each blob are lost.
 """
