@@ -29,6 +29,9 @@ _FAST_LEVEL: Final = 3
 _FRAME_MOST: Final = FRAME_BYTES + (8 << 10)
 _FRAMES_KEPT: Final = 4
 
+_of_thread = threading.local()
+"""Its ``decompressor``: one decodes one frame at a time, and says of two that both are damaged."""
+
 
 def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
     """Write the content of ``source`` to ``target``, and feed it to ``hasher``.
@@ -131,7 +134,7 @@ class CompressedBlob:
         self._lock = threading.Lock()
         self._frames: OrderedDict[int, bytes] = OrderedDict()
         try:
-            self._decompressor = _zstandard().ZstdDecompressor()
+            _zstandard()
             end = os.fstat(fd).st_size
             footer = _read(fd, seekable.FOOTER_SIZE, max(end - seekable.FOOTER_SIZE, 0))
             length = seekable.table_size(footer)
@@ -179,7 +182,7 @@ class CompressedBlob:
             raise IntegrityError("a frame of a compressed blob is larger than any that was written")
         try:
             raw = _read(self._fd, frame.size, frame.offset)
-            data = bytes(self._decompressor.decompress(raw, max_output_size=frame.length))
+            data = bytes(_decompressor().decompress(raw, max_output_size=frame.length))
         except _zstandard().ZstdError as error:
             raise IntegrityError(f"a frame of a compressed blob is damaged: {error}") from error
         if len(data) != frame.length:
@@ -189,6 +192,15 @@ class CompressedBlob:
             while len(self._frames) > _FRAMES_KEPT:
                 self._frames.popitem(last=False)
         return data
+
+
+def _decompressor() -> Any:
+    """That of this thread: making one takes as long as decoding a small frame."""
+    try:
+        return _of_thread.decompressor
+    except AttributeError:
+        _of_thread.decompressor = _zstandard().ZstdDecompressor()
+        return _of_thread.decompressor
 
 
 def _zstandard() -> Any:

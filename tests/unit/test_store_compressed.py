@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,22 @@ def test_any_bytes_for_a_table(data: bytes) -> None:
             seekable.unpack(data[len(data) - length :], len(data))
     except IntegrityError:
         pass
+
+
+def test_many_threads_read_one_blob(tmp_path: Path) -> None:
+    """As the kernel has it when it reads ahead: several parts at once, of one open file."""
+    content = _CONTENT * 4  # more frames than are kept when they were decoded
+    blob = _opened(tmp_path / "blob", _compressed(content))
+
+    def read(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(100):
+            offset = dice.randrange(len(content))
+            assert blob.pread(100_000, offset) == content[offset : offset + 100_000]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+    blob.close()
 
 
 def _shared() -> CompressedBlob:
