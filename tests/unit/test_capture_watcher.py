@@ -109,6 +109,7 @@ def test_what_was_sent_is_sent_again_only_with_a_reason(
     catches: Catches, program: Program, marker: Path
 ) -> None:
     app = program.place(marker.with_name("app"))
+    catches.settle(marker)  # where children of ours live is known from now on
     first = run([app], check=True).out
     run([app], check=True)
     catches.settle(marker)
@@ -130,8 +131,11 @@ def test_what_was_sent_is_sent_again_only_with_a_reason(
     assert len(catches.of(app)) == 3
     assert catches.of(app)[2].data == program.exe.read_bytes() + b"more"
 
+    # In a namespace that nobody else is in, which is looked at as long as this one lives.
     run([app], check=True)
-    elsewhere = run([tool("unshare"), "-m", app], check=True).out
+    with stepping([tool("unshare"), "-m", app, "here", "wait"]) as go_on:
+        elsewhere = go_on()
+        catches.wait(app, 4)
     catches.settle(marker)
     assert len(catches.of(app)) == 4
     assert catches.of(app)[3].caught.place.mnt_ns_id == here(elsewhere)[0] != here(first)[0]
