@@ -78,7 +78,7 @@ def start(
     facts = {} if mountpoint is None else {"mountpoint": mountpoint}
 
     def supervise(announce: Callable[[], None]) -> None:
-        from buildidfs.daemon.supervise import Supervisor
+        from buildidfs.daemon.supervise import RETRY, Supervisor
 
         def told() -> None:
             try:
@@ -86,6 +86,8 @@ def start(
             except BrokenPipeError:  # whoever waited for it has given up
                 os.kill(os.getpid(), signal.SIGTERM)
 
+        # Whoever finds us may send it before anybody waits for it: all is just being started.
+        signal.signal(RETRY, signal.SIG_IGN)
         with Presence.only(root, ROLE, **facts) as known:
             Supervisor(list(wanted), known, _environment(environ)).run(told)
 
@@ -123,6 +125,10 @@ def hurry(store_path: StorePath, seconds: float) -> None:
         tried = part.restarts > before.get(part.name, 0) and part.state != "starting"
         return tried or part.state == "running"
 
+    def is_over(now: Present) -> bool:
+        # One that has just begun does not tell of its programs yet.
+        return "children" in now.facts and all(map(has_news, parts(now)))
+
     with _process(supervisor) as pidfd:
         if pidfd is None:
             return
@@ -130,7 +136,7 @@ def hurry(store_path: StorePath, seconds: float) -> None:
             signal.pidfd_send_signal(pidfd, RETRY)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and (now := running(store_path)) is not None:
-            if all(map(has_news, parts(now))) or select.select([pidfd], [], [], 0.05)[0]:
+            if is_over(now) or select.select([pidfd], [], [], 0.05)[0]:
                 return
 
 

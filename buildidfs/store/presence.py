@@ -36,6 +36,8 @@ _DIRECTORY = b"run"
 _SUFFIX = b".json"
 _MOST_BYTES = 64 << 10
 _TRIES = 20
+_LOOKS = 50
+_PAUSE_S = 0.01
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -43,7 +45,7 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 class Present(msgspec.Struct, frozen=True):
     """A process that was alive when it was looked at.
 
-    ``facts`` are what it says of itself; they are empty while it is just starting. ``since`` is
+    ``facts`` are what it says of itself; they are empty if it cannot say anything. ``since`` is
     Unix time in nanoseconds. ``kernel`` names the boot and the PID namespace of ``pid``.
     """
 
@@ -237,13 +239,14 @@ def _look(path: bytes, role: str, pid: int) -> Present | None:
 
 
 def _read(fd: int) -> dict[str, Any]:
-    """The content; empty if it does not come to rest, or is none yet."""
+    """The content; empty if there is none within half a second, or it does not come to rest."""
     before = b""
-    for _ in range(_TRIES):
+    for _ in range(_LOOKS):
         text = os.pread(fd, _MOST_BYTES, 0)
         if text == before:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return _decoder.decode(text)
+            time.sleep(_PAUSE_S)  # it is locked first, and says what it is then
         before = text
     return {}
 

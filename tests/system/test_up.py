@@ -164,10 +164,10 @@ def test_two_at_once_are_one(up: Up) -> None:
     argv = [sys.executable, "-m", "buildidfs", "--store", up.store, "up", "--no-watch", up.mount]
     both = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for _ in range(2)]  # fmt: skip
-    for each in both:
-        each.communicate(timeout=60)
-    assert 0 in {each.returncode for each in both}
-    assert {each.returncode for each in both} <= {0, 12}
+    said = [each.communicate(timeout=60) for each in both]
+    codes = {each.returncode for each in both}
+    assert 0 in codes, said
+    assert codes <= {0, 12}, said
     assert [each.role for each in present(up.store)].count("up") == 1
     assert up.is_readable()
 
@@ -369,10 +369,24 @@ def test_status_of_nothing(up: Up) -> None:
     done = up.run("status", check=False)
     assert done.rc == 3
     assert "Nothing runs" in done.out
-    assert up.status() | {"free_bytes": 0} == {
-        "store": str(up.store), "build_ids": 1, "blob_bytes": 5, "free_bytes": 0, "well": False,
-        "processes": [],
+    found = up.status()
+    with Store.open(up.store, read_only=True) as store:
+        held = store.stats()
+    disk = os.statvfs(up.store)
+    assert 0 < found.pop("free_bytes") <= disk.f_blocks * disk.f_frsize
+    assert found == {
+        "store": str(up.store), "build_ids": 1, "blob_bytes": 5, "stored_bytes": 5,
+        "index_bytes": held.index_bytes, "pins": 0, "max_size": None,
+        "keep_free": min(disk.f_blocks * disk.f_frsize // 20, 4 << 30), "max_age": None,
+        "min_age": 0, "well": False, "processes": [],
     }  # fmt: skip
+    assert 0 < held.index_bytes <= (up.store / "index/data.mdb").stat().st_size
+    up.run("pin", HEX)
+    limits = up.store.parent / "limits.toml"
+    limits.write_text('[retention]\nmax-size = "1G"\nkeep-free = "1M"\nmax-age = "2d"\n')
+    asked = json.loads(up.run("--config", limits, "status", "--json", check=False).out)
+    wanted = {"pins": 1, "max_size": 1 << 30, "keep_free": 1 << 20, "max_age": 2 * 24 * 3600}
+    assert wanted.items() <= asked.items()
 
 
 def test_status_of_no_store(up: Up) -> None:

@@ -7,6 +7,7 @@ That it runs is in tests/system/test_up.py, how it is kept running in test_daemo
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +17,13 @@ import pytest
 
 from buildidfs.daemon import status, up
 from buildidfs.daemon.child import Part
+from buildidfs.daemon.supervise import RETRY
 from buildidfs.errors import StoreMissing, UsageError
 from buildidfs.store import Store
-from buildidfs.store.presence import Presence, present
+from buildidfs.store.presence import Presence, Present, present
+from tests.support.clients import run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_programs_are_those_of_the_command_line() -> None:
@@ -75,6 +80,45 @@ def test_second_up_has_to_want_the_same(tmp_path: Path) -> None:
         up.refuse_second(supervisor, None)
         with pytest.raises(UsageError, match="without a mount"):
             up.refuse_second(supervisor, b"/a")
+
+
+def test_hurry_waits_for_one_that_tells_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look finds the supervisor one step further on."""
+    running = up.running
+    steps: list[list[Part]] = [[], [], [Part("mount", "starting")], [Part("mount", "running")]]
+    with Presence(tmp_path, up.ROLE) as supervisor:
+
+        def look(path: up.StorePath) -> Present | None:
+            if step := steps.pop(0):
+                supervisor.update(children=step)
+            return running(path)
+
+        monkeypatch.setattr(up, "running", look)
+        before = signal.signal(RETRY, signal.SIG_IGN)
+        try:
+            up.hurry(tmp_path, 100)
+        finally:
+            signal.signal(RETRY, before)
+    assert steps == []
+
+
+_EARLY = """
+import os, sys
+from buildidfs.daemon import supervise, up
+class Found(supervise.Supervisor):
+    def run(self, ready):
+        os.kill(os.getpid(), supervise.RETRY)
+        super().run(ready)
+supervise.Supervisor = Found
+programs = [up.Program("a", ("true",))]
+up.start(sys.argv[1], programs, environ=os.environ, mountpoint=None, ready=lambda: None)
+"""
+
+
+def test_supervisor_that_is_hurried_before_it_waits_for_that(tmp_path: Path) -> None:
+    run([sys.executable, "-c", _EARLY, tmp_path / "store"], cwd=ROOT, check=True)
 
 
 def test_settling_is_the_end_of_the_first_scan(tmp_path: Path) -> None:

@@ -194,6 +194,32 @@ def test_reader_never_sees_half_of_an_update(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
+def test_one_that_registers_just_now_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "run/watch-1.json"
+    path.parent.mkdir()
+    looked = threading.Event()
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def write() -> None:
+            assert looked.wait(20)
+            file.write('{"since": 1, "caught": 2}')
+            file.flush()
+
+        def sleep(seconds: float) -> None:
+            looked.set()
+            thread.join(20)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(presence.time, "sleep", sleep)
+            (found,) = present(tmp_path)
+        looked.set()
+        thread.join()
+        assert (found.since, found.facts) == (1, {"caught": 2})
+
+
 # --- a descriptor of the process ------------------------------------------------------------------
 
 
