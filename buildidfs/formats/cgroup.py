@@ -118,6 +118,14 @@ def container_label(cgroup_path: bytes) -> str | None:
     return None
 
 
+def container_id(cgroup_path: bytes) -> str:
+    """The ID of the innermost container, 64 hex digits; empty where the path has none."""
+    for found in reversed(list(_ID.finditer(cgroup_path[:_PATH_MAX]))):
+        if not cgroup_path[: found.start()].endswith(b"conmon-"):
+            return found[0].decode()
+    return ""
+
+
 def _unit_name(escaped: bytes) -> str:
     """A systemd unit name's instance, unescaped, fit to be shown on a terminal."""
     raw = _UNIT_ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), escaped)

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 RULES: Final[dict[str, Rule]] = {**rules.RULES, **placerules.RULES}
 
 _ROWS: Final = 512
+_NUMBERS: Final = (
+    ("next_ordinal", "ordinals", schema.MAX_NUMBER),
+    ("next_path", "paths", schema.MAX_NUMBER),
+    ("next_container", "containers", schema.MAX_CONTAINER),
+)
+"""Counters that only grow: the table in which the numbers are used, and the last one there is."""
 _MARK: Final = b"check"
 _SCRUB_MARK: Final = b"scrub"
 
@@ -151,8 +157,10 @@ def wrong_counts(moment: Rows) -> Iterator[Fault]:
     ):
         if said != there:
             yield Fault(f"{there} {what} are counted as {said}", mend=recount)
-    for what, number in (("ordinal", counters.next_ordinal), ("path", counters.next_path)):
-        if not 0 < number <= schema.MAX_NUMBER + 1:
+    for field, _, most in _NUMBERS:
+        number = getattr(counters, field)
+        if not 0 < number <= most + 1:
+            what = field.removeprefix("next_")
             yield Fault(f"the next {what} would be {number}", mend=_number_again)
     for ordinal, field, there in _wrong_numbers(moment):
         named = moment.named(ordinal)
@@ -192,11 +200,10 @@ def recount(mending: Mending) -> None:
 def _number_again(mending: Mending) -> None:
     """Go on behind the last numbers that are used."""
     counters = mending.counters
-    for field, table in (("next_ordinal", "ordinals"), ("next_path", "paths")):
-        if not 0 < getattr(counters, field) <= schema.MAX_NUMBER + 1:
+    for field, table, most in _NUMBERS:
+        if not 0 < getattr(counters, field) <= most + 1:
             numbers = (int.from_bytes(key, "big") for key in _keys(mending, table))
-            setattr(counters, field, max((n for n in numbers if n <= schema.MAX_NUMBER), default=0))
-            setattr(counters, field, getattr(counters, field) + 1)
+            setattr(counters, field, max((n for n in numbers if n <= most), default=0) + 1)
 
 
 def _wrong_numbers(moment: Rows) -> Iterator[tuple[int, str, int]]:

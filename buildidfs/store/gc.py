@@ -21,7 +21,7 @@ from buildidfs.model import Digest
 from buildidfs.store import lock, notify, removal, schema, uselog
 from buildidfs.store.failures import translated
 from buildidfs.store.index import Index
-from buildidfs.store.paths import PATH_KINDS, PathPruner
+from buildidfs.store.paths import PathPruner
 from buildidfs.store.recorder import load_counters
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _drop_paths(env: Environment, pairs: list[tuple[int, int]], txn: Txn) -> Non
     pruner, table = PathPruner(env, txn), env.tables["ordinals"]
     for number, ordinal in pairs:
         value = txn.get(schema.U64.pack(ordinal), db=table)
-        if value is not None and not value[0] & PATH_KINDS:
+        if value is not None and not value[0]:
             row = schema.OrdinalRow.unpack(value)
             pruner.drop(row, ordinal, number)
             txn.put(schema.U64.pack(ordinal), row.pack(), db=table)
@@ -127,7 +127,7 @@ def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
     table = env.tables["ordinals"]
     for ordinal in ordinals:
         value = txn.get(schema.U64.pack(ordinal), db=table)
-        if value is not None and not value[0] & PATH_KINDS:
+        if value is not None and not value[0]:
             row = schema.OrdinalRow.unpack(value)
             row.paths = 0
             txn.put(schema.U64.pack(ordinal), row.pack(), db=table)

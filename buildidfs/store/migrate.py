@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import StoreLocked
-from buildidfs.model import Digest, Trust
+from buildidfs.model import Digest, Sighting, Trust
 from buildidfs.store import environment, layout, places, presence, schema
 from buildidfs.store.blobs import Blobs
+from buildidfs.store.containerwriter import ContainerWriter
 from buildidfs.store.index import DAMAGE, prefixed
+from buildidfs.store.paths import PATH_KINDS, PathWriter
 from buildidfs.store.uses import UseWriter
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def _rows(env: Environment, txn: Txn, table: str) -> Iterator[tuple[bytes, bytes
         start = rows[-1][0] + b"\0"
 
 
-# --- format 1: no uses, no files of blobs, no segments ---------------------------------------
+# --- format 1: no uses, no files of blobs, no segments, paths of executables alone ------------
 
 #: next ordinal and path, announced, blobs, their bytes; artifacts by kind.
 _COUNTERS_1: Final = Struct(">5Q4Q")
@@ -127,6 +129,7 @@ def _from_1(env: Environment, txn: Txn, blobs: Blobs) -> None:
     stored = _digests_from_1(env, txn, blobs)
     ordinal, path, announced, blob_count, size, *artifacts = _COUNTERS_1.unpack(numbers)
     counters = schema.Counters(ordinal, path, announced, blob_count, size, stored, artifacts)
+    _places_from_1(env, txn, counters)
     txn.put(schema.COUNTERS_KEY, counters.pack(), db=env.tables["meta"])
 
 
@@ -156,6 +159,32 @@ def _digests_from_1(env: Environment, txn: Txn, blobs: Blobs) -> int:
         if uses.note(digest, row, schema.stamp_of(last), origin.trust):
             txn.put(digest, row.pack(), db=table)
     return stored
+
+
+def _places_from_1(env: Environment, txn: Txn, counters: schema.Counters) -> None:
+    """Only executables had paths, and nothing was found by name or by container."""
+    paths = PathWriter(env, txn, counters)
+    behind = counters.next_path
+    for key, _ in _rows(env, txn, "pathids"):
+        number, ordinal = schema.PATH_ORDINAL.unpack(key)
+        value = txn.get(key[:4], db=env.tables["paths"])
+        if value is not None and number < behind:
+            paths.add_name(ordinal, value[4:])
+    containers = ContainerWriter(env, txn, counters)
+    for key, value in _rows(env, txn, "origins"):
+        try:
+            digest, kinds, origin, _, last = places.unpack_origin(value)
+            row = schema.DigestRow.unpack(txn.get(digest, db=env.tables["digests"]) or b"")
+            named = schema.OrdinalRow.unpack(txn.get(key[:8], db=env.tables["ordinals"]) or b"")
+        except DAMAGE:
+            continue
+        ordinal = int.from_bytes(key[:8], "big")
+        if paths.add(named, ordinal, origin.path, primary=bool(kinds & PATH_KINDS)):
+            txn.put(key[:8], named.pack(), db=env.tables["ordinals"])
+        refs = [ref for ref in row.refs if ref[0] == ordinal]
+        if refs:
+            containers.see(Sighting(origin, last), min(refs))
+    containers.finish()
 
 
 _STEPS: Final[dict[int, Callable[[Environment, Txn, Blobs], None]]] = {1: _from_1}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of paths that executables were seen at, for readers who ask by path (perf).
+"""The tree of paths that files were seen at, for readers who ask by path (perf), or by name.
 
 Paths are interned: each name below its parent has a number, and the numbers of build IDs hang
-from the last one. The root is number 0.
+from the last one. The root is number 0. The last name of each path has a number of its own, from
+which the same build IDs hang.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 ROOT = 0
 
-#: What has a path in the tree, as bits of ``OrdinalRow.kinds``.
+#: What the last names of paths are children of.
+NAMES = 2**32 - 1
+
+#: What has a primary path, as bits of ``OrdinalRow.kinds``.
 PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _NAME_MAX = 255
@@ -62,6 +66,7 @@ class PathTree:
         self._names = tables["names"]
         self._paths = tables["paths"]
         self._pathids = tables["pathids"]
+        self._nameids = tables["nameids"]
 
     def child(self, parent: int, name: bytes) -> int | None:
         """Number of ``name`` in ``parent``."""
@@ -95,10 +100,20 @@ class PathTree:
 
     def ids(self, number: int, after: int) -> Iterator[int]:
         """Ordinals seen at exactly that path, behind ``after``."""
+        return self._hanging(self._pathids, number, after)
+
+    def named(self, number: int, after: int) -> Iterator[int]:
+        """Ordinals seen at any path with that last name (a child of `NAMES`), behind ``after``."""
+        return self._hanging(self._nameids, number, after)
+
+    def has_named(self, number: int, ordinal: int) -> bool:
+        """Whether that build ID was seen at such a path."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._env.get(self._nameids, key) is not None
+
+    def _hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
         prefix = schema.U32.pack(number)
-        for key, _ in self._index.rows(
-            self._pathids, prefix, schema.PATH_ORDINAL.pack(number, after)
-        ):
+        for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             yield int.from_bytes(key[4:], "big")
 
     def has(self, number: int, ordinal: int) -> bool:
@@ -117,24 +132,37 @@ class PathWriter:
         self._names = tables["names"]
         self._paths = tables["paths"]
         self._pathids = tables["pathids"]
+        self._nameids = tables["nameids"]
         self._cache: dict[tuple[int, bytes], int] = {}
 
-    def add(self, row: schema.OrdinalRow, ordinal: int, path: bytes) -> bool:
-        """Hang a build ID from a path; True when it was not there. ``row`` is counted up."""
+    def add(self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool) -> bool:
+        """Hang a build ID from a path; True when it was not there. ``row`` is counted up.
+
+        It is the ``primary`` path if there is none yet, and it may be.
+        """
         names = components(path)
         if names is None:
             return False
-        if row.paths >= schema.MAX_PATHS and row.primary_path != ROOT:
+        primary = primary and row.primary_path == ROOT
+        if row.paths >= schema.MAX_PATHS and not primary:
             return False  # before its names are written: they would be there for nothing
         number = ROOT
         for name in names:
             number = self._intern(number, name)
-        if row.primary_path == ROOT:
+        if primary:
             row.primary_path = number
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         added: bool = self._txn.put(key, b"", overwrite=False, db=self._pathids)
-        row.paths += added
+        if added:
+            row.paths += 1
+            self.add_name(ordinal, names[-1])
         return added
+
+    def add_name(self, ordinal: int, name: bytes) -> None:
+        """Count one more path of a build ID with that last name."""
+        key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name), ordinal)
+        count = int.from_bytes(self._txn.get(key, b"", db=self._nameids), "big")
+        self._txn.put(key, schema.U16.pack(count + 1), db=self._nameids)
 
     def _intern(self, parent: int, name: bytes) -> int:
         known = self._cache.get((parent, name))
@@ -164,6 +192,7 @@ class PathPruner:
         self._names = tables["names"]
         self._paths = tables["paths"]
         self._pathids = tables["pathids"]
+        self._nameids = tables["nameids"]
 
     def find(self, path: bytes) -> int:
         """The number of a path; `ROOT` for what has none."""
@@ -187,12 +216,27 @@ class PathPruner:
         """
         if self._txn.delete(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids):
             row.paths -= 1
+            self._drop_name(number, ordinal)
             self._prune(number)
 
+    def _drop_name(self, number: int, ordinal: int) -> None:
+        """One path less with the last name of that one."""
+        path = self._txn.get(schema.U32.pack(number), db=self._paths)
+        named = path and self._txn.get(schema.U32.pack(NAMES) + path[4:], db=self._names)
+        if not named:
+            return
+        key = named + schema.U64.pack(ordinal)
+        count = int.from_bytes(self._txn.get(key, b"", db=self._nameids), "big")
+        if count > 1:
+            self._txn.put(key, schema.U16.pack(count - 1), db=self._nameids)
+        elif self._txn.delete(key, db=self._nameids):
+            self._prune(int.from_bytes(named, "big"))
+
     def _prune(self, number: int) -> None:
-        while number != ROOT:
+        tables = (self._pathids, self._nameids, self._names)
+        while number not in (ROOT, NAMES):
             key = schema.U32.pack(number)
-            if _has_any(self._txn, self._pathids, key) or _has_any(self._txn, self._names, key):
+            if any(_has_any(self._txn, table, key) for table in tables):
                 return
             value = self._txn.get(key, db=self._paths)
             if value is None:

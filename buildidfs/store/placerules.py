@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.store import peek, places, schema
-from buildidfs.store.paths import ROOT
+from buildidfs.store.containers import MAX_LABEL, offset_of, unpack_container, unpack_entry
+from buildidfs.store.paths import NAMES, ROOT
 from buildidfs.store.rows import Fault, Rows
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if number >= rows.said.next_path:
         yield Fault(
             f"the next path would be {rows.said.next_path}, but {number} is used",
-            mend=lambda mending: _count_up(mending, number + 1),
+            mend=lambda mending: _count_up(mending, next_path=number + 1),
         )
-    if parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None):
+    stray = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
+    if stray and parent != NAMES:
         yield Fault(
             f"path {number} has no parent",
             mend=lambda mending: _drop_path(mending, key, value),
@@ -101,12 +103,23 @@ def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) 
         mending.delete("paths", key)
 
 
-def _count_up(mending: Mending, next_path: int) -> None:
-    mending.counters.next_path = max(mending.counters.next_path, next_path)
+def _count_up(mending: Mending, **numbers: int) -> None:
+    for field, number in numbers.items():
+        setattr(mending.counters, field, max(getattr(mending.counters, field), number))
 
 
 def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A build ID that hangs from a path exists, and so does the path."""
+    return _hanging("pathids", rows, key)
+
+
+def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The same for the last names of paths."""
+    schema.U16.unpack(value)
+    return _hanging("nameids", rows, key)
+
+
+def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
     number, ordinal = schema.PATH_ORDINAL.unpack(key)
     if rows.get("paths", key[:4]) is None:
         what = f"path {number} does not exist, and build ID number {ordinal} hangs from it"
@@ -114,7 +127,7 @@ def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         what = f"an unknown build ID number {ordinal} hangs from path {number}"
     else:
         return
-    yield Fault(what, mend=lambda mending: mending.delete("pathids", key))
+    yield Fault(what, mend=lambda mending: mending.delete(table, key))
 
 
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -164,13 +177,61 @@ def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         )
 
 
+def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A container has a name that leads to it."""
+    (number,) = schema.U32.unpack(key)
+    container, _ = unpack_container(number, value)
+    if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
+        raise ValueError("no number, or no name, of a container")
+    if number >= rows.said.next_container:
+        yield Fault(
+            f"the next container would be {rows.said.next_container}, but {number} is used",
+            mend=lambda mending: _count_up(mending, next_container=number + 1),
+        )
+    there = rows.get("labels", container.name)
+    if there is None:
+        yield Fault(
+            f"container {number} is not found under its name",
+            mend=lambda mending: mending.put("labels", container.name, key),
+        )
+    elif there != key:
+        yield Fault(
+            f"container {number} has the name of another",
+            mend=lambda mending: mending.delete("containers", key),
+        )
+
+
+def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name is that of a container."""
+    schema.U32.unpack(value)
+    if rows.get("containers", value) is None:
+        yield Fault(
+            f"name {key!r} leads to a container that there is not",
+            mend=lambda mending: mending.delete("labels", key),
+        )
+
+
+def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """What is in a container stands where its name is looked for. The artifact may be gone."""
+    entry = unpack_entry(key, value)
+    if entry.offset != offset_of(entry.name) or rows.get("containers", key[:4]) is None:
+        yield Fault(
+            f"row {key.hex()} of contents is of no container, or not where its name belongs",
+            mend=lambda mending: mending.delete("contents", key),
+        )
+
+
 RULES: Final[dict[str, Rule]] = {
     "origins": origins,
     "names": names,
     "paths": paths,
     "pathids": pathids,
+    "nameids": nameids,
     "dwz": dwz,
     "seen": seen,
     "journal": journal,
     "recent": recent,
+    "containers": containers,
+    "labels": labels,
+    "contents": contents,
 }

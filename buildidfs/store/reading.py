@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from buildidfs.errors import StoreError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
 from buildidfs.store import schema
+from buildidfs.store.containers import ContainerTree
 from buildidfs.store.failures import show
 from buildidfs.store.hashing import digest_of
 from buildidfs.store.index import Index
 from buildidfs.store.journal import Journal
-from buildidfs.store.paths import PathTree
+from buildidfs.store.paths import NAMES, PathTree
 from buildidfs.store.recorder import load_counters
 from buildidfs.store.records import (
     Content,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs import Blobs
     from buildidfs.store.candidates import AltLinks
     from buildidfs.store.check import Checker
+    from buildidfs.store.containers import Container, Entry
     from buildidfs.store.environment import Environment
     from buildidfs.store.notify import Listener
     from buildidfs.store.retention import Choice, Policy
@@ -49,6 +51,7 @@ class Reader:
         self._verified = VerifiedBlobs(env, blobs)
         self._index = Index(env)
         self._paths = PathTree(env, self._index)
+        self._containers = ContainerTree(env, self._index)
         self._journal = Journal(env)
         self._used: set[Digest] = set()
         # The hot ones without a step in between.
@@ -145,12 +148,51 @@ class Reader:
         return self._paths.spelled(number)
 
     def path_ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Ordinals whose executable was seen at exactly that path, behind ``after``."""
+        """Ordinals that were seen at exactly that path, behind ``after``."""
         return self._paths.ids(number, after)
 
     def path_has(self, number: int, ordinal: int) -> bool:
         """Whether that ordinal is among `path_ids`."""
         return self._paths.has(number, ordinal)
+
+    def file_name(self, name: bytes) -> int | None:
+        """Number of a file name: what paths have behind their last slash."""
+        return self._paths.child(NAMES, name)
+
+    def file_names(self, after: int = 0) -> Iterator[tuple[bytes, int]]:
+        """(name, number) of all file names in order of names, behind the one of that number."""
+        found = self._paths.parent(after) if after else (NAMES, None)
+        return iter(()) if found is None else self._paths.children(NAMES, found[1])
+
+    def file_name_ids(self, number: int, after: int = 0) -> Iterator[int]:
+        """Ordinals that were seen at a path with that file name, behind ``after``."""
+        return self._paths.named(number, after)
+
+    def file_name_has(self, number: int, ordinal: int) -> bool:
+        """Whether that ordinal is among `file_name_ids`."""
+        return self._paths.has_named(number, ordinal)
+
+    # --- containers ------------------------------------------------------------------------
+
+    def container_number(self, name: bytes) -> int | None:
+        """Number of the container with that name."""
+        return self._containers.number(name)
+
+    def container(self, number: int) -> Container | None:
+        """The container with that number."""
+        return self._containers.container(number)
+
+    def containers(self, after: int = 0) -> Iterator[Container]:
+        """All containers that files are known of, in order of numbers, behind ``after``."""
+        return self._containers.every(after)
+
+    def container_child(self, container: int, directory: int, name: bytes) -> Entry | None:
+        """What a directory of a container (0: its root) has under a name."""
+        return self._containers.child(container, directory, name)
+
+    def container_children(self, container: int, directory: int, after: int = 0) -> Iterator[Entry]:
+        """What is in a directory of a container, in order of `Entry.offset`, behind ``after``."""
+        return self._containers.children(container, directory, after)
 
     def is_going(self, ordinal: int) -> bool:
         """Whether blobs of it were removed a moment ago: names may be gone that were there."""

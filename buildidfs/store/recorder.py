@@ -19,15 +19,13 @@ from buildidfs.model import (
     BuildId,
     Digest,
     Kind,
-    Origin,
     Sighting,
 )
 from buildidfs.store import places, provenance, schema
 from buildidfs.store.blobs import Staged
 from buildidfs.store.environment import damaged
-from buildidfs.store.index import prefixed
 from buildidfs.store.memo import MemoWriter
-from buildidfs.store.paths import PATH_KINDS, PathWriter
+from buildidfs.store.placewriter import PlaceWriter
 from buildidfs.store.records import NewAbsence, NewCapture, Outcome
 from buildidfs.store.uses import UseWriter
 from buildidfs.store.variants import VariantWriter, most_variants, shown_mode
@@ -69,11 +67,10 @@ class Recorder:
         self._ordinals = tables["ordinals"]
         self._digests = tables["digests"]
         self._origins = tables["origins"]
-        self._dwz = tables["dwz"]
         self._seen = tables["seen"]
         self.counters = load_counters(environment, txn)
-        self._paths = PathWriter(environment, txn, self.counters)
         self.changed: set[int] = set()
+        self._places = PlaceWriter(environment, txn, self.counters, self.changed)
         self._variants = VariantWriter(environment, txn, self.counters, self.changed)
         self._uses = UseWriter(environment, txn)
         self._memo = MemoWriter(environment, txn)
@@ -82,6 +79,7 @@ class Recorder:
         """Write the counters, and beside the blobs what is new of them."""
         for digest in self._variants.altered - self._described:
             self._describe(digest)
+        self._places.finish()
         if self.changed:
             self.counters.announced += 1
         value = self.counters.pack()
@@ -319,7 +317,7 @@ class Recorder:
         *,
         recognised: bool = False,
     ) -> bool:
-        """Write the origin, and what follows from it; True when it is a new one.
+        """Write the place, and what follows from it; True when it is a new one.
 
         ``recognised`` says that nobody asked who could get at the file.
         """
@@ -327,63 +325,12 @@ class Recorder:
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
             self._txn.put(digest, row.pack(), db=self._digests)
         before = named.pack()
-        kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-        if kinds & PATH_KINDS and self._paths.add(named, ordinal, origin.path):
-            self.changed.add(ordinal)
-        new_origin = self._put_origin(digest, kinds, ordinal, named, sighting, recognised)
-        self._add_dwz(ordinal, named, origin, new_origin)
+        refs = [ref for ref in row.refs if ref[0] == ordinal]
+        new_origin = self._places.see(digest, refs, named, sighting, recognised=recognised)
         after = named.pack()
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
         return new_origin
-
-    def _put_origin(
-        self,
-        digest: Digest,
-        kinds: int,
-        ordinal: int,
-        named: schema.OrdinalRow,
-        sighting: Sighting,
-        recognised: bool,
-    ) -> bool:
-        key = places.origin_key(ordinal, digest, sighting.origin)
-        old = self._txn.get(key, db=self._origins)
-        first = last = sighting.seen_ns
-        reach = None if old is None or not recognised else places.reach_in(old)
-        if old is not None:
-            times = places.TIMES.unpack_from(old)
-            first, last = min(first, times[0]), max(last, times[1])
-        elif named.origins >= schema.MAX_ORIGINS:
-            self._drop_origin(ordinal)
-        else:
-            named.origins += 1
-        value = places.pack_origin(digest, kinds, sighting.origin, first, last, reach)
-        self._txn.put(key, value, db=self._origins)
-        return old is None
-
-    def _drop_origin(self, ordinal: int) -> None:
-        """Make room: not the first seen goes, but of the others the one last seen longest ago."""
-        rows = prefixed(self._txn, self._origins, schema.U64.pack(ordinal))
-        times = [(*places.TIMES.unpack_from(value), key) for key, value in rows]
-        times.remove(min(times))
-        self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
-
-    def _add_dwz(
-        self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
-    ) -> None:
-        name = places.dwz_name(origin.path)
-        if not name:
-            return
-        old = self._txn.get(name, db=self._dwz)
-        if old is None and named.origins >= schema.MAX_ORIGINS:
-            return  # a container can make any number of links to one file
-        if old is not None:
-            of, trust = schema.DWZ.unpack(old)
-            later = trust == origin.trust and of != ordinal and new_origin
-            if not (origin.trust > trust or later):
-                return
-        self._txn.put(name, schema.DWZ.pack(ordinal, origin.trust), db=self._dwz)
-        self.changed.add(ordinal)
 
     def absent(self, new: NewAbsence) -> None:
         """Remember that a file has no build ID."""

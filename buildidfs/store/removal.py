@@ -19,6 +19,7 @@ import msgspec
 
 from buildidfs.errors import StoreFull
 from buildidfs.store import lock, notify, places, schema
+from buildidfs.store.containerwriter import ContainerPruner
 from buildidfs.store.index import DAMAGE, prefixed
 from buildidfs.store.paths import PATH_KINDS, ROOT, PathPruner
 from buildidfs.store.recorder import load_counters
@@ -169,6 +170,7 @@ class _Clearer:
         self._txn = txn
         self._tables = env.tables
         self._paths = PathPruner(env, txn)
+        self._containers = ContainerPruner(env, txn)
 
     def clear(self, ordinal: int) -> bool:
         """Remove places and paths of blobs that are gone; False if some could not be found."""
@@ -181,7 +183,9 @@ class _Clearer:
         dropped, kept = self._drop_origins(ordinal, named)
         self._drop_names(key, dropped, kept)
         self._drop_paths(ordinal, named, dropped, kept)
-        done = bool(named.kinds & PATH_KINDS) or not named.paths
+        for origin in dropped:
+            self._containers.drop(origin, ordinal)
+        done = bool(named.kinds) or not named.paths
         if named.kinds or not done:
             self._txn.put(key, named.pack(), db=self._tables["ordinals"])
         else:
@@ -192,17 +196,17 @@ class _Clearer:
 
     def _drop_origins(
         self, ordinal: int, named: schema.OrdinalRow
-    ) -> tuple[list[Origin], list[Origin]]:
-        """Remove the places of bytes that are gone; returns them, and those that stay, oldest
-        first.
+    ) -> tuple[list[Origin], list[tuple[int, Origin]]]:
+        """Remove the places of bytes that are gone; returns them, and those that stay with their
+        kinds, oldest first.
         """
         table = self._tables["origins"]
         dropped: list[Origin] = []
-        kept: list[tuple[int, int, Origin]] = []
+        kept: list[tuple[int, int, int, Origin]] = []
         held: dict[Digest, bool] = {}
         for key, value in list(prefixed(self._txn, table, schema.U64.pack(ordinal))):
             try:
-                digest, _, origin, first, last = places.unpack_origin(value)
+                digest, kinds, origin, first, last = places.unpack_origin(value)
             except DAMAGE:
                 if named.kinds:
                     continue  # for `check` to tell of
@@ -210,13 +214,13 @@ class _Clearer:
                 if digest not in held:
                     held[digest] = self._has(digest, ordinal)
                 if held[digest]:
-                    kept.append((first, last, origin))
+                    kept.append((first, last, kinds, origin))
                     continue
                 dropped.append(origin)
             self._txn.delete(key, db=table)
             named.origins -= 1
         kept.sort(key=lambda each: each[:2])
-        return dropped, [origin for _, _, origin in kept]
+        return dropped, [(kinds, origin) for _, _, kinds, origin in kept]
 
     def _has(self, digest: Digest, ordinal: int) -> bool:
         value = self._txn.get(digest, db=self._tables["digests"])
@@ -224,29 +228,32 @@ class _Clearer:
             return False
         return any(ref[0] == ordinal for ref in schema.DigestRow.unpack(value).refs)
 
-    def _drop_names(self, key: bytes, dropped: list[Origin], kept: list[Origin]) -> None:
+    def _drop_names(
+        self, key: bytes, dropped: list[Origin], kept: list[tuple[int, Origin]]
+    ) -> None:
         """Remove the names under /.dwz/ that it had at those places."""
         table = self._tables["dwz"]
         names = {places.dwz_name(origin.path) for origin in dropped}
-        for name in names - {places.dwz_name(origin.path) for origin in kept} - {b""}:
+        for name in names - {places.dwz_name(origin.path) for _, origin in kept} - {b""}:
             value = self._txn.get(name, db=table)
             if value is not None and value.startswith(key):
                 self._txn.delete(name, db=table)
 
     def _drop_paths(
-        self, ordinal: int, named: schema.OrdinalRow, dropped: list[Origin], kept: list[Origin]
+        self,
+        ordinal: int,
+        named: schema.OrdinalRow,
+        dropped: list[Origin],
+        kept: list[tuple[int, Origin]],
     ) -> None:
-        paths = dict.fromkeys(origin.path for origin in dropped)
-        stay = dict.fromkeys(origin.path for origin in kept)
+        find = self._paths.find
+        going = {find(origin.path) for origin in dropped} - {find(each.path) for _, each in kept}
         if not named.kinds & PATH_KINDS:
-            for path in (*paths, *stay):
-                self._paths.drop(named, ordinal, self._paths.find(path))
-            self._paths.drop(named, ordinal, named.primary_path)
+            if all(find(each.path) != named.primary_path for _, each in kept):
+                going.add(named.primary_path)
             named.primary_path = ROOT
-            return
-        going = {self._paths.find(path) for path in paths if path not in stay}
-        if named.primary_path in going:
-            left = (self._paths.find(path) for path in stay)
+        elif named.primary_path in going:
+            left = (find(origin.path) for kinds, origin in kept if kinds & PATH_KINDS)
             others = (number for number in left if self._paths.has(number, ordinal))
             # Those it has besides are of places that were forgotten, and nobody can find them.
             named.primary_path = next(others, named.primary_path)

@@ -38,15 +38,21 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     names      parent path u32, name (1 to 255)       path u32
     paths      path u32                               parent path u32, name
     pathids    path u32, ordinal u64                  empty
+    nameids    path u32, ordinal u64                  count u16
+    containers container u32                          first seen u64, last seen u64, `ContainerRow`
+    labels     name of a container (1 to 255)         container u32
+    contents   container u32, directory u32,          directory u32, ordinal u64, kind u8,
+               hash of the name u64                   variant u16, stamp u32, name
     dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
     recent     last seen u64, key in *journal*        empty
 
-**meta**. "counters": ``next_ordinal`` and ``next_path`` only grow: numbers are never used again,
-since inode numbers of a mount are made of them; both stay below 2**31. ``announced`` counts the
-commits that listeners were told of. "format": version of the rows, u32, should the file say less.
+**meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
+never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
+one below 2**28. ``announced`` counts the commits that listeners were told of. "format": version of
+the rows, u32, should the file say less.
 
 **ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
 each row in *artifacts*; ``primary_path`` is the first path an executable was seen at (0: none);
@@ -81,10 +87,13 @@ and all else that nothing speaks of any more, are removed when all mounts were t
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
 Rows may lack ``apart``, ``cgroup_id`` and ``reach`` (then 7), which came later.
 
-**names, paths, pathids**. A tree of the paths that executables (also vDSO, kallsyms) were seen at.
-Path 0 is the root and has no row. Names that no directory can hold never get a row: empty, ".",
-"..", over 255 bytes, with "/" or NUL. Nor do paths that a reader could not follow: over 3848 bytes,
-or below /.build-id. At most 1024 paths to a build ID.
+**names, paths, pathids**. A tree of the paths that files were seen at. Path 0 is the root and has
+no row. Names that no directory can hold never get a row: empty, ".", "..", over 255 bytes, with "/"
+or NUL. Nor do paths that a reader could not follow: over 3848 bytes, or below /.build-id. At most
+1024 paths to a build ID. The last name of each is a child of "path" 2**32-1, too, and *nameids*
+says at how many of its paths a build ID has it.
+
+**containers, labels, contents**. The files of each container, as it saw them; see `containers`.
 
 **dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
 less trust. A build ID with all the origins it may have gets no new name.
@@ -128,7 +137,8 @@ FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (
     "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
-    "pathids", "dwz", "seen", "journal", "recent", "uses", "pins", "gone",
+    "pathids", "nameids", "dwz", "seen", "journal", "recent", "uses", "pins", "gone",
+    "containers", "labels", "contents",
 )  # fmt: skip
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -139,6 +149,7 @@ MAX_PATHS: Final = 1024
 MAX_DWZ_NAME: Final = 500
 MAX_SEEN: Final = 2**20
 MAX_JOURNAL: Final = 2**20
+MAX_CONTAINER: Final = 2**28 - 1
 
 #: Who scans often does not write for each file each time: last seen is kept to the minute.
 LAST_SEEN_SLACK_NS: Final = 60_000_000_000
@@ -164,6 +175,7 @@ USE_SLACK_S: Final = 3600
 COUNTERS_KEY: Final = b"counters"
 FORMAT_KEY: Final = b"format"
 
+U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
 ORDINAL_KIND: Final = Struct(">QB")
@@ -174,7 +186,7 @@ SEEN: Final = Struct(">IB")
 
 USE: Final = Struct(">BI32s")
 
-_COUNTERS: Final = Struct(">6Q4Q")
+_COUNTERS: Final = Struct(">6Q4QQ")
 _ORDINAL: Final = Struct(">BIHH4H")
 _ARTIFACT: Final = Struct(">H32sQqHIIBBQQ")
 DIGEST: Final = Struct(">QQQqBIBI")
@@ -208,18 +220,20 @@ class Counters(msgspec.Struct):
     blob_bytes: int = 0
     stored_bytes: int = 0
     artifacts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
+    next_container: int = 1
 
     def pack(self) -> bytes:
         """The value of the row."""
-        *numbers, artifacts = msgspec.structs.astuple(self)
+        *numbers, artifacts, container = msgspec.structs.astuple(self)
+        every = (*numbers, *artifacts, container)
         # Damaged rows hold any number, by which these were counted down.
-        return _COUNTERS.pack(*(min(max(each, 0), 2**64 - 1) for each in (*numbers, *artifacts)))
+        return _COUNTERS.pack(*(min(max(each, 0), 2**64 - 1) for each in every))
 
     @classmethod
     def unpack(cls, value: bytes) -> Counters:
         """The inverse of `pack`."""
-        ordinal, path, announced, blobs, size, stored, *artifacts = _COUNTERS.unpack_from(value)
-        return cls(ordinal, path, announced, blobs, size, stored, artifacts)
+        ordinal, path, announced, blobs, size, stored, *rest = _COUNTERS.unpack_from(value)
+        return cls(ordinal, path, announced, blobs, size, stored, rest[:4], rest[4])
 
 
 class OrdinalRow(msgspec.Struct):

@@ -28,7 +28,7 @@ from buildidfs.model import Absence, BuildId, Digest, Kind
 from buildidfs.store import notify, peek, provenance, schema
 from buildidfs.store.blobs import BlobFile
 from buildidfs.store.content import content_of
-from buildidfs.store.index import prefixed
+from buildidfs.store.index import DAMAGE, prefixed
 from buildidfs.store.rows import Fault, Mending, Rows
 from buildidfs.store.verified import OpenBlob
 
@@ -304,7 +304,10 @@ def _kept_beside(
     the file that it is then.
     """
     blobs = mending.blobs
-    data = provenance.of_rows(mending.env, mending.txn, digest, row)
+    try:
+        data = provenance.of_rows(mending.env, mending.txn, digest, row)
+    except DAMAGE:
+        return file  # rows that do not decode are faults of their own
     if data == blobs.origin(digest):
         return file
     blobs.keep_origin(digest, data)

@@ -324,7 +324,7 @@ def test_paths_of_a_build_id_are_bounded(store: Store, monkeypatch: pytest.Monke
     assert parent is not None
     ids = {name: list(store.path_ids(path)) for name, path in store.path_children(parent)}
     assert ids == {b"0": [1], b"1": [1], b"2": [1]}
-    assert store.stats().paths == 4, "names that lead nowhere are not written"
+    assert store.stats().paths == 1 + 3 + 3, "names that lead nowhere are not written"
 
 
 def test_very_deep_paths_have_no_place_in_the_tree(store: Store) -> None:
@@ -334,7 +334,7 @@ def test_very_deep_paths_have_no_place_in_the_tree(store: Store) -> None:
     assert (store.stats().paths, store.primary_path(1)) == (0, None)
     assert [record.origin.path for record in store.origins(1)] == [deep + b"/e"]
     commit(store, capture(store, b"x", at=sighting(deep)))
-    assert store.stats().paths == 128
+    assert store.stats().paths == 128 + 1
 
 
 def test_a_container_cannot_fill_the_names_of_dwz_files(store: Store) -> None:
@@ -406,7 +406,7 @@ def test_ordinals_end_with_a_clear_error(store: Store, monkeypatch: pytest.Monke
     assert list(store.build_ids_from()) == [], "all or nothing"
     with pytest.raises(StoreError, match=r"as many paths as it can number \(5\)"):
         store.commit([capture(store, b"x", at=sighting(b"/1/2/3/4/5/6"))])
-    commit(store, capture(store, b"x", at=sighting(b"/1/2/3/4/5")))
+    commit(store, capture(store, b"x", at=sighting(b"/1/2/3/4")))
 
 
 def test_variants_beyond_their_numbers_are_refused_alone(

@@ -316,14 +316,14 @@ def test_a_store_that_does_not_yield_ceases_to_grow(
     store.enforce()
     assert len(_ids(store)) == 6
     for number in range(10, 13):
-        _add(store, number)
+        _add(store, number, days_ago=20 - number)
         assert len(_ids(store)) == 6, "one goes for one that comes"
     assert _ids(store) == {3, 4, 5, 10, 11, 12}
     monkeypatch.setattr(retention, "_BEYOND", 1)
-    _add(store, 13)
+    _add(store, 13, days_ago=7)
     assert _ids(store) == {11, 12, 13}, "three more than it takes"
     for number in range(14, 17):
-        _add(store, number)
+        _add(store, number, days_ago=20 - number)
     assert _ids(store) == set(range(11, 17)), "and now these take their place"
 
 

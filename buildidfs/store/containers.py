@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of each container, as it saw them: a tree for each, to be browsed when it is gone.
+
+Three tables, see `schema`:
+
+*containers*. A number, which is never used again, to each container that files were captured of.
+What stands in the row of its image and its ID is for people.
+
+*labels*. Its name among the others: `spelled` of what `Origin.container` says. That may come to
+mean another container (inode numbers of namespaces are used again) or another image (tags are
+moved): the later one has ``~`` and what tells them apart behind it.
+
+*contents*. One row for each name in a directory. Directories have numbers within their container,
+from 1; 0 is its root. The key has the hash of the name and not the name, so that a number says
+where a listing was broken off. The value has the number of the directory that the name leads to,
+or 0 and the artifact that was last seen there, which may have been removed since. The stamp is the
+time of that in seconds.
+
+A container has at most `MAX_ENTRIES` rows; of what it has beyond, nothing is said here. When there
+are more than `MAX_CONTAINERS`, or rows of all together than `MAX_CONTENTS`, the container goes that
+was last seen longest ago, some rows with each transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import NamespaceSet, Origin, fingerprint
+from buildidfs.store import schema
+from buildidfs.store.places import TIMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store.environment import Environment
+    from buildidfs.store.index import Index
+
+ROOT: Final = 0
+MAX_CONTAINERS: Final = 8192
+MAX_ENTRIES: Final = 65_536
+MAX_CONTENTS: Final = 2**21
+MAX_LABEL: Final = 255
+
+_SUFFIX: Final = 24
+"""Bytes kept free behind a label for what tells two with the same one apart."""
+
+KEY: Final = Struct(">IIQ")
+VALUE: Final = Struct(">IQBHI")
+
+#: What a directory entry cannot have, and what a terminal would obey; "%" is what marks them.
+_UNFIT: Final = re.compile(rb"[\x00-\x1f/%\x7f]|\xc2[\x80-\x9f]|\A\.")
+_OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
+_IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A container that files were captured of, or an image or package.
+
+    ``name`` is what `containers/` has it under, ``label`` is `Origin.container`. ``id`` and
+    ``image`` are empty where they are not known. Times are in nanoseconds of Unix time.
+    """
+
+    number: int
+    name: bytes
+    label: str
+    id: str
+    image: str
+    host: str
+    first_seen_ns: int
+    last_seen_ns: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A name in a directory of a container: ``directory`` is its number, or 0 for a file, which is
+    (``ordinal``, ``kind``, ``variant``). ``offset`` says where a listing goes on behind it.
+    """
+
+    name: bytes
+    offset: int
+    directory: int
+    ordinal: int
+    kind: int
+    variant: int
+
+
+class ContainerRow(msgspec.Struct, array_like=True):
+    """The msgpack part of a row of *containers*. Texts are bytes, whatever encoding they have."""
+
+    name: bytes
+    label: bytes
+    id: bytes
+    image: bytes
+    host: bytes
+    token: bytes
+    next_directory: int = 1
+    entries: int = 0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ContainerRow).decode
+
+
+def spelled(label: str) -> bytes:
+    """A label as a directory entry, by which nobody can be misled."""
+    name = _UNFIT.sub(_escaped, as_bytes(label))
+    if len(name) <= MAX_LABEL - _SUFFIX:
+        return name
+    return name[: MAX_LABEL - _SUFFIX - 17] + b"~" + fingerprint(name)[:8].hex().encode()
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"".join(b"%%%02X" % byte for byte in found[0])
+
+
+def offset_of(name: bytes) -> int:
+    """What stands for a name in the key of a row, and in a listing: 1 to 2**63-1."""
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 or 1
+
+
+def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow]:
+    """A row of *containers*. Raises what decoding raises."""
+    first, last = TIMES.unpack_from(value)
+    row = _decode(memoryview(value)[TIMES.size :])
+    label, its_id, image, host = map(_text, (row.label, row.id, row.image, row.host))
+    return Container(number, row.name, label, its_id, image, host, first, last), row
+
+
+def unpack_entry(key: bytes, value: bytes) -> Entry:
+    """A row of *contents*. Raises what decoding raises."""
+    directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
+    offset = KEY.unpack(key)[2]
+    return Entry(value[VALUE.size :], offset, directory, ordinal, kind, variant)
+
+
+def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
+    """The inverse of `unpack_container`; when it was first and last seen."""
+    return TIMES.pack(first, last) + _encode(row)
+
+
+def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
+    """What a container may be named, the usual name first."""
+    name = spelled(origin.container)
+    return (name, name + b"~" + token) if token else (name,)
+
+
+def token_of(origin: Origin) -> bytes:
+    """What tells a container from others with its label; empty if none are known, or nothing is."""
+    if origin.container.startswith(_OF_NAMESPACE):
+        return b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
+    return as_bytes(image_of(origin).partition(":")[2][:12])
+
+
+def image_of(origin: Origin) -> str:
+    """The digest of the image that a place is in; empty if it is in none."""
+    found = _IMAGE_DIGEST.match(origin.host)
+    return found[0] if found else ""
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+class ContainerTree:
+    """Reads of the tables; see the containers section of `Reader`."""
+
+    def __init__(self, environment: Environment, index: Index) -> None:
+        self._env = environment
+        self._index = index
+        tables = environment.tables
+        self._containers = tables["containers"]
+        self._labels = tables["labels"]
+        self._contents = tables["contents"]
+
+    def number(self, name: bytes) -> int | None:
+        """The number of the container with that name."""
+        if not 0 < len(name) <= MAX_LABEL:
+            return None
+        value = self._env.get(self._labels, name)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def container(self, number: int) -> Container | None:
+        """The container with that number."""
+        value = self._env.get(self._containers, schema.U32.pack(number))
+        return None if value is None else unpack_container(number, value)[0]
+
+    def every(self, after: int) -> Iterator[Container]:
+        """All containers in order of numbers, behind ``after``."""
+        for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
+            yield unpack_container(int.from_bytes(key, "big"), value)[0]
+
+    def child(self, container: int, directory: int, name: bytes) -> Entry | None:
+        """What a directory of a container has under a name."""
+        key = KEY.pack(container, directory, offset_of(name))
+        value = self._env.get(self._contents, key)
+        if value is None or value[VALUE.size :] != name:
+            return None
+        return unpack_entry(key, value)
+
+    def children(self, container: int, directory: int, after: int) -> Iterator[Entry]:
+        """What is in a directory of a container, in order of offsets, behind ``after``."""
+        start = KEY.pack(container, directory, after)
+        for key, value in self._index.rows(self._contents, start[:8], start):
+            yield unpack_entry(key, value)

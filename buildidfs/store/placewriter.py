@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one write transaction records of the places that files were seen at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from buildidfs.model import Kind
+from buildidfs.store import places, schema
+from buildidfs.store.containerwriter import ContainerWriter
+from buildidfs.store.index import prefixed
+from buildidfs.store.paths import PATH_KINDS, PathWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.model import Digest, Origin, Sighting
+    from buildidfs.store.environment import Environment, Txn
+
+
+class PlaceWriter:
+    """Writes origins, and what is found by place: paths, names below /.dwz/, containers.
+
+    ``changed`` gets the ordinals that have names they did not have. Call `finish` last.
+    """
+
+    def __init__(
+        self, environment: Environment, txn: Txn, counters: schema.Counters, changed: set[int]
+    ) -> None:
+        self._txn = txn
+        self._changed = changed
+        self._origins = environment.tables["origins"]
+        self._dwz = environment.tables["dwz"]
+        self._paths = PathWriter(environment, txn, counters)
+        self._containers = ContainerWriter(environment, txn, counters)
+
+    def see(
+        self,
+        digest: Digest,
+        refs: Sequence[tuple[int, int, int]],
+        named: schema.OrdinalRow,
+        sighting: Sighting,
+        *,
+        recognised: bool,
+    ) -> bool:
+        """Bytes that are these artifacts of one build ID were seen; True at a new place.
+
+        ``named`` is counted up. ``recognised`` says that nobody asked who could get at the file.
+        """
+        origin, ordinal = sighting.origin, refs[0][0]
+        kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
+        if self._paths.add(named, ordinal, origin.path, primary=bool(kinds & PATH_KINDS)):
+            self._changed.add(ordinal)
+        new_origin = self._put_origin(digest, kinds, ordinal, named, sighting, recognised)
+        self._add_dwz(ordinal, named, origin, new_origin)
+        self._containers.see(sighting, min(refs))
+        return new_origin
+
+    def finish(self) -> None:
+        """Write what is written once."""
+        self._containers.finish()
+
+    def _put_origin(
+        self,
+        digest: Digest,
+        kinds: int,
+        ordinal: int,
+        named: schema.OrdinalRow,
+        sighting: Sighting,
+        recognised: bool,
+    ) -> bool:
+        key = places.origin_key(ordinal, digest, sighting.origin)
+        old = self._txn.get(key, db=self._origins)
+        first = last = sighting.seen_ns
+        reach = None if old is None or not recognised else places.reach_in(old)
+        if old is not None:
+            times = places.TIMES.unpack_from(old)
+            first, last = min(first, times[0]), max(last, times[1])
+        elif named.origins >= schema.MAX_ORIGINS:
+            self._drop_origin(ordinal)
+        else:
+            named.origins += 1
+        value = places.pack_origin(digest, kinds, sighting.origin, first, last, reach)
+        self._txn.put(key, value, db=self._origins)
+        return old is None
+
+    def _drop_origin(self, ordinal: int) -> None:
+        """Make room: not the first seen goes, but of the others the one last seen longest ago."""
+        rows = prefixed(self._txn, self._origins, schema.U64.pack(ordinal))
+        times = [(*places.TIMES.unpack_from(value), key) for key, value in rows]
+        times.remove(min(times))
+        self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
+
+    def _add_dwz(
+        self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
+    ) -> None:
+        name = places.dwz_name(origin.path)
+        if not name:
+            return
+        old = self._txn.get(name, db=self._dwz)
+        if old is None and named.origins >= schema.MAX_ORIGINS:
+            return  # a container can make any number of links to one file
+        if old is not None:
+            of, trust = schema.DWZ.unpack(old)
+            later = trust == origin.trust and of != ordinal and new_origin
+            if not (origin.trust > trust or later):
+                return
+        self._txn.put(name, schema.DWZ.pack(ordinal, origin.trust), db=self._dwz)
+        self._changed.add(ordinal)
