@@ -27,6 +27,7 @@ _SHOWN = 20
         [
             "buildidfs bundle perf.data -o perf.tar.zst",
             "buildidfs bundle --include-inputs core.1234 -o crash.tar.zst",
+            "tar --zstd -xOf crash.tar.zst sources.jsonl",
             "buildidfs bundle 8e9f 12ab -o - | ssh there 'cat > two.tar.zst'",
             "buildidfs mount --bundle perf.tar.zst /mnt",
         ],
@@ -43,13 +44,22 @@ _SHOWN = 20
     "-o", "--output", metavar="FILE", required=True, type=AnyPath(), help="Where to; - is a pipe."
 )
 @click.option("--include-inputs", is_flag=True, help="Pack the profiles and core files, too.")
+@click.option(
+    "--no-sources", is_flag=True, help="Do not list the source files that the debuginfo names."
+)
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def bundle(
-    session: Session, what: tuple[str, ...], output: str, include_inputs: bool, json_: bool
+    session: Session,
+    what: tuple[str, ...],
+    output: str,
+    include_inputs: bool,
+    no_sources: bool,
+    json_: bool,
 ) -> None:
     """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
-    profiles and core files name, or that are given, into FILE: a tar archive in zstd.
+    profiles and core files name, or that are given, into FILE: a tar archive in zstd. With them
+    goes a list of the source files to get for them.
 
     `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
     an attempt that was cut off has left in FILE.partial is used.
@@ -71,6 +81,7 @@ def bundle(
                 inputs,
                 target,
                 include_inputs=include_inputs,
+                list_sources=not no_sources,
                 progress=progress,
             )
     missing = [each for each in manifest.absent if each.why == "never captured"]
@@ -100,6 +111,8 @@ def _wanted(store: Store, what: tuple[str, ...]) -> tuple[set[BuildId], list[byt
 
 def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:
     blobs = {item.sha256: item.size for item in manifest.items}
+    listed = manifest.sources
+    assert listed is not None
     return {
         "build_ids": len({item.build_id for item in manifest.items}),
         "artifacts": len(manifest.items),
@@ -110,14 +123,29 @@ def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:
             {"build_id": each.build_id, "path": each.path, "reason": each.why}
             for each in manifest.absent
         ],
+        "sources": {
+            "files": None if listed.size is None else listed.files,
+            "reason": listed.why,
+            "absent": [{"build_id": each.build_id, "reason": each.why} for each in listed.absent],
+        },
     }
+
+
+def _of_sources(manifest: Manifest) -> str:
+    listed = manifest.sources
+    if listed is None:
+        return ""
+    if listed.size is None:
+        return f", no list of source files: {listed.why}"
+    lacking = f", not all of {len(listed.absent)} debug files" if listed.absent else ""
+    return f", a list of {listed.files} source files{lacking}"
 
 
 def _tell(manifest: Manifest) -> None:
     blobs = {item.sha256: item.size for item in manifest.items}
     click.echo(
         f"{len(manifest.items)} artifacts of {len({item.build_id for item in manifest.items})}"
-        f" build IDs, {size(sum(blobs.values()))}",
+        f" build IDs, {size(sum(blobs.values()))}{_of_sources(manifest)}",
         err=True,
     )
     for each in manifest.absent[:_SHOWN]:

@@ -9,8 +9,11 @@ import socket
 import tempfile
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, reached
+from buildidfs.daemon import sources
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle
 from buildidfs.model import Absence, BuildId, Digest, Kind, Trust
@@ -21,6 +24,7 @@ from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import IO
 
     from buildidfs.capture.base import Found
     from buildidfs.ingest import Summary
@@ -131,13 +135,16 @@ def create(
     output: str | int,
     *,
     include_inputs: bool = False,
+    list_sources: bool = True,
     progress: Progress | None = None,
 ) -> tuple[bundle.Manifest, int]:
     """Write a bundle to a file, whole or not at all, or to a descriptor; returns what is in it,
     and how many bytes of an attempt that was cut off could be kept.
 
-    Such an attempt is in ``output`` with ".partial" behind it. Raises `UsageError` when a file
-    cannot be read or written, `IntegrityError`, `StoreError`.
+    Such an attempt is in ``output`` with ".partial" behind it. With ``list_sources`` it says, too,
+    which source files the debuginfo in it names, as far as that can be found out here.
+
+    Raises `UsageError` when a file cannot be read or written, `IntegrityError`, `StoreError`.
     """
     done = 0
 
@@ -148,21 +155,35 @@ def create(
             progress(done >> 20, "MiB")
 
     with contextlib.ExitStack() as stack:
-        sources: list[int] = []
+        given: list[int] = []
         named = []
         for path in inputs:
             size = None
             if include_inputs:
-                sources.append(_opened(path))
-                stack.callback(os.close, sources[-1])
-                size = os.fstat(sources[-1]).st_size
+                given.append(_opened(path))
+                stack.callback(os.close, given[-1])
+                size = os.fstat(given[-1]).st_size
             named.append(bundle.Input(os.path.basename(path).decode("utf-8", "replace"), size))
         manifest = collect(store, build_ids, named)
+        listed = stack.enter_context(tempfile.TemporaryFile())
+        about = bundle.Sources(why=sources.NOT_WANTED)
+        if list_sources:
+            about = _list_sources(store, manifest.items, listed, progress)
+        manifest = msgspec.structs.replace(manifest, sources=about)
         if isinstance(output, int):
-            bundlefile.write(store, manifest, sources, output, progress=tell)
+            bundlefile.write(store, manifest, given, output, sources=listed.fileno(), progress=tell)
             return manifest, 0
-        kept = _write_file(store, manifest, sources, output, tell)
+        kept = _write_file(store, manifest, given, listed.fileno(), output, tell)
     return manifest, kept
+
+
+def _list_sources(
+    store: Store, items: Sequence[bundle.Item], file: IO[bytes], progress: Progress | None
+) -> bundle.Sources:
+    try:
+        return sources.write(store, items, file, progress)
+    except OSError as error:
+        return bundle.Sources(why=f"no room in {tempfile.gettempdir()}: {error.strerror}")
 
 
 def _opened(path: bytes) -> int:
@@ -175,7 +196,8 @@ def _opened(path: bytes) -> int:
 def _write_file(
     store: Store,
     manifest: bundle.Manifest,
-    sources: Sequence[int],
+    inputs: Sequence[int],
+    listed: int,
     output: str,
     progress: Callable[[int], None],
 ) -> int:
@@ -183,7 +205,9 @@ def _write_file(
     try:
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            kept = bundlefile.write(store, manifest, sources, fd, resume=True, progress=progress)
+            kept = bundlefile.write(
+                store, manifest, inputs, fd, sources=listed, resume=True, progress=progress
+            )
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -207,6 +231,7 @@ def import_(
         verified: set[Digest] = set()
         summary = Ingest(store).run(_pinned(store, file, trust, verified), progress)
         _record_places(store, file.manifest, trust, verified)
+        file.check_sources()
         return file.manifest, summary
 
 

@@ -37,7 +37,6 @@ NO_NAME: Final = "no symbol"
 _MOST_BYTES: Final = 8 << 30
 _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
-_CHUNK: Final = 1 << 26
 _TRIES: Final = 2
 
 
@@ -197,11 +196,7 @@ class Symbolizer:
     def _copy(self, artifact: Artifact, target: int) -> None:
         source = self._store.open_blob(artifact.digest)
         try:
-            if copy.reflink(source, target):
-                return
-            offset = 0
-            while count := os.sendfile(target, source, offset, _CHUNK):
-                offset += count
+            copy.content(source, target)
         finally:
             os.close(source)
 

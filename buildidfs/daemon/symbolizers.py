@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that turn addresses into names, run as if they were somebody else's.
+"""The programs that read debug information for us, run as if they were somebody else's.
 
 They read files that strangers have made, on behalf of root: so they run as nobody, within limits,
 and are given nothing but the files they are asked about, as open descriptors. One that ends, or
@@ -24,7 +24,7 @@ from buildidfs.formats import symbolized
 from buildidfs.linux import confinement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.symbolized import Frame
     from buildidfs.model import BuildId
@@ -36,10 +36,14 @@ LIMITS: Final = confinement.Limits(memory=4 << 30, addresses=32 << 30, seconds=3
 SLOTS: Final = 64
 """How many files a program can be asked about before it is started again."""
 
-_ANSWER_S: Final = 60.0  # a debug file of gigabytes is read through before the first answer
+ANSWER_S: Final = 60.0
+"""How long to wait for an answer: a debug file of gigabytes is read through before the first."""
+
 _ANSWER_BYTES: Final = 4 << 20
 _CHILDREN: Final = 16  # of a program that is asked about one file only
 _NEWEST_LLVM: Final = 30
+
+_ENDED_WELL: Final = "ended with status 0"
 
 # An address that nothing is at, to see where the answer to the one before ends.
 _NOWHERE: Final = b"0xffffffffffffffff"
@@ -151,13 +155,29 @@ def find(wanted: str | None = None) -> tuple[str, str]:
     for name in NAMES if wanted is None else (wanted,):
         spellings = [name]
         if name == "llvm-symbolizer":
-            spellings += [f"{name}-{version}" for version in range(_NEWEST_LLVM, 12, -1)]
-        for spelling in spellings:
-            path = shutil.which(spelling)
-            if path is not None:
-                return name, path
+            spellings += _versions(name, 13)
+        path = _installed(spellings)
+        if path is not None:
+            return name, path
     missing = " nor ".join(NAMES) if wanted is None else wanted
     raise UsageError(f"{missing} is not installed; apt-get install llvm (or elfutils)")
+
+
+def find_dumper() -> str | None:
+    """Path of an llvm-dwarfdump that lists sources, which that of LLVM 15 was the first to do.
+
+    One with its version in its name comes first: of the other that is not known.
+    """
+    return _installed([*_versions("llvm-dwarfdump", 15), "llvm-dwarfdump"])
+
+
+def _versions(name: str, oldest: int) -> list[str]:
+    """What distributions call the program of each LLVM, the newest first."""
+    return [f"{name}-{version}" for version in range(_NEWEST_LLVM, oldest - 1, -1)]
+
+
+def _installed(spellings: Iterable[str]) -> str | None:
+    return next(filter(None, map(shutil.which, spellings)), None)
 
 
 def start(name: str, path: str, slots: Slots) -> Program:
@@ -170,13 +190,13 @@ class Llvm:
 
     def __init__(self, path: str, slots: Slots) -> None:
         self._slots = slots
-        self._child = _Child([path, "--output-style=JSON"], slots)
+        self._child = Child([path, "--output-style=JSON"], slots)
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address."""
         path = b"/proc/self/fd/%d" % self._slots.fds[slot]
         self._child.write(b'"%s" 0x%x\n' % (path, address))
-        return symbolized.of_llvm(self._child.line(time.monotonic() + _ANSWER_S))
+        return symbolized.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
     def close(self) -> None:
         """End."""
@@ -189,7 +209,7 @@ class Elfutils:
     def __init__(self, path: str, slots: Slots) -> None:
         self._path = path
         self._slots = slots
-        self._children: OrderedDict[int, _Child] = OrderedDict()
+        self._children: OrderedDict[int, Child] = OrderedDict()
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address."""
@@ -198,12 +218,12 @@ class Elfutils:
             file = f"--executable=/proc/self/fd/{self._slots.fds[slot]}"
             options = ["--functions", "--inlines", "--demangle", "--addresses", "--absolute"]
             options.append(f"--debuginfo-path={self._slots.directory}")
-            child = self._children[slot] = _Child([self._path, file, *options], self._slots)
+            child = self._children[slot] = Child([self._path, file, *options], self._slots)
             if len(self._children) > _CHILDREN:
                 self._children.popitem(last=False)[1].close()
         self._children.move_to_end(slot)
         child.write(b"0x%x\n%s\n" % (address, _NOWHERE))
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + ANSWER_S
         lines = []
         while (line := child.line(deadline)) != _NOWHERE:
             lines.append(line)
@@ -218,10 +238,11 @@ class Elfutils:
             self._children.popitem()[1].close()
 
 
-class _Child:
-    """A confined process that answers lines with lines."""
+class Child:
+    """A confined process that answers lines with lines, or just says some."""
 
     def __init__(self, argv: list[str], slots: Slots) -> None:
+        """Raises `CapabilityError`, `UsageError`."""
         parent = os.getpid()
         try:
             self._process = subprocess.Popen(
@@ -265,15 +286,28 @@ class _Child:
             if newline:
                 self._waiting = rest
                 return line
-            if len(self._waiting) > _ANSWER_BYTES:
-                raise Failed("its answer does not end")
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(left * 1000):
-                raise Failed(f"no answer for {_ANSWER_S:g} seconds")
-            data = os.read(self._out, 1 << 16)
+            data = self._read(deadline)
             if not data:
                 raise Failed(self._end())
             self._waiting += data
+
+    def lines(self, deadline: float) -> Iterator[bytes]:
+        """All that it says, until it ends. Raises `Failed`, also where it does not end well."""
+        while data := self._read(deadline):
+            *whole, self._waiting = (self._waiting + data).split(b"\n")
+            yield from whole
+        end = self._end()
+        if end != _ENDED_WELL:
+            raise Failed(end)
+
+    def _read(self, deadline: float) -> bytes:
+        """More of what it says; nothing at the end. Raises `Failed`."""
+        if len(self._waiting) > _ANSWER_BYTES:
+            raise Failed("its answer does not end")
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._poll.poll(left * 1000):
+            raise Failed(f"no answer for {ANSWER_S:g} seconds")
+        return os.read(self._out, 1 << 16)
 
     def _end(self) -> str:
         """How it ended, in words."""

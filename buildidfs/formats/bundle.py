@@ -6,6 +6,7 @@ A bundle is a tar archive in the seekable format of zstd (`seekable`):
     manifest.json        one JSON object, `Manifest`
     blobs/SHA256         each file once, in the order in which the manifest first names it
     inputs/NUMBER-NAME   what it was made for, if that was wanted
+    sources.jsonl        the source files that the debuginfo in it names, a `Source` a line
 
 Sizes are in the manifest, so everybody knows where a file is without walking through the archive.
 The same input gives the same bytes. All of it is a claim until a digest was computed.
@@ -23,6 +24,7 @@ from buildidfs.model import Digest, Kind
 
 VERSION: Final = 1
 MANIFEST: Final = b"manifest.json"
+SOURCES: Final = b"sources.jsonl"
 BLOCK: Final = 512
 MANIFEST_MAX: Final = 256 << 20
 
@@ -92,14 +94,44 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     size: Size | None = None
 
 
+class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The list of source files: what it is, or ``why`` there is none.
+
+    ``files`` are how many it names. ``absent`` are debug files of which it does not have all.
+    """
+
+    size: Size | None = None
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    files: Size = 0
+    why: Text = ""
+    absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)] = ()
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of that list: a source file that a debug file names, or a directory in which a
+    compiler ran that made it. Names that do not begin with a slash are relative to one of those.
+
+    What is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
+    """
+
+    build_id: str
+    path: str = ""
+    directory: str = ""
+    path_b64: bytes = b""
+    directory_b64: bytes = b""
+
+
 class Manifest(msgspec.Struct, frozen=True):
-    """All that is in a bundle, and what is not."""
+    """All that is in a bundle, and what is not. Those made before there were lists of source files
+    have no ``sources``.
+    """
 
     bundle: int
     host: Text
     inputs: Annotated[tuple[Input, ...], Meta(max_length=1024)]
     items: Annotated[tuple[Item, ...], Meta(max_length=_ITEMS_MAX)]
     absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)]
+    sources: Sources | None = None
 
 
 class Member(NamedTuple):
@@ -110,6 +142,14 @@ class Member(NamedTuple):
     size: int
 
 
+class Members(NamedTuple):
+    """All files of the archive but the manifest, in their order."""
+
+    blobs: dict[Digest, Member]
+    inputs: list[Member]
+    sources: Member | None
+
+
 class _Version(msgspec.Struct):
     bundle: int = 0
 
@@ -117,6 +157,22 @@ class _Version(msgspec.Struct):
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it stands in the archive: lines, since people look at it."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
+    """A line of the source list, of a file or a directory."""
+    source = Source(
+        build_id,
+        path.decode("utf-8", "replace"),
+        directory.decode("utf-8", "replace"),
+        b"" if _is_text(path) else path,
+        b"" if _is_text(directory) else directory,
+    )
+    return msgspec.json.encode(source) + b"\n"
+
+
+def _is_text(data: bytes) -> bool:
+    return data.decode("utf-8", "replace").encode() == data
 
 
 def decode(data: bytes) -> Manifest:
@@ -146,8 +202,8 @@ def manifest_size(header: bytes) -> int:
     return size
 
 
-def members(manifest: Manifest, manifest_bytes: int) -> tuple[dict[Digest, Member], list[Member]]:
-    """Where blobs and inputs are. Raises `IntegrityError` for two sizes of one blob."""
+def members(manifest: Manifest, manifest_bytes: int) -> Members:
+    """Where everything is. Raises `IntegrityError` for two sizes of one blob."""
     position = BLOCK + padded(manifest_bytes)
     blobs: dict[Digest, Member] = {}
     for item in manifest.items:
@@ -166,7 +222,10 @@ def members(manifest: Manifest, manifest_bytes: int) -> tuple[dict[Digest, Membe
             name = b"inputs/%d-%s" % (number, base)
             inputs.append(Member(name, position + BLOCK, each.size))
             position += BLOCK + padded(each.size)
-    return blobs, inputs
+    sources = None
+    if manifest.sources is not None and manifest.sources.size is not None:
+        sources = Member(SOURCES, position + BLOCK, manifest.sources.size)
+    return Members(blobs, inputs, sources)
 
 
 def header(name: bytes, size: int) -> bytes:

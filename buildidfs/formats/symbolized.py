@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What symbolizers answer: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text.
+"""What symbolizers answer: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text; llvm-dwarfdump(1).
 
 Names in an answer come from the file that was asked about, so from whoever made it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +20,11 @@ MOST_FRAMES: Final = 256
 _DIGITS: Final = 20  # of a number that fits 64 bits
 _INLINED: Final = b" inlined at "
 _UNKNOWN: Final = ("??", "")
+
+_DIRECTORY: Final = re.compile(rb' *DW_AT_comp_dir\t\("(.*)"\)', re.DOTALL)
+# As raw_ostream::write_escaped of LLVM writes them.
+_ESCAPE: Final = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
+_LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -79,6 +85,18 @@ def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
         file, line, column = _place(place)
         frames.append(Frame(_name(name), file, line, column, None, inlined=index < len(pairs) - 1))
     return _known(frames)
+
+
+def directory_of_llvm(line: bytes) -> bytes | None:
+    """The compilation directory, if that is what this line of ``llvm-dwarfdump`` tells."""
+    found = _DIRECTORY.fullmatch(line)
+    return None if found is None else _ESCAPE.sub(_plain, found[1])
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    if escape[1] is not None:
+        return bytes((int(escape[1], 8),))
+    return _LETTERS.get(escape[2], escape[2])
 
 
 def _place(text: bytes) -> tuple[str, int, int]:

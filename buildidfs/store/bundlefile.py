@@ -28,18 +28,19 @@ def write(
     inputs: Sequence[int],
     fd: int,
     *,
+    sources: int = -1,
     resume: bool = False,
     progress: Callable[[int], None] = lambda size: None,
 ) -> int:
     """Write a bundle to a file or pipe; returns how many bytes of an earlier attempt were kept.
 
-    ``inputs`` are descriptors of the files whose sizes the manifest tells. ``progress`` hears of
-    bytes of content. Every blob is verified on its way. Raises OSError of the output,
-    `IntegrityError`, `StoreError`.
+    ``inputs`` and ``sources`` are descriptors of the files whose sizes the manifest tells.
+    ``progress`` hears of bytes of content. Every blob is verified on its way. Raises OSError of the
+    output, `IntegrityError`, `StoreError`.
     """
     writer = FrameWriter(fd, resume=resume)
     text = bundle.encode(manifest)
-    blobs, files = bundle.members(manifest, len(text))
+    blobs, files, listed = bundle.members(manifest, len(text))
     writer.write(bundle.header(bundle.MANIFEST, len(text)))
     writer.write(text.ljust(bundle.padded(len(text)), b"\0"))
     for digest, member in blobs.items():
@@ -51,6 +52,8 @@ def write(
             os.close(source)
     for member, source in zip(files, inputs, strict=True):
         _copy(writer, member, source, progress)
+    if listed is not None:
+        _copy(writer, listed, sources, progress)
     writer.write(bundle.end())
     writer.finish()
     return writer.kept
@@ -112,8 +115,8 @@ class BundleFile:
             if len(text) != size:
                 raise IntegrityError("its manifest was cut off")
             self.manifest = bundle.decode(text)
-            self._blobs, inputs = bundle.members(self.manifest, size)
-            last = (*self._blobs.values(), *inputs)[-1:]
+            self._blobs, inputs, self._sources = bundle.members(self.manifest, size)
+            last = [*self._blobs.values(), *inputs, *filter(None, [self._sources])][-1:]
             if any(each.offset + each.size > self._content.size for each in last):
                 raise IntegrityError("it was cut off")
         except IntegrityError as error:
@@ -161,9 +164,20 @@ class BundleFile:
     def verify(self, digest: Digest) -> bool:
         """Whether a blob has the bytes of its digest; reads all of it."""
         with contextlib.suppress(IntegrityError):
-            part = self.open(digest)
-            hasher = hashing.sha256()
-            for offset in range(0, part.size, _CHUNK):
-                hasher.update(part.pread(_CHUNK, offset))
-            return hasher.digest() == digest
+            return _digest(self.open(digest)) == digest
         return False
+
+    def check_sources(self) -> None:
+        """Read the list of source files, if there is one. Raises `IntegrityError`."""
+        said = self.manifest.sources
+        if said is None or self._sources is None:
+            return
+        if _digest(Part(self._content, self._sources)).hex() != said.sha256:
+            raise IntegrityError("the source list of the bundle has other bytes")
+
+
+def _digest(part: Part) -> Digest:
+    hasher = hashing.sha256()
+    for offset in range(0, part.size, _CHUNK):
+        hasher.update(part.pread(_CHUNK, offset))
+    return Digest(hasher.digest())

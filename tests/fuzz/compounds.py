@@ -127,8 +127,9 @@ def _check_bundle(data: bytes) -> None:
     def attempt() -> None:
         size = bundle.manifest_size(data[: bundle.BLOCK])
         manifest = bundle.decode(data[bundle.BLOCK : bundle.BLOCK + size])
-        blobs, inputs = bundle.members(manifest, size)
-        places = sorted((each.offset, each.size) for each in (*blobs.values(), *inputs))
+        blobs, inputs, listed = bundle.members(manifest, size)
+        files = (*blobs.values(), *inputs, *filter(None, [listed]))
+        places = sorted((each.offset, each.size) for each in files)
         for (offset, length), (after, _) in pairwise(places):
             assert offset + length <= after
         assert bundle.decode(bundle.encode(manifest)) == manifest
@@ -141,7 +142,8 @@ def _bundle(items: int, places: int = 1) -> bytes:
     each = bundle.Item("ab" * 20, "executable", "00" * 32, 5, 1, 0o755, 1, 1, places=seen)
     some = tuple(structs.replace(each, sha256=f"{number:064x}") for number in range(items))
     absent = (bundle.Absent("cd" * 20, "never captured"),)
-    text = bundle.encode(bundle.Manifest(1, "here", (bundle.Input("x", 7),), some, absent))
+    sources = bundle.Sources(700, "ff" * 32, 3, absent=absent)
+    text = bundle.encode(bundle.Manifest(1, "here", (bundle.Input("x", 7),), some, absent, sources))
     return bundle.header(bundle.MANIFEST, len(text)) + text
 
 

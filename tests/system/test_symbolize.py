@@ -230,10 +230,10 @@ def test_it_does_not_answer(
     start = symbolizers.start
 
     def patiently(*arguments: Any) -> symbolizers.Program:
-        monkeypatch.setattr(symbolizers, "_ANSWER_S", 60.0)
+        monkeypatch.setattr(symbolizers, "ANSWER_S", 60.0)
         return start(*arguments)
 
-    monkeypatch.setattr(symbolizers, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(symbolizers, "ANSWER_S", 0.3)
     monkeypatch.setattr(symbolizers, "start", patiently)
     os.kill(child_of(symbolizer), signal.SIGSTOP)
     assert name_at(symbolizer, program.exe, "ask_clock") == ["ask_clock"]

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buildidfs.daemon import bundles
@@ -47,3 +49,23 @@ def test_who_may_read_is_not_for_a_bundle_to_say(tmp_path: Path, mode: int) -> N
         assert artifact is not None
         assert artifact.mode == mode & 0o777
         assert len(store.origins(ordinal)) == 2
+
+
+def test_bundles_made_before_there_were_source_lists() -> None:
+    manifest = bundle.Manifest(bundle.VERSION, "elsewhere", (bundle.Input("a", 7),), (), ())
+    older = json.loads(bundle.encode(manifest))
+    del older["sources"]
+    assert bundle.decode(json.dumps(older).encode()) == manifest
+    assert bundle.members(manifest, 100).sources is None
+
+
+def test_where_the_list_stands() -> None:
+    """Behind all else: who does not know of it finds everything where it was."""
+    before = bundle.Manifest(bundle.VERSION, "elsewhere", (bundle.Input("a", 7),), (), ())
+    sources = bundle.Sources(900, "00" * 32, 9)
+    after = msgspec.structs.replace(before, sources=sources)
+    found = bundle.members(after, 100)
+    assert found[:2] == bundle.members(before, 100)[:2]
+    assert found.sources is not None
+    (last,) = found.inputs
+    assert found.sources.offset == last.offset + bundle.padded(7) + bundle.BLOCK

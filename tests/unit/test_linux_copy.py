@@ -65,6 +65,17 @@ def test_reflink_gives_all_or_says_no(source: int, unnamed: int) -> None:
         assert _read(unnamed) == b""
 
 
+def test_all_bytes_whether_they_can_be_shared_or_not(source: int, unnamed: int) -> None:
+    copy.content(source, unnamed)
+    assert _read(unnamed) == _CONTENT
+    memfd = os.memfd_create("target")
+    try:
+        copy.content(source, memfd)
+        assert _read(memfd) == _CONTENT
+    finally:
+        os.close(memfd)
+
+
 def test_no_reflink_across_filesystems(source: int) -> None:
     memfd = os.memfd_create("target")
     try:

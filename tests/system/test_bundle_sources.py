@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source files that the debuginfo in a bundle names, as its list has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from buildidfs.daemon import bundles, sources, symbolizers
+from buildidfs.store import Store
+from buildidfs.store.bundlefile import BundleFile
+from tests.support.clients import Result, run, tool
+from tests.support.mounts import BuildIdFs
+from tests.support.programs import SOURCE_DIR, build_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from buildidfs.formats.bundle import Manifest
+    from tests.support.programs import Program
+
+_FILES = {"hot.c", "work.h"}
+
+
+def compiled(directory: Path, *options: str, name: str = "program") -> Path:
+    """A program of two files, one of which is in a directory below that of the compiler."""
+    place = directory / "src"
+    (place / "inner").mkdir(parents=True, exist_ok=True)
+    (place / "inner/part.h").write_text("static inline int part(int x) { return x + 1; }\n")
+    (place / "main.c").write_text(
+        '#include "inner/part.h"\nint main(int argc, char **argv) { return argv ? part(argc) : 1; }'
+    )
+    built = directory / name
+    run([tool("gcc"), "-g", *options, "-o", built, "main.c"], cwd=place, check=True)
+    return built
+
+
+def extracted(bundle: Path, name: str = "sources.jsonl") -> Result:
+    return run([tool("tar"), "--zstd", "-xOf", bundle, name])
+
+
+def listed(bundle: Path) -> list[dict[str, Any]]:
+    """The list, as anybody else would read it."""
+    found = extracted(bundle)
+    assert found.rc == 0, str(found)
+    return [json.loads(line) for line in found.out.splitlines()]
+
+
+def manifest(bundle: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(extracted(bundle, "manifest.json").out)
+    return value
+
+
+def names(lines: list[dict[str, Any]], build_id: str, key: str = "path") -> set[str]:
+    return {line[key] for line in lines if line["build_id"] == build_id and key in line}
+
+
+@pytest.mark.parametrize("form", ["-gdwarf-4", "-gdwarf-5", "-gz"])
+def test_sources_of_a_program(directory: Path, buildidfs: BuildIdFs, form: str) -> None:
+    program = compiled(directory, form)
+    build_id = build_id_of(program)
+    buildidfs("add", program)
+    file = directory / "one.tar.zst"
+    said = json.loads(buildidfs("bundle", build_id, "-o", file, "--json").out)
+    lines = listed(file)
+    src = str(directory / "src")
+    assert names(lines, build_id) >= {f"{src}/main.c", f"{src}/inner/part.h"}
+    assert names(lines, build_id, "directory") == {src}
+    paths = [line for line in lines if "path" in line]
+    assert said["sources"] == {"files": len(paths), "reason": "", "absent": []}
+    about = manifest(file)["sources"]
+    text = extracted(file).out.encode()
+    assert (about["size"], about["files"]) == (len(text), len(paths))
+    assert about["sha256"] == hashlib.sha256(text).hexdigest()
+
+
+@pytest.mark.parametrize("made", ["program", "dwz_program"])
+def test_sources_of_debug_files(
+    directory: Path, buildidfs: BuildIdFs, request: pytest.FixtureRequest, made: str
+) -> None:
+    """Which are what says it, of a program that is stripped; also where dwz has been at them."""
+    program: Program = request.getfixturevalue(made)
+    program.install(directory)
+    buildidfs("scan", "tree", directory / "app")
+    file = directory / "all.tar.zst"
+    buildidfs("bundle", program.exe.build_id, "-o", file)
+    lines = listed(file)
+    assert names(lines, program.exe.build_id) >= {f"{SOURCE_DIR}/{name}" for name in _FILES}
+    assert names(lines, program.lib.build_id) == set()
+
+
+def test_names_that_are_no_text(directory: Path, buildidfs: BuildIdFs) -> None:
+    odd = Path(os.fsdecode(os.fsencode(directory) + b'/a\xff"\\b'))
+    program = compiled(odd)
+    buildidfs("add", program)
+    file = directory / "one.tar.zst"
+    buildidfs("bundle", build_id_of(program), "-o", file)
+    import base64
+
+    raw = {
+        key: {base64.b64decode(line[key]) for line in listed(file) if key in line}
+        for key in ("path_b64", "directory_b64")
+    }
+    src = os.fsencode(odd / "src")
+    assert raw["directory_b64"] == {src}
+    assert {src + b"/main.c", src + b"/inner/part.h"} <= raw["path_b64"]
+
+
+def test_the_bundle_is_what_it_was_else(directory: Path, buildidfs: BuildIdFs) -> None:
+    """It is the same each time, goes on where it was cut off, and arrives elsewhere."""
+    program = compiled(directory)
+    build_id = build_id_of(program)
+    buildidfs("add", program)
+    file, again = directory / "one.tar.zst", directory / "two.tar.zst"
+    words = ["bundle", program, "--include-inputs"]
+    buildidfs(*words, "-o", file)
+    data = file.read_bytes()
+    Path(f"{again}.partial").write_bytes(data[:-10])
+    said = json.loads(buildidfs(*words, "-o", again, "--json").out)
+    assert again.read_bytes() == data
+    assert said["resumed_bytes"] > 0
+    (directory / "other").mkdir()
+    other = BuildIdFs(directory / "other")
+    other("import", file)
+    copied = directory / "copied"
+    other("get", build_id, "-o", copied)
+    assert copied.read_bytes() == program.read_bytes()
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_it_can_be_mounted(directory: Path, buildidfs: BuildIdFs) -> None:
+    from tests.support.mounts import is_mountpoint
+
+    program = compiled(directory)
+    buildidfs("add", program)
+    file, point = directory / "one.tar.zst", directory / "point"
+    buildidfs("bundle", program, "-o", file)
+    point.mkdir()
+    try:
+        buildidfs("mount", "--bundle", file, point)
+        assert (point / build_id_of(program) / "debug").read_bytes() == program.read_bytes()
+        buildidfs("unmount", point)
+    finally:
+        if is_mountpoint(point):
+            run([tool("umount"), "-l", point])
+
+
+def test_a_list_with_other_bytes_is_refused(directory: Path, buildidfs: BuildIdFs) -> None:
+    from buildidfs.formats import bundle
+    from buildidfs.store.compressed import CompressedBlob, FrameWriter
+
+    program = compiled(directory)
+    buildidfs("add", program)
+    file, bad = directory / "one.tar.zst", directory / "bad.tar.zst"
+    buildidfs("bundle", program, "-o", file)
+    content = CompressedBlob(os.open(file, os.O_RDONLY))
+    data = content.pread(content.size, 0)
+    content.close()
+    head, _, tail = data.rpartition(b"inner/part.h")
+    with bad.open("wb") as stream:
+        writer = FrameWriter(stream.fileno())
+        writer.write(head + b"inner/else.h" + tail)
+        writer.finish()
+    (directory / "other").mkdir()
+    done = BuildIdFs(directory / "other")("import", bad, check=False)
+    assert (done.rc, "source list" in done.err) == (20, True), str(done)
+    # Cut off within it, with a table that is whole.
+    with bad.open("wb") as stream:
+        writer = FrameWriter(stream.fileno())
+        writer.write(data[: -3 * bundle.BLOCK])
+        writer.finish()
+    done = BuildIdFs(directory / "other")("import", bad, check=False)
+    assert (done.rc, "cut off" in done.err) == (20, True), str(done)
+
+
+# --- where there is none ------------------------------------------------------------------------
+
+
+def bundled(
+    buildidfs: BuildIdFs, file: Path, *words: str | Path, env: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of the list, and what the manifest has of it."""
+    said = json.loads(buildidfs("bundle", *words, "-o", file, "--json", env=env).out)
+    return said["sources"], manifest(file)["sources"]
+
+
+def test_without_the_program(directory: Path, buildidfs: BuildIdFs) -> None:
+    program = compiled(directory)
+    buildidfs("add", program)
+    file = directory / "one.tar.zst"
+    environment = {**os.environ, "PATH": str(directory / "empty")}
+    said, about = bundled(buildidfs, file, program, env=environment)
+    assert said == {"files": None, "reason": sources.NOT_INSTALLED, "absent": []}
+    assert about == {"why": sources.NOT_INSTALLED}
+    assert extracted(file).rc != 0
+    text = buildidfs("bundle", program, "-o", file, env=environment).err
+    assert f"no list of source files: {sources.NOT_INSTALLED}" in text
+    (directory / "other").mkdir()
+    BuildIdFs(directory / "other")("import", file)
+
+
+def test_where_there_is_nothing_to_list(directory: Path, buildidfs: BuildIdFs) -> None:
+    program = compiled(directory)
+    plain = directory / "plain"
+    run([tool("objcopy"), "--strip-all", program, plain], check=True)
+    buildidfs("add", plain)
+    assert bundled(buildidfs, directory / "a", plain)[1] == {"why": sources.NO_DEBUGINFO}
+    buildidfs("add", program)
+    assert bundled(buildidfs, directory / "a", "--no-sources", program)[1] == {
+        "why": sources.NOT_WANTED
+    }
+
+
+def test_of_a_file_that_is_damaged(directory: Path, buildidfs: BuildIdFs) -> None:
+    """It costs its own sources, and no others."""
+    program, hostile = compiled(directory), compiled(directory, "-O1", name="hostile")
+    noise = directory / "noise"
+    noise.write_bytes(random.Random(3).randbytes(5000))
+    for section in (".debug_info", ".debug_line", ".debug_abbrev"):
+        run([tool("objcopy"), f"--update-section={section}={noise}", hostile], check=True)
+    buildidfs("add", program, hostile)
+    good, bad = build_id_of(program), build_id_of(hostile)
+    assert good != bad
+    said, _ = bundled(buildidfs, directory / "a", bad, good)
+    src = directory / "src"
+    assert {f"{src}/main.c", f"{src}/inner/part.h"} <= names(listed(directory / "a"), good)
+    assert {each["build_id"] for each in said["absent"]} <= {bad}
+
+
+@pytest.fixture
+def instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) -> tuple[Path, Path]:
+    """A place for a program to run in place of llvm-dwarfdump, and a file it would be asked about.
+
+    Nobody may search where pytest puts its files.
+    """
+    program = directory / "llvm-dwarfdump-99"
+    monkeypatch.setattr(symbolizers, "find_dumper", lambda: os.fspath(program))
+    return program, compiled(tmp_path)
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    for parent in path.parents:
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(0o711)
+
+
+def made(directory: Path, program: Path) -> Manifest:
+    from buildidfs.model import BuildId
+
+    store_path = directory / "store"
+    BuildIdFs(directory)("add", program)
+    with Store.open(store_path) as store:
+        build_id = BuildId.from_hex(build_id_of(program))
+        result, _ = bundles.create(store, [build_id], [], os.fspath(directory / "made"))
+    with BundleFile(directory / "made") as file:
+        assert file.manifest == result
+        file.check_sources()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "why"),
+    [
+        ("exit 3", 0, "ended with status 3"),
+        ("echo /a.c; kill -9 $$", 1, "ended by signal 9"),
+        ("while :; do head -c 1048576 /dev/zero; done", 0, "its answer does not end"),
+        ("echo /a.c; exec sleep 600", 1, "no answer for"),
+        ("yes /a.c", 50, sources.TOO_MUCH),
+    ],
+)
+def test_a_program_that_misbehaves(
+    directory: Path, instead: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch,
+    text: str, files: int, why: str,
+) -> None:  # fmt: skip
+    """What it said until then is kept, and why it is not all."""
+    program, asked = instead
+    script(program, text)
+    monkeypatch.setattr(sources, "_PATHS", 50)
+    if "sleep" in text:
+        monkeypatch.setattr(symbolizers, "ANSWER_S", 1.0)
+    about = made(directory, asked).sources
+    assert about is not None
+    assert (about.files, len(about.absent)) == (files, 1)
+    assert why in about.absent[0].why
+
+
+def test_it_runs_as_nobody(directory: Path, instead: tuple[Path, Path]) -> None:
+    program, asked = instead
+    script(program, 'id -u; wc -c < "$2"')
+    about = made(directory, asked)
+    assert about.sources is not None
+    lines = [json.loads(line) for line in extracted(directory / "made").out.splitlines()]
+    uid = 65534 if os.geteuid() == 0 else os.geteuid()
+    assert {str(uid), str(asked.stat().st_size)} <= {line["path"] for line in lines}
