@@ -41,6 +41,7 @@ CRC_MAX_BYTES: Final = 2 << 30
 _BY_ID: Final = DEBUG_ROOT + b"/.build-id"
 _DWZ: Final = b"/.dwz/"
 _CHUNK: Final = 1 << 20
+_SKELETONS: Final = 16  # one that is in a package is proof enough
 
 # Not there, or not a file: neither is worth a word.
 _NOT_THERE: Final = frozenset(
@@ -250,15 +251,18 @@ def package_paths(path: bytes, binary: bytes) -> list[bytes]:
     return list(dict.fromkeys(each + names.DWP_SUFFIX for each in (path, beside, binary)))
 
 
+def package_owners(path: bytes) -> tuple[bytes, ...]:
+    """Where a file has its skeleton units whose .dwp file is at a path; nowhere if that is none."""
+    stem, suffix = path[: -len(names.DWP_SUFFIX)], path[-len(names.DWP_SUFFIX) :]
+    return (stem, stem + names.DEBUG_SUFFIX) if suffix == names.DWP_SUFFIX else ()
+
+
 def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId | None:
     """What the file at a path is kept under, if it is the .dwp file of a binary beside it.
 
     ``open_at`` opens the binary, or its debug file. Raises OSError if the package cannot be read.
     """
-    stem, suffix = path[: -len(names.DWP_SUFFIX)], path[-len(names.DWP_SUFFIX) :]
-    if suffix != names.DWP_SUFFIX:
-        return None
-    for candidate in (stem, stem + names.DEBUG_SUFFIX):
+    for candidate in package_owners(path):
         try:
             owner_fd = open_at(candidate)
         except OSError:
@@ -308,6 +312,12 @@ def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
         return kept_under is not None and has_units(companion.fd, dwo_ids)
 
     return _Proof(kept_under or build_id, belongs)
+
+
+def dwo_ids(fd: int) -> tuple[int, ...]:
+    """What the first skeleton units in an open file refer to. Raises OSError."""
+    found = splitdwarf.skeletons(files.reader(fd), os.fstat(fd).st_size, _SKELETONS)
+    return tuple(skeleton.dwo_id for skeleton in found)
 
 
 def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:

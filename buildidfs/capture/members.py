@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import decompress, files
+from buildidfs import names as spellings
+from buildidfs.capture import companions, decompress, files
 from buildidfs.capture.base import Known, SeenAgain, Unreadable
 from buildidfs.capture.spool import Spooled
 from buildidfs.formats.archives import Damaged, Member, Type, installed
 from buildidfs.formats.elfheader import MAGIC
-from buildidfs.model import EVERYBODY, OWNER, Absence, FileIdentity, Origin, Sighting, Trust
+from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
+    Absence,
+    BuildId,
+    FileIdentity,
+    Kind,
+    Origin,
+    Sighting,
+    Trust,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -132,6 +143,7 @@ class Members:
         self._closed = Closed()
         self._elves: dict[bytes, _Elf] = {}
         self._waiting: dict[tuple[int, int], list[bytes]] = {}
+        self._units: dict[bytes, tuple[BuildId, tuple[int, ...]]] = {}
         self._room = _NAMES_BYTES
         self.missed: dict[int, list[bytes]] = {}
         """Visible names, by their number, of files that were passed over because the name they came
@@ -211,7 +223,7 @@ class Members:
                     raise
                 yield self._unreadable(names[0], str(error))
                 return
-            known = self._known(pinned)
+            known = self._known(pinned, names)
             if known.build_id is not None:
                 yield pinned
                 del sightings[0]
@@ -238,10 +250,15 @@ class Members:
             pinned.close()
         return Spooled(sighting, fd)
 
-    def _known(self, pinned: Spooled) -> Known:
+    def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
         """What a file is; one without a build ID is closed. Raises OSError."""
         try:
             answer = files.identify(pinned.fd)
+            if isinstance(answer, BuildId):
+                self._remember_units(pinned.fd, answer, names)
+            elif answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
+                answer = pinned.build_id = owner
+                pinned.kind = Kind.DEBUGINFO
         except BaseException:
             pinned.close()
             raise
@@ -249,6 +266,24 @@ class Members:
             pinned.close()
             return Known(absence=answer)
         return Known(answer)
+
+    def _remember_units(self, fd: int, build_id: BuildId, names: list[bytes]) -> None:
+        """For the .dwp file that may come later, as it does where names are sorted."""
+        package_id = spellings.package_id(build_id)
+        dwo_ids = companions.dwo_ids(fd)
+        if package_id is not None and dwo_ids:
+            for path in names:
+                self._count(path)
+                self._units[path] = package_id, dwo_ids
+
+    def _owner(self, fd: int, names: list[bytes]) -> BuildId | None:
+        """What a file is kept under that is the .dwp file of one that came before."""
+        for path in names:
+            for candidate in companions.package_owners(path):
+                package_id, dwo_ids = self._units.get(candidate, (None, ()))
+                if package_id is not None and companions.has_units(fd, dwo_ids):
+                    return package_id
+        return None
 
     def _note(self, path: bytes, elf: _Elf) -> None:
         self._count(path)

@@ -14,14 +14,19 @@ import pytest
 from buildidfs import names
 from buildidfs.capture import files
 from buildidfs.capture.companions import Companion, Companions
+from buildidfs.capture.members import Members, Whose
+from buildidfs.capture.spool import Spool
+from buildidfs.capture.streams import Limits, Stream
 from buildidfs.capture.tree import TreeScanner
+from buildidfs.formats import tar as tar_format
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import statx
-from buildidfs.model import Absence, BuildId, Kind
+from buildidfs.model import Absence, BuildId, Kind, Trust
 from tests.support import debugforms
 from tests.support.clients import run, tool
 from tests.support.elfwriter import elf_file
 from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
+from tests.support.sources import tar
 
 
 class Split(NamedTuple):
@@ -188,3 +193,52 @@ def test_no_link_leads_out_of_the_directory(tmp_path: Path, split: Split) -> Non
     (tmp_path / "app/lib.so").unlink()
     (tmp_path / "app/lib.so").symlink_to("../outside/lib.so")
     assert os.fsencode(tmp_path / "app/lib.so.dwp") in tree(tmp_path).paths()
+
+
+# --- archives ------------------------------------------------------------------------------------
+
+
+def archive(entries: list[tuple[str, Path]], memory: Memory | None = None) -> Scan:
+    data = tar([(name, file.read_bytes()) for name, file in entries])
+    whose = Whose("package:app", "app.deb", Trust.PACKAGE, "package")
+    members = Members(
+        b"scope", b"/app.deb", lambda path: (whose,),
+        memo=Memory() if memory is None else memory, spool=Spool(), limits=Limits(),
+    )  # fmt: skip
+    stream = Stream(iter([data]), 1 << 40)
+    return scan(members.scan(tar_format.members(stream), stream))
+
+
+@pytest.mark.parametrize("binary", ["lib.so", "lib.so.debug"])
+def test_in_an_archive(split: Split, binary: str) -> None:
+    owner = split.full if binary == "lib.so" else split.debug
+    entries = [(f"./app/{binary}", owner), ("./app/lib.so.dwp", split.package)]
+    memory = Memory()
+    first = archive(entries, memory)
+    kept = [(seen.path, seen.pinned.kind, seen.pinned.build_id) for seen in first.pinned]
+    assert kept == [
+        (b"/app/" + binary.encode(), None, None),
+        (b"/app/lib.so.dwp", Kind.DEBUGINFO, split.kept_under),
+    ]
+    assert first.pinned[1].data == split.package.read_bytes()
+    remember(memory, first)
+    again = archive(entries, memory)
+    assert [item.known.build_id for item in again.again] == [split.build_id, split.kept_under]
+
+
+def test_without_its_binary_in_an_archive(tmp_path: Path, split: Split) -> None:
+    """Which may be there, but somewhere else, or later, or another one."""
+    other = debugforms.library(tmp_path, "-gdwarf-4", "-gsplit-dwarf")
+    for entries in (
+        [("lib.so.dwp", split.package)],
+        [("lib.so.dwp", split.package), ("lib.so", split.full)],
+        [("a/lib.so", split.full), ("lib.so.dwp", split.package)],
+        [("lib.so", split.full), ("lib.so.dwo", split.package)],
+        [("lib.so", other), ("lib.so.dwp", split.package)],
+        [("lib.so", split.stripped), ("lib.so.dwp", split.package)],
+        [("lib.so", split.full), ("lib.so.dwp", split.debug)],
+    ):
+        result = archive(entries)
+        assert [seen.pinned.build_id for seen in result.pinned] == [None] * len(result.pinned)
+        absences = [item.known.absence for item in result.again]
+        assert absences == [Absence.NO_BUILD_ID] * (len(entries) - len(result.pinned))
