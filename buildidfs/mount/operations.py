@@ -27,14 +27,16 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.mount import buffers
+from buildidfs.mount.callers import Callers
 from buildidfs.mount.files import OpenFiles, is_text
 from buildidfs.mount.listing import NamesOnly
 from buildidfs.mount.listings import Listings
+from buildidfs.mount.shown import FLEETING_S, FOREVER_S, Shown
 from buildidfs.names import MAX_NAME
-from buildidfs.view import Attributes, blank
+from buildidfs.view import blank, is_browsing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from pyfuse3 import (
         EntryAttributes,
@@ -52,11 +54,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-FOREVER_S = 24 * 3600.0
-"""How long the kernel may keep what only a commit can change; commits are told to it."""
-
-VOLATILE_S = 1.0
 
 _IN_FULL = 64
 """Entries at the start of a directory that are listed with their attributes: all, in a small one.
@@ -134,7 +131,7 @@ _REFUSED: Any = _refuse
 
 class Operations(pyfuse3.Operations):
     """The handlers. Those that are not here say ENOSYS once, and the kernel does not ask again:
-    flush, access, getxattr, listxattr, fsync, poll."""
+    flush, access, fsync, poll."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -158,8 +155,9 @@ class Operations(pyfuse3.Operations):
         self._store_path = store_path
         self._files = OpenFiles(view)
         self._buffer = buffers.huge(_READ_SIZE)
-        self._entry = pyfuse3.EntryAttributes()
-        self._shown: Attributes | None = None
+        self._lasting = Shown(view, FOREVER_S)
+        self._fleeting = Shown(view, FLEETING_S)
+        self._callers = Callers()
         self._names_only = NamesOnly.probe()
         self._listings = Listings(everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
@@ -174,15 +172,18 @@ class Operations(pyfuse3.Operations):
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         absences = self._absences
         try:
+            if is_browsing(parent):
+                return self._lookup_fleeting(parent, name)
             while True:
                 moment = absences.moment
                 node = self._view.lookup(parent, name)
                 if node:
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
-                    return self._filled(node)
+                    return self._lasting.of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
+                self._view.misses.note(parent, name, lambda: self._callers.name(ctx.pid))
                 if not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
@@ -192,35 +193,32 @@ class Operations(pyfuse3.Operations):
         except Exception as error:
             raise refusal(error) from None
 
+    def _lookup_fleeting(self, parent: int, name: bytes) -> EntryAttributes:
+        node = self._view.lookup(parent, name)
+        if not node:
+            raise FUSEError(errno.ENAMETOOLONG if len(name) > MAX_NAME else errno.ENOENT)
+        return self._fleeting.of(node)
+
     @_answering
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._filled(inode)
+        return self._lasting.of(inode)
 
     @_answering
     def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         return self._view.readlink(inode)
 
-    def _filled(self, node: int) -> EntryAttributes:
-        attributes = self._view.attributes(node)
-        if attributes is not self._shown:
-            self._fill(attributes)
-        self._entry.st_ino = node
-        return self._entry
+    # --- extended attributes ---------------------------------------------------------------
 
-    def _fill(self, attributes: Attributes) -> None:
-        entry = self._entry
-        size, mtime = attributes.size, attributes.mtime_ns
-        entry.st_mode = attributes.mode
-        entry.st_uid = attributes.uid
-        entry.st_gid = attributes.gid
-        entry.st_size = size
-        entry.st_blocks = (size + 511) // 512
-        entry.st_mtime_ns = mtime
-        entry.st_ctime_ns = mtime
-        entry.st_atime_ns = mtime
-        entry.entry_timeout = FOREVER_S
-        entry.attr_timeout = VOLATILE_S if attributes.volatile else FOREVER_S
-        self._shown = attributes
+    @_answering
+    def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        value = self._view.extended_value(inode, name)
+        if value is None:
+            raise FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @_answering
+    def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        return self._view.extended(inode)
 
     # --- directories -----------------------------------------------------------------------
 
@@ -252,28 +250,19 @@ class Operations(pyfuse3.Operations):
         entries: Iterator[tuple[bytes, int, int]],
     ) -> None:
         names_only = self._names_only
+        if is_browsing(node):
+            if names_only is None:
+                self._fleeting.list(entries, token)
+            else:
+                names_only.list(token, entries, self._view.file_type)
+            return
         if node != self._listed:
             self._listed, self._wanted = node, 0
         if names_only is None or self._wanted:
             self._wanted = max(self._wanted - 1, 0)
-            self._list_in_full(entries, token)
-        elif start_id or self._list_in_full(itertools.islice(entries, _IN_FULL), token):
+            self._lasting.list(entries, token)
+        elif start_id or self._lasting.list(itertools.islice(entries, _IN_FULL), token):
             names_only.list(token, entries, self._view.file_type)
-
-    def _list_in_full(self, entries: Iterable[tuple[bytes, int, int]], token: ReaddirToken) -> bool:
-        """List entries with their attributes; False if one did not fit."""
-        entry = self._entry
-        for name, node, offset in entries:
-            try:
-                attributes = self._view.attributes(node)
-            except (OSError, BuildIdFsError):
-                continue  # gone since it was listed, or damaged: the rest is still there
-            if attributes is not self._shown:
-                self._fill(attributes)
-            entry.st_ino = node
-            if not pyfuse3.readdir_reply(token, name, entry, offset):
-                return False
-        return True
 
     @_answering
     def releasedir(self, fh: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from buildidfs.store.blobs import Staged
+from buildidfs.store.containers import Container, ContainerEntry
 from buildidfs.store.records import (
     CommitResult,
     Content,
@@ -22,6 +23,8 @@ from buildidfs.store.store import Store
 
 __all__ = [
     "CommitResult",
+    "Container",
+    "ContainerEntry",
     "Content",
     "Held",
     "JournalRecord",

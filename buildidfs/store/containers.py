@@ -75,7 +75,7 @@ class Container(msgspec.Struct, frozen=True):
     last_seen_ns: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ContainerEntry(msgspec.Struct, frozen=True):
     """A name in a directory of a container: ``directory`` is its number, or 0 for a file, which is
     (``ordinal``, ``kind``, ``variant``). ``offset`` says where a listing goes on behind it.
     """
@@ -130,11 +130,11 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     return Container(number, row.name, label, its_id, image, host, first, last), row
 
 
-def unpack_entry(key: bytes, value: bytes) -> Entry:
+def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
     """A row of *contents*. Raises what decoding raises."""
     directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
     offset = KEY.unpack(key)[2]
-    return Entry(value[VALUE.size :], offset, directory, ordinal, kind, variant)
+    return ContainerEntry(value[VALUE.size :], offset, directory, ordinal, kind, variant)
 
 
 def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
@@ -197,7 +197,7 @@ class ContainerTree:
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
             yield unpack_container(int.from_bytes(key, "big"), value)[0]
 
-    def child(self, container: int, directory: int, name: bytes) -> Entry | None:
+    def child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
         """What a directory of a container has under a name."""
         key = KEY.pack(container, directory, offset_of(name))
         value = self._env.get(self._contents, key)
@@ -205,7 +205,7 @@ class ContainerTree:
             return None
         return unpack_entry(key, value)
 
-    def children(self, container: int, directory: int, after: int) -> Iterator[Entry]:
+    def children(self, container: int, directory: int, after: int) -> Iterator[ContainerEntry]:
         """What is in a directory of a container, in order of offsets, behind ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one write transaction does to the files of containers: what comes, what goes; `containers`."""
+"""The files of containers in one write transaction: what comes and what goes. See `containers`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs import Blobs
     from buildidfs.store.candidates import AltLinks
     from buildidfs.store.check import Checker
-    from buildidfs.store.containers import Container, Entry
+    from buildidfs.store.containers import Container, ContainerEntry
     from buildidfs.store.environment import Environment
     from buildidfs.store.notify import Listener
     from buildidfs.store.retention import Choice, Policy
@@ -186,12 +186,14 @@ class Reader:
         """All containers that files are known of, in order of numbers, behind ``after``."""
         return self._containers.every(after)
 
-    def container_child(self, container: int, directory: int, name: bytes) -> Entry | None:
+    def container_child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
         """What a directory of a container (0: its root) has under a name."""
         return self._containers.child(container, directory, name)
 
-    def container_children(self, container: int, directory: int, after: int = 0) -> Iterator[Entry]:
-        """What is in a directory of a container, in order of `Entry.offset`, behind ``after``."""
+    def container_children(
+        self, container: int, directory: int, after: int = 0
+    ) -> Iterator[ContainerEntry]:
+        """What is in a directory of a container, in order of offsets, behind ``after``."""
         return self._containers.children(container, directory, after)
 
     def is_going(self, ordinal: int) -> bool:

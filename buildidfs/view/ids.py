@@ -95,6 +95,16 @@ class IdDirectories:
             return self._attributes_of_text(nodes.ordinal_of(node))
         return of_artifact(self._artifact(node))
 
+    def held_in(self, node: int) -> tuple[Artifact, bool] | None:
+        """What a file is, and whether its scripts read as zeros; None for what is no artifact.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
+        if slot & nodes.KIND_MASK not in _KINDS or slot & ~nodes.SLOT_ZEROED > nodes.KIND_MASK:
+            return None
+        return self._artifact(node), bool(slot & nodes.SLOT_ZEROED)
+
     def open(self, node: int, *, wait: bool) -> Content | None:
         """What is in a file; None if that takes reading all of it first, and is not to ``wait``.
 

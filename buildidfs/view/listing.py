@@ -16,6 +16,7 @@ from buildidfs.view import nodes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from buildidfs.view.browse import Browse
     from buildidfs.view.dwz import DwzTree
     from buildidfs.view.ids import IdDirectories
     from buildidfs.view.perf import PerfTree
@@ -29,8 +30,9 @@ too: what is not listed can still be looked up, and what was listed is known."""
 class Listing:
     """Chooses among the entries of directories."""
 
-    def __init__(self, ids: IdDirectories, perf: PerfTree, dwz: DwzTree) -> None:
+    def __init__(self, ids: IdDirectories, perf: PerfTree, dwz: DwzTree, browse: Browse) -> None:
         self._ids = ids
+        self._browse = browse
         self._perf = perf
         self._dwz = dwz
 
@@ -69,6 +71,8 @@ class Listing:
             below = self._perf.below(nodes.path_of(node), _MOST_LOOKED_AT)
         elif tag == nodes.TAG_DWZ:
             below = self._dwz.below(node, _MOST_LOOKED_AT)
+        elif nodes.is_browsing(node) and (found := self._browse.below(node, _MOST_LOOKED_AT)):
+            below = found
         else:
             return True  # it is always there
         return any(map(may_read_any, below))

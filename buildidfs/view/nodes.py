@@ -10,6 +10,7 @@ remount, and for a file it means the same bytes for ever: a better variant is an
     path       2<<60 | path number (31 bits)                     a directory of perf's tree
     dwz        3<<60 | hash of its name (60 bits)                a directory below debug/.dwz
     perf's ID  1<<62 | path number (31 bits) << 31 | ordinal     perf/<path>/<id>
+    browsing   1<<59 | form (3 bits) << 56 | number or container (28 bits) << 28 | number
 
 0 is no node. All are below 2**63, since a listing's offsets are signed.
 """
@@ -53,6 +54,8 @@ SLOT_DEBUGINFO_LINK: Final = 18
 SLOT_PERF_LINK: Final = 19
 SLOT_DWZ_LINK: Final = 20
 SLOT_VARIANTS: Final = 21
+SLOT_BROWSE_LINK: Final = 22
+"""A link to a directory of a build ID; the detail is the number of directories to go up."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 
@@ -64,6 +67,22 @@ SLOT_BITS: Final = SLOT_MASK << SLOT_SHIFT
 DETAIL_MASK: Final = (1 << SLOT_SHIFT) - 1
 VARIANT_MAX: Final = 2**16 - 1
 NUMBER_MASK: Final = 2**31 - 1
+
+FORM_FIXED: Final = 0
+FORM_PATH: Final = 1
+FORM_NAME: Final = 2
+FORM_CONTAINER: Final = 3
+"""The directory of a container; `FORM_CONTENTS` are those below its ``root``, and that itself."""
+FORM_CONTENTS: Final = 4
+FORM_TEXT: Final = 5
+FORM_ALIAS: Final = 6
+FORM_MISSING: Final = 7
+
+BROWSE_SHIFT: Final = 59
+_FORM_SHIFT: Final = 56
+_CONTAINER_SHIFT: Final = 28
+_FORM_MASK: Final = 7
+_WITHIN_MASK: Final = (1 << _CONTAINER_SHIFT) - 1
 
 _ID_BASE: Final = TAG_ID << TAG_SHIFT
 _PATH_BASE: Final = TAG_PATH << TAG_SHIFT
@@ -123,3 +142,35 @@ def of_dwz(name: bytes) -> int:
         return DWZ
     digest = blake2b(name, digest_size=8).digest()
     return TAG_DWZ << TAG_SHIFT | int.from_bytes(digest, "big") >> 4
+
+
+def of_browsing(form: int, number: int = 0, within: int = 0) -> int:
+    """A node of the trees that are there for people: of a number, or of one in a container."""
+    return 1 << BROWSE_SHIFT | form << _FORM_SHIFT | number << _CONTAINER_SHIFT | within
+
+
+def is_browsing(node: int) -> bool:
+    """Whether a node was made by `of_browsing`."""
+    return node >> BROWSE_SHIFT == 1
+
+
+def form_of(node: int) -> int:
+    """The form of a node made by `of_browsing`."""
+    return node >> _FORM_SHIFT & _FORM_MASK
+
+
+def number_of(node: int) -> int:
+    """The number of a node made by `of_browsing` that is in no container."""
+    return node & NUMBER_MASK
+
+
+def container_of(node: int) -> tuple[int, int]:
+    """Container, and number in it, of a node made by `of_browsing`."""
+    return node >> _CONTAINER_SHIFT & _WITHIN_MASK, node & _WITHIN_MASK
+
+
+README: Final = of_browsing(FORM_FIXED, within=1)
+BY_PATH: Final = of_browsing(FORM_PATH)
+BY_NAME: Final = of_browsing(FORM_NAME)
+CONTAINERS: Final = of_browsing(FORM_FIXED, within=2)
+MISSING: Final = of_browsing(FORM_FIXED, within=3)

@@ -4,19 +4,18 @@
     perf/<origpath>/<id>/{elf,debug,vdso,kallsyms}      real directories, the files of <id>/
     perf/.build-id/ab/cdef… -> ../../<origpath>/<id>    perf wants a link to a directory here
 
-perf crashes where it finds ``debug`` without ``elf`` (6.12, 7.2), so there is none. Where a path
-has a component that is a build ID seen at the path above it, the build ID has the name.
+perf crashes where it finds ``debug`` without ``elf`` (6.12, 7.2), so there is none.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.view import nodes
 from buildidfs.view.links import EXECUTABLE_BIT
+from buildidfs.view.paths import Paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +44,7 @@ class PerfTree:
     def __init__(self, store: Store, ids: IdDirectories) -> None:
         self._store = store
         self._ids = ids
+        self._paths = Paths(store, _SHOWN_KINDS)
 
     # --- <origpath> ------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class PerfTree:
         path = nodes.path_of(node)
         if name == _BUCKETS_NAME and path == 0:
             return nodes.PERF_BUCKETS
-        ordinal = self._seen_at(path, name)
+        ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
             return nodes.of_perf_id(path, ordinal)
         child = self._store.path_child(path, name)
@@ -65,49 +65,16 @@ class PerfTree:
         if path == 0 and after < _OFFSET_BUCKETS:
             yield _BUCKETS_NAME, nodes.PERF_BUCKETS, _OFFSET_BUCKETS
         if after < _OFFSET_IDS:
-            yield from self._paths(path, after - _OFFSET_PATHS)
-        for ordinal in self._store.path_ids(path, max(0, after - _OFFSET_IDS)):
-            build_id = self._store.build_id(ordinal)
-            if build_id is not None and self._store.kinds(ordinal) & _SHOWN_KINDS:
-                node = nodes.of_perf_id(path, ordinal)
-                yield names.spell(build_id), node, _OFFSET_IDS + ordinal
-
-    def _paths(self, path: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        last = None
-        if after > 0:
-            found = self._store.path_parent(after)
-            if found is None:
-                return
-            last = found[1]
-        for name, number in self._store.path_children(path, last):
-            hidden = path == 0 and name == _BUCKETS_NAME
-            if not hidden and self._seen_at(path, name) is None:
-                yield name, nodes.of_path(number), _OFFSET_PATHS + number
+            for name, number in self._paths.directories(path, after - _OFFSET_PATHS):
+                if path or name != _BUCKETS_NAME:
+                    yield name, nodes.of_path(number), _OFFSET_PATHS + number
+        for ordinal, build_id in self._paths.ids(path, max(0, after - _OFFSET_IDS)):
+            node = nodes.of_perf_id(path, ordinal)
+            yield names.spell(build_id), node, _OFFSET_IDS + ordinal
 
     def below(self, path: int, most: int) -> Iterator[int]:
         """Build IDs seen at a path or below it, until ``most`` names were looked at."""
-        levels = [iter((path,))]
-        while levels:
-            number = next(levels[-1], None)
-            if number is None:
-                levels.pop()
-                continue
-            for ordinal in (0, *itertools.islice(self._store.path_ids(number), most)):
-                most -= 1
-                if most < 0:
-                    return
-                if ordinal:
-                    yield ordinal
-            levels.append(child for _, child in self._store.path_children(number))
-
-    def _seen_at(self, path: int, name: bytes) -> int | None:
-        build_id = names.parse(name)
-        ordinal = None if build_id is None else self._store.ordinal(build_id)
-        if ordinal is None or not self._store.path_has(path, ordinal):
-            return None
-        if not self._store.kinds(ordinal) & _SHOWN_KINDS:
-            return None
-        return ordinal
+        return self._paths.below(path, most)
 
     # --- <origpath>/<id> -------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ debug/.dwz/…                                                  `dwz`
 perf/…                                                        `perf`
 .build-id, .dwz, .debug, usr/lib/debug                        links, so that the root itself
                                                               works as --symfs and the like
+README, by-path, by-name, containers, missing                 `browse`
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
-from buildidfs.view import nodes
+from buildidfs.view import nodes, places
+from buildidfs.view.browse import Browse
 from buildidfs.view.dwz import DwzTree
 from buildidfs.view.ids import IdDirectories
 from buildidfs.view.links import DebugLinks, lookup_bucket, populated_buckets
 from buildidfs.view.listing import Listing
 from buildidfs.view.perf import PerfTree
 from buildidfs.view.values import Attributes, Content
+from buildidfs.view.xattrs import ExtendedAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +50,11 @@ _STATIC: dict[int, dict[bytes, int]] = {
         b".dwz": nodes.DWZ_LINK,
         b".debug": nodes.PERF_LINK,
         b"usr": nodes.USR,
+        b"README": nodes.README,
+        b"by-path": nodes.BY_PATH,
+        b"by-name": nodes.BY_NAME,
+        b"containers": nodes.CONTAINERS,
+        b"missing": nodes.MISSING,
     },
     nodes.DEBUG: {b".build-id": nodes.DEBUG_BUCKETS, b".dwz": nodes.DWZ},
     nodes.USR: {b"lib": nodes.USR_LIB},
@@ -61,7 +69,9 @@ _TARGETS = {
     nodes.USR_LIB_DEBUG_LINK: b"../../debug",
 }
 
-_LINK_SLOTS = range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1)
+_LINK_SLOTS = frozenset(
+    (*range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1), nodes.SLOT_BROWSE_LINK)
+)
 _TYPES = [
     stat.S_IFDIR
     if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS)
@@ -102,7 +112,10 @@ class View:
         self._links = DebugLinks(store)
         self._dwz = DwzTree(store)
         self._perf = PerfTree(store, self._ids)
-        self._listing = Listing(self._ids, self._perf, self._dwz)
+        self._browse = Browse(store, self._ids, self._directory)
+        self._extended = ExtendedAttributes(store)
+        self.misses = self._browse.misses
+        self._listing = Listing(self._ids, self._perf, self._dwz, self._browse)
         self._lookups: dict[int, Lookup] = {
             nodes.TAG_ID: self._ids.lookup,
             nodes.TAG_PATH: self._perf.lookup,
@@ -161,11 +174,15 @@ class View:
         """The type bits of st_mode, told by the number alone."""
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
             return _TYPES[node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK]
+        if nodes.is_browsing(node):
+            return self._browse.file_type(node)
         return stat.S_IFLNK if node in _TARGETS else stat.S_IFDIR
 
     def attributes(self, node: int) -> Attributes:
         """What stat(2) is to show; raises OSError(ESTALE) for what is gone from the store."""
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
+            if nodes.is_browsing(node):
+                return self._browse.attributes(node)
             return self._link(_TARGETS[node]) if node in _TARGETS else self._directory
         slot = nodes.slot_of(node)
         if _TYPES[slot] == stat.S_IFDIR:
@@ -185,6 +202,10 @@ class View:
                 target = self._perf.target(node)
             elif slot == nodes.SLOT_DWZ_LINK:
                 target = self._dwz.target(node)
+            elif slot == nodes.SLOT_BROWSE_LINK:
+                target = places.target(self._store, node)
+            elif nodes.is_browsing(node):
+                target = self._browse.readlink(node)
             else:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             if not target:
@@ -204,7 +225,19 @@ class View:
         """The same for who must not wait: None where `open` would have to read all of it."""
         return self._open(node, wait=False)
 
+    def extended(self, node: int) -> list[bytes]:
+        """The names of a node's extended attributes; see `xattrs`."""
+        found = self._ids.held_in(node)
+        return [] if found is None else self._extended.names(*found)
+
+    def extended_value(self, node: int, name: bytes) -> bytes | None:
+        """The value of one, None if there is none with that name."""
+        found = self._ids.held_in(node)
+        return None if found is None else self._extended.value(*found, name)
+
     def _open(self, node: int, *, wait: bool) -> Content | None:
+        if nodes.is_browsing(node):
+            return self._browse.open(node)
         slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
         if _TYPES[slot] != stat.S_IFREG:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -261,6 +294,8 @@ class View:
         if entries is not None:
             return entries.get(name, nodes.ABSENT)
         if node >= nodes.PERF_BUCKET:
+            if nodes.is_browsing(node):
+                return self._browse.lookup(node, name)
             return self._perf.lookup_link(node, name) if node < _STATIC_END else nodes.ABSENT
         if node >= nodes.DEBUG_BUCKET:
             return self._links.lookup(node, name)
@@ -274,6 +309,8 @@ class View:
 
     def _static_children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         if node >= nodes.PERF_BUCKET:
+            if nodes.is_browsing(node):
+                return self._browse.children(node, after)
             return self._perf.links(node, after) if node < _STATIC_END else iter(())
         if node >= nodes.DEBUG_BUCKET:
             return self._links.children(node, after)

@@ -25,21 +25,21 @@ from buildidfs.store import Store
 from buildidfs.view import View, nodes
 from tests.support.captures import capture, sighting
 
-CTX: Any = None
+CTX: Any = SimpleNamespace(uid=0, gid=0, pid=os.getpid())
 TOKEN: Any = None
 ROUNDS = 4000
 NUMBERS = (0, 1, 2, 255, 256, 4095, 1 << 20, 1 << 28, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,
            1 << 32, (1 << 33) + 1, 1 << 60, 1 << 62, (1 << 63) - 1)  # fmt: skip
 # What could be meant by what was asked for; EIO would be a fault of ours.
 ERRNOS = {0, errno.ENOENT, errno.ESTALE, errno.EISDIR, errno.EINVAL, errno.EBADF, errno.EROFS,
-          errno.ENOTDIR, errno.ENAMETOOLONG}  # fmt: skip
+          errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENODATA}  # fmt: skip
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.create(tmp_path / "store") as made:
         for number, path in enumerate((b"/usr/bin/app", b"/lib/.dwz/x/y", b"/a/0102")):
-            at = sighting(path, trust=Trust.CONTAINER)
+            at = sighting(path, trust=Trust.CONTAINER, container="box")
             for kinds in ((Kind.EXECUTABLE,), (Kind.DEBUGINFO,), (Kind.VDSO, Kind.KALLSYMS)):
                 build_id = bytes([number, len(kinds), kinds[0]])
                 made.commit([capture(made, build_id * 99, build_id, at=at, kinds=kinds)])
@@ -71,7 +71,8 @@ class Client:
 
     def name(self) -> bytes:
         known = (b"elf", b"debug", b"path", b"variants", b"0001", b".build-id", b".dwz", b"usr",
-                 b"x", b"..", b".", b"", b"a/b", b"\0", b"000101", b"A0", b"f" * 255,
+                 b"README", b"by-path", b"by-name", b"containers", b"missing", b"box", b"root",
+                 b"bin", b"lib", b"app", b"id", b"libz.so.1", b"user.sha256", b"x", b"..", b".", b"", b"a/b", b"\0", b"000101", b"A0", b"f" * 255,
                  b"f" * 256)  # fmt: skip
         return self.chosen.choice((*known, self.chosen.randbytes(self.chosen.randrange(300))))
 
@@ -79,7 +80,7 @@ class Client:
         """One request."""
         which = self.chosen.choice(
             ("lookup", "lookup", "getattr", "readlink", "readdir", "open", "read", "release",
-             "forget", "statfs", "opendir", "releasedir", "create", "setattr")
+             "forget", "statfs", "opendir", "releasedir", "create", "setattr", "getxattr", "listxattr")
         )  # fmt: skip
         number = 0
         try:
@@ -145,6 +146,12 @@ class Client:
     async def _statfs(self) -> None:
         await self._operations.statfs(CTX)
 
+    async def _getxattr(self) -> None:
+        assert await self._operations.getxattr(self.node(), self.name(), CTX)
+
+    async def _listxattr(self) -> None:
+        await self._operations.listxattr(self.node(), CTX)
+
     async def _create(self) -> None:
         anything: Any = self._operations
         await anything.create(self.node(), self.name(), 0o666, os.O_RDWR, CTX)
@@ -183,7 +190,8 @@ async def test_any_request(
                 client.nodes[1:100] = listed[-99:]
     assert caplog.messages == []
     # it was not only refused
-    for which in ("lookup", "getattr", "readlink", "readdir", "open", "read", "release"):
+    for which in ("lookup", "getattr", "readlink", "readdir", "open", "read", "release",
+                  "listxattr"):  # fmt: skip
         assert client.answers[which], client.answers
     for which in ("lookup", "readlink", "open", "read", "release", "create", "setattr"):
         assert client.answers[f"{which} refused"], client.answers

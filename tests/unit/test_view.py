@@ -104,7 +104,10 @@ def _tree(view: View) -> Iterator[tuple[str, int]]:
 
 
 def test_an_empty_store_has_the_names_that_are_always_there(view: View) -> None:
-    assert _list(view, "") == ["buildid", "debug", "perf", ".build-id", ".dwz", ".debug", "usr"]
+    aliases = ["buildid", "debug", "perf", ".build-id", ".dwz", ".debug", "usr"]
+    assert _list(view, "") == [*aliases, "README", "by-path", "by-name", "containers", "missing"]
+    for browsed in ("by-path", "by-name", "containers", "missing"):
+        assert _list(view, browsed) == []
     assert _list(view, "debug") == [".build-id", ".dwz"]
     assert _list(view, "debug/.build-id") == []
     assert _list(view, "debug/.dwz") == []
@@ -182,7 +185,8 @@ def test_names_without_content_are_absent(store: Store, view: View) -> None:
     assert _list(view, "perf/[vdso]/0202") == ["vdso"]
     assert _bytes(view, "perf/.build-id/02/02/vdso") == b"v"
     assert _list(view, "perf/[kernel.kallsyms]/0303") == ["kallsyms"]
-    assert _list(view, "perf") == [".build-id", "[kernel.kallsyms]", "[vdso]"]
+    assert _list(view, "perf") == [".build-id", "[kernel.kallsyms]", "[vdso]", "lib"]
+    assert _list(view, "perf/lib/d.debug") == []
 
 
 def test_perf_shows_no_debug_without_elf(store: Store, view: View) -> None:
@@ -532,8 +536,8 @@ def test_spellings_name_everything_that_a_commit_brings(store: Store, view: View
     assert len(new) > 15
     for path in new:
         directory, _, name = path.rpartition("/")
-        # the 256 directories of .build-id are never absent
-        if directory not in ("debug/.build-id", "perf/.build-id"):
+        # the 256 directories of .build-id are never absent; of the others nobody is told
+        if directory not in ("debug/.build-id", "perf/.build-id") and not path.startswith("by-"):
             assert (parents[directory], name.encode()) in spelled, path
 
 

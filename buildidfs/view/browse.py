@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees that are there for people: ``README``, ``by-path``, ``by-name``, ``containers``,
+``missing``.
+
+A front door should not remember their names for long: nobody tells it when one comes or goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from buildidfs.view import nodes, readme
+from buildidfs.view.containers import Containers
+from buildidfs.view.missing import Misses
+from buildidfs.view.places import ByName, ByPath
+from buildidfs.view.values import Attributes, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store import Store
+    from buildidfs.view.ids import IdDirectories
+
+_FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)
+
+
+class Browse:
+    """All of those trees."""
+
+    def __init__(self, store: Store, ids: IdDirectories, shared: Attributes) -> None:
+        """``shared`` are the attributes of what is nobody's in particular."""
+        self._by_path = ByPath(store)
+        self._by_name = ByName(store)
+        self._containers = Containers(store, ids.node_of)
+        self.misses = Misses(store)
+        self._shared = shared
+        # What others look for is none of anybody's business.
+        self._private = Attributes(stat.S_IFDIR | 0o500, 0, shared.mtime_ns, shared.uid, shared.gid)
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory, `nodes.ABSENT` if there is none."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.lookup_file(node, name)
+        if form == nodes.FORM_PATH:
+            return self._by_path.lookup(node, name)
+        if form == nodes.FORM_NAME:
+            return self._by_name.lookup(node, name)
+        if form == nodes.FORM_CONTAINER:
+            return self._containers.lookup(node, name)
+        if node == nodes.CONTAINERS:
+            return self._containers.lookup_container(name)
+        return self.misses.lookup(name) if node == nodes.MISSING else nodes.ABSENT
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of a directory whose offset is beyond ``after``: name, node, offset."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.files(node, after)
+        if form == nodes.FORM_PATH:
+            return self._by_path.children(node, after)
+        if form == nodes.FORM_NAME:
+            return self._by_name.children(node, after)
+        if form == nodes.FORM_CONTAINER:
+            return self._containers.children(node, after)
+        if node == nodes.CONTAINERS:
+            return self._containers.containers(after)
+        return self.misses.children(after) if node == nodes.MISSING else iter(())
+
+    def file_type(self, node: int) -> int:
+        """The type bits of st_mode, told by the number alone."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_ALIAS:
+            return stat.S_IFLNK
+        return stat.S_IFREG if form in _FILES or node == nodes.README else stat.S_IFDIR
+
+    def attributes(self, node: int) -> Attributes:
+        """What stat(2) is to show; raises OSError(ESTALE) for what is gone."""
+        kind = self.file_type(node)
+        if kind == stat.S_IFLNK:
+            return self._of(stat.S_IFLNK | 0o777, len(self.readlink(node)))
+        if kind == stat.S_IFREG:
+            private = nodes.form_of(node) == nodes.FORM_MISSING
+            mode = stat.S_IFREG | (0o400 if private else 0o444)
+            return self._of(mode, len(self._text(node)), volatile=node != nodes.README)
+        form = nodes.form_of(node)
+        in_container = form in (nodes.FORM_CONTAINER, nodes.FORM_CONTENTS)
+        if in_container and not self._containers.exists(node):
+            raise _gone()
+        return self._private if node == nodes.MISSING else self._shared
+
+    def readlink(self, node: int) -> bytes:
+        """Where a link leads; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        if nodes.form_of(node) != nodes.FORM_ALIAS:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        target = self._containers.target(node)
+        if not target:
+            raise _gone()
+        return target
+
+    def open(self, node: int) -> Content:
+        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
+        if self.file_type(node) != stat.S_IFREG:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return Content(text=self._text(node))
+
+    def below(self, node: int, most: int) -> Iterator[int] | None:
+        """Build IDs that a directory leads to, until ``most`` names were looked at; None for what
+        is there for everybody.
+        """
+        form = nodes.form_of(node)
+        if form == nodes.FORM_PATH and node != nodes.BY_PATH:
+            return self._by_path.below(node, most)
+        if form == nodes.FORM_NAME and node != nodes.BY_NAME:
+            return itertools.islice(self._by_name.below(node), most)
+        if form in (nodes.FORM_CONTAINER, nodes.FORM_CONTENTS):
+            return self._containers.below(node, most)
+        return None
+
+    def _text(self, node: int) -> bytes:
+        if node == nodes.README:
+            return readme.TEXT
+        is_miss = nodes.form_of(node) == nodes.FORM_MISSING
+        text = self.misses.text(node) if is_miss else self._containers.text(node)
+        if not text:
+            raise _gone()
+        return text
+
+    def _of(self, mode: int, size: int, *, volatile: bool = False) -> Attributes:
+        shared = self._shared
+        return Attributes(mode, size, shared.mtime_ns, shared.uid, shared.gid, volatile)
+
+
+def _gone() -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))

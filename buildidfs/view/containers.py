@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``containers/<name>/``: the files of one container, which may be long gone, at their own paths.
+
+    containers/docker:0123456789ab/root/usr/bin/app       the same file as <id>/elf
+    containers/docker:0123456789ab/{id,image,first-seen,last-seen}
+
+``root`` is for clients that take a sysroot. What they ask for is what the dynamic loader was told,
+``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
+``/usr/lib/x86_64-linux-gnu/libc-2.31.so``: symbolic links are not known. So what is not there is
+found by the conventions that distributions follow, see `_ALIASES` and `_file_for`; such names are
+not listed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import re
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.view import nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.model import Artifact
+    from buildidfs.store import Container, ContainerEntry, Store
+
+_ROOT: Final = 0
+_ROOT_NAME: Final = b"root"
+_TEXTS: Final = (b"id", b"image", b"first-seen", b"last-seen")
+
+_ALIASES: Final = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
+"""Directories that are links where /usr is merged. Where the one that the loader is named by is
+nowhere (/lib64), it is the one that the loader is in."""
+
+_IN_USR: Final = 8
+_LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
+_MOST_LOOKED_AT: Final = 4096
+
+_SONAME: Final = re.compile(rb"(lib[^/]+?|ld)(?:-linux[^/]*|64)?\.so\.[0-9]+\Z")
+_NUMBERS: Final = re.compile(rb"[0-9]+")
+
+
+class Containers:
+    """The directories of containers."""
+
+    def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
+        """``node_of`` says which node a file is, wherever it is listed."""
+        self._store = store
+        self._node_of = node_of
+
+    # --- containers/ and containers/<name>/ ------------------------------------------------
+
+    def lookup_container(self, name: bytes) -> int:
+        """The node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
+        number = self._store.container_number(name)
+        return nodes.of_browsing(nodes.FORM_CONTAINER, number) if number else nodes.ABSENT
+
+    def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of ``containers`` whose offset is beyond ``after``: name, node, offset."""
+        # Whoever asks for more has made up the number.
+        known = self._store.containers(after) if after <= nodes.NUMBER_MASK else ()
+        for container in known:
+            node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
+            yield container.name, node, container.number
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry of the directory of a container."""
+        number, _ = nodes.container_of(node)
+        if name == _ROOT_NAME:
+            return nodes.of_browsing(nodes.FORM_CONTENTS, number)
+        if name not in _TEXTS:
+            return nodes.ABSENT
+        text = nodes.of_browsing(nodes.FORM_TEXT, number, _TEXTS.index(name))
+        return text if self.text(text) else nodes.ABSENT
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of the directory of a container: name, node, offset."""
+        for offset, name in enumerate((_ROOT_NAME, *_TEXTS)[after:], after + 1):
+            found = self.lookup(node, name)
+            if found:
+                yield name, found, offset
+
+    def exists(self, node: int) -> bool:
+        """Whether there is still a container that a node is of."""
+        return self._store.container(nodes.container_of(node)[0]) is not None
+
+    def text(self, node: int) -> bytes:
+        """What is in one of the files that tell of a container; empty if that is not known."""
+        number, which = nodes.container_of(node)
+        container = self._store.container(number)
+        if container is None or which >= len(_TEXTS):
+            return b""
+        return _told(container)[_TEXTS[which]]
+
+    # --- containers/<name>/root/… ----------------------------------------------------------
+
+    def lookup_file(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory below ``root``."""
+        container, directory = nodes.container_of(node)
+        entry = self._store.container_child(container, directory, name)
+        if entry is not None:
+            return self._entry(container, entry)
+        return self._alias(container, directory, name) or self._file_for(container, directory, name)
+
+    def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of a directory below ``root``: name, node, offset."""
+        container, directory = nodes.container_of(node)
+        for entry in self._store.container_children(container, directory, after):
+            found = self._entry(container, entry)
+            if found:
+                yield entry.name, found, entry.offset
+
+    def below(self, node: int, most: int) -> Iterator[int]:
+        """Build IDs of files in a directory or below it, until ``most`` names were looked at."""
+        container, directory = nodes.container_of(node)
+        waiting = [directory]
+        while waiting:
+            for entry in self._store.container_children(container, waiting.pop()):
+                most -= 1
+                if most < 0:
+                    return
+                if entry.directory:
+                    waiting.append(entry.directory)
+                else:
+                    yield entry.ordinal
+
+    def target(self, node: int) -> bytes:
+        """Where a link below ``root`` leads; empty if nowhere."""
+        container, which = nodes.container_of(node)
+        if which % _IN_USR >= len(_ALIASES):
+            return b""
+        name, in_usr = _ALIASES[which % _IN_USR], bool(which & _IN_USR)
+        merged = name if in_usr else b"usr/" + name
+        if self._directory(container, merged):
+            return b"../" + name if in_usr else merged
+        if not name.startswith(b"lib"):
+            return b""
+        found = self._loaders(container)
+        return b"../" + found if in_usr and found else found
+
+    def _entry(self, container: int, entry: ContainerEntry) -> int:
+        if entry.directory:
+            return nodes.of_browsing(nodes.FORM_CONTENTS, container, entry.directory)
+        artifact = self._store.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+        return nodes.ABSENT if artifact is None else self._node_of(artifact)
+
+    def _alias(self, container: int, directory: int, name: bytes) -> int:
+        """The link for a directory that is none itself, in the root or in ``usr``."""
+        if name not in _ALIASES:
+            return nodes.ABSENT
+        in_usr = directory != _ROOT
+        if in_usr and self._directory(container, b"usr") != directory:
+            return nodes.ABSENT
+        which = _ALIASES.index(name) | (_IN_USR if in_usr else 0)
+        link = nodes.of_browsing(nodes.FORM_ALIAS, container, which)
+        return link if self.target(link) else nodes.ABSENT
+
+    def _directory(self, container: int, path: bytes) -> int:
+        """The number of a directory by its path, 0 if there is none."""
+        directory = _ROOT
+        for name in path.split(b"/"):
+            entry = self._store.container_child(container, directory, name)
+            if entry is None or not entry.directory:
+                return 0
+            directory = entry.directory
+        return directory
+
+    def _loaders(self, container: int) -> bytes:
+        """The path of the directory that the dynamic loader is in, empty if none was seen."""
+        for path in _LIBRARY_DIRECTORIES:
+            directory = self._directory(container, path)
+            if not directory:
+                continue
+            for entry in self._some(container, directory):
+                if _is_loader(entry):
+                    return path
+                if entry.directory and any(map(_is_loader, self._some(container, entry.directory))):
+                    return path + b"/" + entry.name
+        return b""
+
+    def _file_for(self, container: int, directory: int, name: bytes) -> int:
+        """The file that the link of a shared library leads to by convention.
+
+        ``libz.so.1`` is ``libz.so.1.3.1``; libraries of glibc before 2.34 are ``libc-2.31.so`` for
+        ``libc.so.6``, ``ld-2.31.so`` for ``ld-linux-x86-64.so.2``; that of musl is its loader.
+        """
+        found = _SONAME.match(name)
+        if found is None and not name.startswith((b"ld-musl-", b"libc.musl-")):
+            return nodes.ABSENT
+        old = re.compile(re.escape(found[1]) + rb"-[0-9][0-9.]*\.so\Z") if found else None
+        best: tuple[bool, list[int]] | None = None
+        chosen = None
+        for entry in self._some(container, directory):
+            longer = entry.name.startswith(name + b".")
+            musl = (
+                name != entry.name
+                and b"musl-" in name
+                and entry.name.startswith((b"ld-musl-", b"libc.so"))
+            )
+            if entry.directory or not (longer or musl or (old and old.match(entry.name))):
+                continue
+            rank = longer, [int(number) for number in _NUMBERS.findall(entry.name)]
+            if best is None or rank > best:
+                best, chosen = rank, entry
+        return nodes.ABSENT if chosen is None else self._entry(container, chosen)
+
+    def _some(self, container: int, directory: int) -> Iterator[ContainerEntry]:
+        entries = self._store.container_children(container, directory)
+        return itertools.islice(entries, _MOST_LOOKED_AT)
+
+
+def _is_loader(entry: ContainerEntry) -> bool:
+    return not entry.directory and entry.name.startswith((b"ld-", b"ld64"))
+
+
+def _told(container: Container) -> dict[bytes, bytes]:
+    """What the files of a container say."""
+    lines = {
+        b"id": container.id,
+        b"image": container.image,
+        b"first-seen": _moment(container.first_seen_ns),
+        b"last-seen": _moment(container.last_seen_ns),
+    }
+    shown = {name: text.encode("utf-8", "surrogateescape") for name, text in lines.items()}
+    return {name: text and text + b"\n" for name, text in shown.items()}
+
+
+def _moment(ns: int) -> str:
+    when = datetime.datetime.fromtimestamp(ns // 1_000_000_000, datetime.UTC)
+    return when.isoformat().replace("+00:00", "Z")

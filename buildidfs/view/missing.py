@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``missing/<id>``: what was asked for and is not here, by whom, how often, and when last.
+
+Kept in memory, of the latest that many build IDs; a front door tells what it could not answer. What
+has arrived is not listed any more, whoever brought it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import names
+from buildidfs.model import BuildId, Kind
+from buildidfs.view import nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.store import Store
+
+MOST: Final = 4096
+_MOST_CLIENTS: Final = 16
+_OTHERS: Final = b"others"
+
+_ANY: Final = 0
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f-\x9f]")
+_NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
+
+
+class Miss:
+    """One build ID that is missing. ``wanted`` has 1<<kind for each kind, or is 0: any."""
+
+    __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
+
+    def __init__(self, build_id: BuildId, serial: int) -> None:
+        self.build_id = build_id
+        self.serial = serial
+        self.wanted = _ANY
+        self.count = 0
+        self.clients: dict[bytes, int] = {}
+        self.first = self.last = time.time()
+
+    def asked(self, kind: int, client: bytes) -> None:
+        """It was asked for once more; ``kind`` 0 is any."""
+        self.wanted |= 1 << kind if kind else _ANY
+        self.count += 1
+        self.last = time.time()
+        client = _CONTROL.sub(b"?", client)
+        if client not in self.clients and len(self.clients) >= _MOST_CLIENTS:
+            client = _OTHERS
+        self.clients[client] = self.clients.get(client, 0) + 1
+
+    def text(self) -> bytes:
+        """What the file says."""
+        wanted = [name for kind, name in _NAME_OF.items() if self.wanted & 1 << kind]
+        often = sorted(self.clients.items(), key=lambda each: (-each[1], each[0]))
+        by = b", ".join(b"%s (%d)" % each for each in often)
+        lines = (
+            f"build-id: {self.build_id}",
+            f"wanted: {', '.join(wanted) or 'anything'}",
+            f"asked: {self.count}",
+            f"first: {_moment(self.first)}",
+            f"last: {_moment(self.last)}",
+        )
+        return "".join(f"{line}\n" for line in lines).encode() + b"by: " + by + b"\n"
+
+
+class Misses:
+    """The build IDs that are missing. From any thread."""
+
+    def __init__(self, store: Store, most: int = MOST) -> None:
+        self._store = store
+        self._most = most
+        self._serials = itertools.count(1)
+        self._misses: dict[BuildId, Miss] = {}
+
+    def note(self, directory: int, name: bytes, client: Callable[[], bytes]) -> None:
+        """A lookup of ``name`` found nothing; ``client`` says who asked, and is called if the name
+        is that of an artifact.
+        """
+        asked = self._asked(directory, name)
+        if asked is None:
+            return
+        build_id, kind = asked
+        miss = self._misses.get(build_id)
+        if miss is None:
+            if len(self._misses) >= self._most:
+                self._misses.pop(next(iter(self._misses), build_id), None)
+            miss = self._misses[build_id] = Miss(build_id, next(self._serials) & nodes.NUMBER_MASK)
+        miss.asked(kind, client())
+
+    def lookup(self, name: bytes) -> int:
+        """The node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
+        build_id = names.parse(name)
+        miss = None if build_id is None else self._misses.get(build_id)
+        return nodes.ABSENT if miss is None or self._has_come(miss) else _node(miss)
+
+    def children(self, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of ``missing`` whose offset is beyond ``after``: name, node, offset."""
+        for miss in list(self._misses.values()):
+            if miss.serial > after and not self._has_come(miss):
+                yield names.spell(miss.build_id), _node(miss), miss.serial
+
+    def text(self, node: int) -> bytes:
+        """What a file in ``missing`` says; empty if it is there no more."""
+        serial = nodes.number_of(node)
+        for miss in list(self._misses.values()):
+            if miss.serial == serial and not self._has_come(miss):
+                return miss.text()
+        return b""
+
+    def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
+        """The artifact that a name in a directory is that of; its kind is 0 for any."""
+        if directory == nodes.ROOT:
+            build_id = names.parse(name)
+            return None if build_id is None else (build_id, _ANY)
+        if nodes.DEBUG_BUCKET <= directory < nodes.DEBUG_BUCKET + 256:
+            return _of_bucket(directory - nodes.DEBUG_BUCKET, name)
+        if nodes.PERF_BUCKET <= directory < nodes.PERF_BUCKET + 256:
+            return _of_bucket(directory - nodes.PERF_BUCKET, name)
+        is_directory = directory >> nodes.TAG_SHIFT == nodes.TAG_ID
+        kind = names.KIND_OF.get(name) if is_directory else None
+        if kind not in _NAME_OF or nodes.slot_of(directory) != nodes.SLOT_DIRECTORY:
+            return None
+        owner = self._store.build_id(nodes.ordinal_of(directory))
+        return None if owner is None else (owner, kind)
+
+    def _has_come(self, miss: Miss) -> bool:
+        ordinal = self._store.ordinal(miss.build_id)
+        kinds = 0 if ordinal is None else self._store.kinds(ordinal)
+        if not kinds or miss.wanted & ~kinds:
+            return False
+        self._misses.pop(miss.build_id, None)
+        return True
+
+
+def _of_bucket(first: int, name: bytes) -> tuple[BuildId, int] | None:
+    parsed = names.parse_split(first, name)
+    if parsed is None:
+        return None
+    build_id, debug = parsed
+    return build_id, Kind.DEBUGINFO if debug else Kind.EXECUTABLE
+
+
+def _node(miss: Miss) -> int:
+    return nodes.of_browsing(nodes.FORM_MISSING, within=miss.serial)
+
+
+def _moment(seconds: float) -> str:
+    when = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+    return when.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extended attributes of files: what is known of them, for `getfattr -d` and scripts.
+
+user.sha256               digest of the file as it was captured
+user.buildid.id           its build ID
+user.buildid.kind         executable, debuginfo, vdso or kallsyms
+user.buildid.variant      number among the files with this build ID and kind
+user.buildid.trust        host, package, container or unknown
+user.buildid.quality      none, dynsym, symtab or debuginfo
+user.buildid.first-seen   time in UTC
+user.buildid.path         where these bytes were seen last
+user.buildid.container    and in which container
+user.buildid.scripts      "zeroed" if sections that gdb would run read as zeros here
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.model import Artifact
+    from buildidfs.store import OriginRecord, Store
+
+_PREFIX: Final = b"user.buildid."
+_SHA256: Final = b"user.sha256"
+
+
+class ExtendedAttributes:
+    """Answers for artifacts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def names(self, artifact: Artifact, zeroed: bool) -> list[bytes]:
+        """The names that there is a value of."""
+        return [
+            name
+            for name in (_SHA256, *(_PREFIX + part for part in _VALUES))
+            if self.value(artifact, zeroed, name) is not None
+        ]
+
+    def value(self, artifact: Artifact, zeroed: bool, name: bytes) -> bytes | None:
+        """The value of one; None if there is none."""
+        if name == _SHA256:
+            return artifact.digest.hex().encode()
+        if not name.startswith(_PREFIX):
+            return None
+        part = name[len(_PREFIX) :]
+        if part == b"id":
+            build_id = self._store.build_id(artifact.ordinal)
+            return None if build_id is None else build_id.hex().encode()
+        if part == b"scripts":
+            return b"zeroed" if zeroed else None
+        if part in (b"path", b"container"):
+            last = self._last_origin(artifact)
+            return None if last is None else _OF_ORIGIN[part](last) or None
+        told = _OF_ARTIFACT.get(part)
+        return None if told is None else told(artifact).encode()
+
+    def _last_origin(self, artifact: Artifact) -> OriginRecord | None:
+        records = self._store.origins(artifact.ordinal)  # newest first
+        return next((each for each in records if each.digest == artifact.digest), None)
+
+
+def _moment(artifact: Artifact) -> str:
+    seconds = artifact.first_seen_ns // 1_000_000_000
+    when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return when.isoformat().replace("+00:00", "Z")
+
+
+_OF_ARTIFACT: Final[dict[bytes, Callable[[Artifact], str]]] = {
+    b"kind": lambda artifact: artifact.kind.name.lower(),
+    b"variant": lambda artifact: str(artifact.variant),
+    b"trust": lambda artifact: artifact.trust.name.lower(),
+    b"quality": lambda artifact: artifact.quality.name.lower(),
+    b"first-seen": _moment,
+}
+_OF_ORIGIN: Final[dict[bytes, Callable[[OriginRecord], bytes]]] = {
+    b"path": lambda record: record.origin.path,
+    b"container": lambda record: record.origin.container.encode("utf-8", "surrogateescape"),
+}
+_VALUES: Final = (b"id", *_OF_ARTIFACT, *_OF_ORIGIN, b"scripts")
