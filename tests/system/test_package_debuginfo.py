@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.support import clients, debugforms, packages
+from tests.support import clients, debugforms, images, packages
 from tests.support.clients import Argument, run, tool
 from tests.support.programs import build_id_of
 
@@ -164,6 +164,16 @@ def split_library(root: Path, build: Path, version: int = 4) -> tuple[Path, Path
     return installed, Path(shutil.copy2(written, root / place[1:]))
 
 
+def packed_as(kind: str, root: Path, out: Path) -> tuple[str, Path]:
+    """How to scan for what is in a directory, and its path as a package or image."""
+    out.mkdir()
+    if kind != "image":
+        return "package", packages.PACKERS[kind](root, out)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    layer = images.layer([(str(path.relative_to(root)), path.read_bytes()) for path in files])
+    return "image", images.docker_save(out / "image.tar", {"hot:1": [layer]})
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_dwo_files_are_told_of_by_their_owner(
     buildidfs: BuildIdFs, tmp_path: Path, version: int
@@ -182,7 +192,7 @@ def test_dwo_files_are_told_of_by_their_owner(
 @pytest.mark.root
 @pytest.mark.fuse
 @pytest.mark.client
-@pytest.mark.parametrize("kind", ["deb-xz", "rpm-zstd"])
+@pytest.mark.parametrize("kind", ["deb-xz", "rpm-zstd", "image"])
 def test_a_dwp_file_is_kept_with_its_owner(buildidfs: BuildIdFs, tmp_path: Path, kind: str) -> None:
     root, build = tmp_path / "root", tmp_path / "build"
     library, written = split_library(root, build)
@@ -191,14 +201,13 @@ def test_a_dwp_file_is_kept_with_its_owner(buildidfs: BuildIdFs, tmp_path: Path,
     (dwo,) = build.glob("*.dwo")
     package = library.with_name(f"{library.name}.dwp")
     run([tool("dwp"), dwo, "-o", package], check=True)
-    (tmp_path / "0").mkdir()
-    file = packages.PACKERS[kind](root, tmp_path / "0")
-    summary = json.loads(buildidfs("scan", "package", "--json", file).out)
+    scan, file = packed_as(kind, root, tmp_path / "0")
+    summary = json.loads(buildidfs("scan", scan, "--json", file).out)
     assert (summary["files"], summary["captured"]) == (2, 2)
     build_id = build_id_of(library)
     shown = json.loads(buildidfs("show", "--json", build_id).out)
     assert shown["split_dwarf"]["package"] is not None
-    again = json.loads(buildidfs("scan", "package", "--again", "--json", file).out)
+    again = json.loads(buildidfs("scan", scan, "--again", "--json", file).out)
     assert (again["captured"], again["held"], again["absent"]) == (0, 2, {})
     stripped = tmp_path / library.name
     run([tool("objcopy"), "--strip-all", library, stripped], check=True)
