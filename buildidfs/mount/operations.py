@@ -211,6 +211,10 @@ class Operations(pyfuse3.Operations):
 
     @_answering
     def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        if not name.startswith(b"user."):
+            # ls(1) asks for access control lists and labels of each entry that it lists, but of a
+            # filesystem that has none only once.
+            raise FUSEError(errno.EOPNOTSUPP)
         value = self._view.extended_value(inode, name)
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)

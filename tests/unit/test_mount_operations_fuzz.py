@@ -32,7 +32,7 @@ NUMBERS = (0, 1, 2, 255, 256, 4095, 1 << 20, 1 << 28, (1 << 31) - 1, 1 << 31, (1
            1 << 32, (1 << 33) + 1, 1 << 60, 1 << 62, (1 << 63) - 1)  # fmt: skip
 # What could be meant by what was asked for; EIO would be a fault of ours.
 ERRNOS = {0, errno.ENOENT, errno.ESTALE, errno.EISDIR, errno.EINVAL, errno.EBADF, errno.EROFS,
-          errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENODATA}  # fmt: skip
+          errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENODATA, errno.EOPNOTSUPP}  # fmt: skip
 
 
 @pytest.fixture
