@@ -158,6 +158,7 @@ class Operations(pyfuse3.Operations):
         self._lasting = Shown(view, FOREVER_S)
         self._fleeting = Shown(view, FLEETING_S)
         self._callers = Callers()
+        self._misses = view.misses
         self._names_only = NamesOnly.probe()
         self._listings = Listings(everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
@@ -183,7 +184,7 @@ class Operations(pyfuse3.Operations):
                     return self._lasting.of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
-                self._view.misses.note(parent, name, lambda: self._callers.name(ctx.pid))
+                self._misses.note(parent, name, self._callers.name(ctx.pid))
                 if not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:

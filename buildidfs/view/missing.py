@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``missing/<id>``: what was asked for and is not here, by whom, how often, and when last.
 
-Kept in memory, of the latest that many build IDs; a front door tells what it could not answer. What
-has arrived is not listed any more, whoever brought it.
+Kept in memory, of the latest `MOST` build IDs. A front door tells what it could not answer; what
+that means is found out when somebody wants to see it, since hardly anybody does. What has arrived
+is not listed any more, whoever brought it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import re
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +20,7 @@ from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from buildidfs.store import Store
 
@@ -31,28 +33,33 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f-\x9f]")
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 
 
+#: How often somebody asked for a name, when first, and when last.
+_Question = tuple[int, float, float]
+
+
 class Miss:
     """One build ID that is missing. ``wanted`` has 1<<kind for each kind, or is 0: any."""
 
     __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
 
-    def __init__(self, build_id: BuildId, serial: int) -> None:
+    def __init__(self, build_id: BuildId, serial: int, first: float) -> None:
         self.build_id = build_id
         self.serial = serial
         self.wanted = _ANY
         self.count = 0
         self.clients: dict[bytes, int] = {}
-        self.first = self.last = time.time()
+        self.first = self.last = first
 
-    def asked(self, kind: int, client: bytes) -> None:
-        """It was asked for once more; ``kind`` 0 is any."""
+    def asked(self, kind: int, client: bytes, question: _Question) -> None:
+        """It was asked for; ``kind`` 0 is any."""
+        count, first, last = question
         self.wanted |= 1 << kind if kind else _ANY
-        self.count += 1
-        self.last = time.time()
+        self.count += count
+        self.first, self.last = min(self.first, first), max(self.last, last)
         client = _CONTROL.sub(b"?", client)
         if client not in self.clients and len(self.clients) >= _MOST_CLIENTS:
             client = _OTHERS
-        self.clients[client] = self.clients.get(client, 0) + 1
+        self.clients[client] = self.clients.get(client, 0) + count
 
     def text(self) -> bytes:
         """What the file says."""
@@ -76,42 +83,61 @@ class Misses:
         self._store = store
         self._most = most
         self._serials = itertools.count(1)
+        self._questions: dict[tuple[int, bytes, bytes], _Question] = {}
         self._misses: dict[BuildId, Miss] = {}
+        self._lock = threading.Lock()
 
-    def note(self, directory: int, name: bytes, client: Callable[[], bytes]) -> None:
-        """A lookup of ``name`` found nothing; ``client`` says who asked, and is called if the name
-        is that of an artifact.
-        """
-        asked = self._asked(directory, name)
-        if asked is None:
-            return
-        build_id, kind = asked
-        miss = self._misses.get(build_id)
-        if miss is None:
-            if len(self._misses) >= self._most:
-                self._misses.pop(next(iter(self._misses), build_id), None)
-            miss = self._misses[build_id] = Miss(build_id, next(self._serials) & nodes.NUMBER_MASK)
-        miss.asked(kind, client())
+    def note(self, directory: int, name: bytes, client: bytes) -> None:
+        """``client`` looked up ``name``, which is not there. For one thread."""
+        questions = self._questions
+        key = (directory, name, client)
+        now = time.time()
+        count, first, _ = questions.pop(key, (0, now, now))
+        if len(questions) >= self._most:
+            questions.pop(next(iter(questions), key), None)
+        questions[key] = (count + 1, first, now)
 
     def lookup(self, name: bytes) -> int:
         """The node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
+        self._answer()
         build_id = names.parse(name)
         miss = None if build_id is None else self._misses.get(build_id)
         return nodes.ABSENT if miss is None or self._has_come(miss) else _node(miss)
 
     def children(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of ``missing`` whose offset is beyond ``after``: name, node, offset."""
+        self._answer()
         for miss in list(self._misses.values()):
             if miss.serial > after and not self._has_come(miss):
                 yield names.spell(miss.build_id), _node(miss), miss.serial
 
     def text(self, node: int) -> bytes:
         """What a file in ``missing`` says; empty if it is there no more."""
+        self._answer()
         serial = nodes.number_of(node)
         for miss in list(self._misses.values()):
             if miss.serial == serial and not self._has_come(miss):
                 return miss.text()
         return b""
+
+    def _answer(self) -> None:
+        """Find out which of the names that were asked for are those of artifacts."""
+        with self._lock:
+            questions, self._questions = self._questions, {}
+            # A list: whoever notes one at this moment may still have hold of them.
+            for (directory, name, client), question in list(questions.items()):
+                asked = self._asked(directory, name)
+                if asked is not None:
+                    self._miss(asked[0], question[1]).asked(asked[1], client, question)
+
+    def _miss(self, build_id: BuildId, first: float) -> Miss:
+        miss = self._misses.get(build_id)
+        if miss is None:
+            if len(self._misses) >= self._most:
+                self._misses.pop(next(iter(self._misses), build_id), None)
+            miss = Miss(build_id, next(self._serials) & nodes.NUMBER_MASK, first)
+            self._misses[build_id] = miss
+        return miss
 
     def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
         """The artifact that a name in a directory is that of; its kind is 0 for any."""
