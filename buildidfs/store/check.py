@@ -222,6 +222,8 @@ def _wrong_numbers(moment: Rows) -> Iterator[tuple[int, str, int]]:
             row = schema.OrdinalRow.unpack(value)
         except DAMAGE:
             continue
+        if len(key) != schema.U64.size:
+            continue  # of no build ID, which a rule tells of
         for field, said, count in zip(
             ("origins", "paths"), (row.origins, row.paths), there, strict=True
         ):

@@ -12,6 +12,7 @@ Where the filesystem offers fs-verity, blobs that were read get it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -317,5 +318,7 @@ def _kept_beside(
 def _fill_in(mending: Mending, ref: tuple[int, int, int], segments: int) -> None:
     artifact = mending.variant(*ref)
     if artifact is not None and segments and not artifact.segments:
-        mending.variants.change(msgspec.structs.replace(artifact, segments=segments))
-        _choose(mending, artifact.ordinal, artifact.kind)
+        # Others to choose from that do not decode are faults of their own, too.
+        with contextlib.suppress(*DAMAGE):
+            mending.variants.change(msgspec.structs.replace(artifact, segments=segments))
+            _choose(mending, artifact.ordinal, artifact.kind)

@@ -155,6 +155,30 @@ def test_a_build_id_that_the_bytes_do_not_have(store: Store) -> None:
         assert read_blob(store, debug.digest) == DEBUG
 
 
+@pytest.mark.parametrize("value", [b"\xc8", b"\0\1" + bytes(80)], ids=["cut", "zeros"])
+def test_a_variant_beside_one_that_is_written_down(store: Store, value: bytes) -> None:
+    """What the program headers of one say may have another served: if that can be told."""
+    with store:
+        key = schema.ORDINAL_KIND_VARIANT.pack(1, Kind.EXECUTABLE, 1)
+        _poison(store, "variants", key, value)
+        found = list(store.check(digests=True))
+        assert any(f"row {key.hex()} of variants" in line for line in found)
+        _mended(store)
+        assert list(store.check(digests=True)) == []
+
+
+def test_a_number_of_a_build_id_that_is_none(store: Store) -> None:
+    """Too long a key, with a row that is right but for its counts."""
+    with store:
+        value = schema.OrdinalRow(BuildId(b"\x66\x66"), 0b110, 1, 3, 1, [2, 1, 0, 0]).pack()
+        key = schema.U64.pack(2) * 2
+        _poison(store, "ordinals", key, value)
+        found = list(store.check())
+        assert any(f"row {key.hex()} of ordinals" in line for line in found)
+        _mended(store)
+        assert list(store.check(digests=True)) == []
+
+
 def test_attributes_that_the_bytes_do_not_have(store: Store) -> None:
     with store:
         artifact = store.artifact(1, Kind.DEBUGINFO)
