@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.store import peek, placerules, rules, schema
+from buildidfs.store import peek, placecounts, placerules, rules, schema
 from buildidfs.store.index import DAMAGE, prefixed
 from buildidfs.store.recorder import load_counters
 from buildidfs.store.rows import Fault, Mending, Rows, faults_of
@@ -167,6 +167,7 @@ def wrong_counts(moment: Rows) -> Iterator[Fault]:
         text = f"{field} of {named.build_id if named else ordinal} are counted wrongly"
         mend = partial(_put_number, ordinal=ordinal, field=field, there=there)
         yield Fault(text, build_id=named.build_id if named else None, mend=mend)
+    yield from placecounts.wrong(moment)
 
 
 def _put_number(mending: Mending, ordinal: int, field: str, there: int) -> None:

@@ -14,11 +14,12 @@ moved): the later one has ``~`` and what tells them apart behind it.
 from 1; 0 is its root. The key has the hash of the name and not the name, so that a number says
 where a listing was broken off. The value has the number of the directory that the name leads to,
 or 0 and the artifact that was last seen there, which may have been removed since. The stamp is the
-time of that in seconds.
+time of that in seconds, up to a minute early. A name that once led to a directory does so until the
+directory is empty. A directory has a higher number than the one that it is in.
 
 A container has at most `MAX_ENTRIES` rows; of what it has beyond, nothing is said here. When there
-are more than `MAX_CONTAINERS`, or rows of all together than `MAX_CONTENTS`, the container goes that
-was last seen longest ago, some rows with each transaction.
+are more than `MAX_CONTAINERS`, or rows of all together than `MAX_CONTENTS`, containers go that were
+last seen longest ago, some rows with each transaction, and more than it has added.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import msgspec
 
 from buildidfs.model import NamespaceSet, Origin, fingerprint
 from buildidfs.store import schema
+from buildidfs.store.index import DAMAGE, damaged, whole
 from buildidfs.store.places import TIMES
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ _SUFFIX: Final = 24
 KEY: Final = Struct(">IIQ")
 VALUE: Final = Struct(">IQBHI")
 
-#: What a directory entry cannot have, and what a terminal would obey; "%" is what marks them.
-_UNFIT: Final = re.compile(rb"[\x00-\x1f/%\x7f]|\xc2[\x80-\x9f]|\A\.")
+#: What a directory entry cannot have, and what a terminal would obey; "%" is what marks them, and
+#: "~" what stands before that which tells two with the same label apart.
+_UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
 _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
 
@@ -187,6 +190,7 @@ class ContainerTree:
         value = self._env.get(self._labels, name)
         return None if value is None else int.from_bytes(value, "big")
 
+    @whole
     def container(self, number: int) -> Container | None:
         """The container with that number."""
         value = self._env.get(self._containers, schema.U32.pack(number))
@@ -195,8 +199,13 @@ class ContainerTree:
     def every(self, after: int) -> Iterator[Container]:
         """All containers in order of numbers, behind ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
-            yield unpack_container(int.from_bytes(key, "big"), value)[0]
+            try:
+                container = unpack_container(int.from_bytes(key, "big"), value)[0]
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield container
 
+    @whole
     def child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
         """What a directory of a container has under a name."""
         key = KEY.pack(container, directory, offset_of(name))
@@ -209,4 +218,8 @@ class ContainerTree:
         """What is in a directory of a container, in order of offsets, behind ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):
-            yield unpack_entry(key, value)
+            try:
+                entry = unpack_entry(key, value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield entry

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -25,15 +26,20 @@ from buildidfs.store.containers import (
     token_of,
     unpack_container,
 )
-from buildidfs.store.index import prefixed
+from buildidfs.store.index import DAMAGE, prefixed
 from buildidfs.store.paths import components
 from buildidfs.store.places import TIMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from buildidfs.model import Origin, Sighting
     from buildidfs.store.environment import Environment, Txn
 
 _EVICTED_AT_ONCE: Final = 2048
+_STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
+
+_Value = tuple[int, int, int, int, int]
 
 
 class ContainerWriter:
@@ -49,7 +55,8 @@ class ContainerWriter:
         self._rows: dict[int, tuple[int, int, ContainerRow]] = {}
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._directories: dict[tuple[int, int, bytes], int] = {}
-        self._grown = False
+        self._added = 0
+        self._new_containers = 0
 
     def see(self, sighting: Sighting, artifact: tuple[int, int, int]) -> None:
         """A file of a container, which is that (ordinal, kind, variant), was seen."""
@@ -80,7 +87,7 @@ class ContainerWriter:
             key = schema.U32.pack(number)
             if self._txn.get(key, db=self._containers) != value:
                 self._txn.put(key, value, db=self._containers)
-        if self._grown:
+        if self._added or self._new_containers:
             self._make_room()
 
     # --- containers ------------------------------------------------------------------------
@@ -95,22 +102,29 @@ class ContainerWriter:
 
     def _find(self, origin: Origin) -> int:
         token = token_of(origin)
-        number = 0
+        free = b""
         for candidate in names_of(origin, token):
-            value = self._txn.get(candidate, db=self._labels)
-            if value is None:
-                return self._new(candidate, origin)
-            number = int.from_bytes(value, "big")
-            if number in self._rows:
-                row = self._rows[number][2]
-            else:
-                raw = self._txn.get(value, db=self._containers)
-                if raw is None:  # damage, which `check` tells of
-                    return self._new(candidate, origin)
-                row = unpack_container(number, raw)[1]
-                self._rows[number] = (*TIMES.unpack_from(raw), row)
-            if not token or row.token in (token, b""):
-                break
+            number = self._named(candidate)
+            if not number:
+                # The other may still have a name of its own, though the first is free again.
+                free = free or candidate
+            elif not token or self._rows[number][2].token in (token, b""):
+                self._rows[number][2].token = self._rows[number][2].token or token
+                return number
+        return self._new(free or candidate, origin)
+
+    def _named(self, name: bytes) -> int:
+        """The number of the container with that name, whose row is in `_rows` then; else 0."""
+        value = self._txn.get(name, db=self._labels)
+        number = 0 if value is None else int.from_bytes(value, "big")
+        if value is None or number in self._rows:
+            return number
+        raw = self._txn.get(value, db=self._containers, default=b"")
+        row = _row_in(raw)
+        if row is None:
+            return 0
+        first, last = TIMES.unpack_from(raw)
+        self._rows[number] = first, last, row
         return number
 
     def _new(self, name: bytes, origin: Origin) -> int:
@@ -130,7 +144,7 @@ class ContainerWriter:
         )
         self._txn.put(name, key, db=self._labels)
         self._rows[number] = (2**63 - 1, 0, row)
-        self._grown = True
+        self._new_containers += 1
         return number
 
     # --- contents --------------------------------------------------------------------------
@@ -142,7 +156,7 @@ class ContainerWriter:
             return known
         key = KEY.pack(container, directory, offset_of(name))
         value = self._txn.get(key, db=self._contents)
-        found = 0 if value is None else VALUE.unpack_from(value)[0]
+        found = _unpacked(value)[0]
         if not found:
             # What was a file may be a directory by now.
             if value is None and not self._count_up(row):
@@ -168,8 +182,10 @@ class ContainerWriter:
             if not self._count_up(row):
                 return
         else:
-            is_directory, *was, then = VALUE.unpack_from(old)
-            if is_directory or then > stamp or tuple(was) == artifact:
+            is_directory, *was, then = _unpacked(old)
+            if is_directory or then > stamp:
+                return
+            if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
         self._txn.put(key, VALUE.pack(0, *artifact, stamp) + name, db=self._contents)
 
@@ -177,35 +193,78 @@ class ContainerWriter:
         if row.entries >= MAX_ENTRIES or row.next_directory >= schema.MAX_CONTAINER:
             return False
         row.entries += 1
-        self._grown = True
+        self._added += 1
         return True
 
     # --- room ------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        count = self._txn.stat(self._containers)["entries"]
-        if count <= MAX_CONTAINERS and self._txn.stat(self._contents)["entries"] <= MAX_CONTENTS:
+        """Take away more than was added, of whatever was last seen longest ago."""
+        containers = self._txn.stat(self._containers)["entries"] - MAX_CONTAINERS
+        rows = self._txn.stat(self._contents)["entries"] - MAX_CONTENTS
+        if containers <= 0 and rows <= 0:
             return
-        rows = prefixed(self._txn, self._containers, b"")
-        # Not one that was just written: its rows are known here as they were.
-        others = (
-            (value[8:16], key, value)
-            for key, value in rows
-            if int.from_bytes(key, "big") not in self._rows
-        )
-        oldest = min(others, default=None)
-        if oldest is None:
-            return
-        _, key, value = oldest
-        contents = prefixed(self._txn, self._contents, key)
-        going = [found for found, _ in islice(contents, _EVICTED_AT_ONCE)]
+        budget = max(_EVICTED_AT_ONCE, 2 * (self._added + self._new_containers))
+        for _, key in heapq.nsmallest(budget, self._others()):
+            gone = self._evict(key, budget)
+            rows -= gone
+            containers -= 1
+            budget -= gone + 1
+            if budget <= 0 or (containers <= 0 and rows <= 0):
+                return
+
+    def _others(self) -> Iterator[tuple[bytes, bytes]]:
+        """When containers were last seen that nothing is known of here, and their keys."""
+        for key, value in prefixed(self._txn, self._containers, b""):
+            if int.from_bytes(key, "big") not in self._rows:
+                yield value[8:16], key
+
+    def _evict(self, key: bytes, most: int) -> int:
+        """Take away a container, or that many of its rows; returns how many rows that were.
+
+        The last directories go first: none is left that nothing leads to.
+        """
+        going = list(islice(self._contents_backwards(key), most))
         for found in going:
             self._txn.delete(found, db=self._contents)
-        if len(going) < _EVICTED_AT_ONCE:
-            row = unpack_container(int.from_bytes(key, "big"), value)[1]
-            if self._txn.get(row.name, db=self._labels) == key:
+        value = self._txn.get(key, db=self._containers, default=b"")
+        row = _row_in(value)
+        if len(going) < most:
+            if row is not None and self._txn.get(row.name, db=self._labels) == key:
                 self._txn.delete(row.name, db=self._labels)
             self._txn.delete(key, db=self._containers)
+        elif row is not None:
+            row.entries = max(row.entries - len(going), 0)
+            first, last = TIMES.unpack_from(value)
+            self._txn.put(key, pack_container(first, last, row), db=self._containers)
+        return len(going)
+
+    def _contents_backwards(self, key: bytes) -> Iterator[bytes]:
+        with self._txn.cursor(self._contents) as cursor:
+            behind = key + b"\xff" * KEY.size
+            found = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            while found and cursor.key().startswith(key):
+                yield cursor.key()
+                found = cursor.prev()
+
+
+def _row_in(value: bytes) -> ContainerRow | None:
+    """The row of a container; None if there is none, or it does not decode.
+
+    Damage is what `check` tells of: it must not keep anything from being captured, or removed.
+    """
+    try:
+        return unpack_container(0, value)[1]
+    except DAMAGE:
+        return None
+
+
+def _unpacked(value: bytes | None) -> _Value:
+    """The numbers in a row of *contents*; zeros if there is none, or it does not decode."""
+    if value is None or len(value) < VALUE.size:
+        return 0, 0, 0, 0, 0
+    directory, ordinal, kind, variant, stamp = VALUE.unpack_from(value)
+    return directory, ordinal, kind, variant, stamp
 
 
 class ContainerPruner:
@@ -234,27 +293,27 @@ class ContainerPruner:
 
     def _drop(self, container: bytes, names: list[bytes], ordinal: int) -> None:
         number = int.from_bytes(container, "big")
-        keys, directory, value = [], ROOT, None
+        keys: list[bytes] = []
+        directory = of = kind = variant = 0
         for name in names:
+            if keys and not directory:
+                return  # a file by now
             keys.append(KEY.pack(number, directory, offset_of(name)))
             value = self._txn.get(keys[-1], db=self._contents)
             if value is None:
                 return
-            directory = VALUE.unpack_from(value)[0]
-        if directory or value is None:
-            return
-        _, of, kind, variant, _ = VALUE.unpack_from(value)
-        if of != ordinal or self._has(of, kind, variant):
+            directory, of, kind, variant, _ = _unpacked(value)
+        if directory or of != ordinal or self._has(of, kind, variant):
             return
         dropped = 0
         for key in reversed(keys):
             dropped += self._txn.delete(key, db=self._contents)
             if next(prefixed(self._txn, self._contents, key[:8]), None) is not None:
                 break
-        raw = self._txn.get(container, db=self._containers)
-        if raw is None:
+        raw = self._txn.get(container, db=self._containers, default=b"")
+        row = _row_in(raw)
+        if row is None:
             return
-        row = unpack_container(number, raw)[1]
         if next(prefixed(self._txn, self._contents, container), None) is not None:
             row.entries = max(row.entries - dropped, 0)
             first, last = TIMES.unpack_from(raw)

@@ -173,7 +173,7 @@ def _places_from_1(env: Environment, txn: Txn, counters: schema.Counters) -> Non
     containers = ContainerWriter(env, txn, counters)
     for key, value in _rows(env, txn, "origins"):
         try:
-            digest, kinds, origin, _, last = places.unpack_origin(value)
+            digest, kinds, origin, first, last = places.unpack_origin(value)
             row = schema.DigestRow.unpack(txn.get(digest, db=env.tables["digests"]) or b"")
             named = schema.OrdinalRow.unpack(txn.get(key[:8], db=env.tables["ordinals"]) or b"")
         except DAMAGE:
@@ -182,8 +182,8 @@ def _places_from_1(env: Environment, txn: Txn, counters: schema.Counters) -> Non
         if paths.add(named, ordinal, origin.path, primary=bool(kinds & PATH_KINDS)):
             txn.put(key[:8], named.pack(), db=env.tables["ordinals"])
         refs = [ref for ref in row.refs if ref[0] == ordinal]
-        if refs:
-            containers.see(Sighting(origin, last), min(refs))
+        for moment in (first, last) if refs else ():
+            containers.see(Sighting(origin, moment), min(refs))
     containers.finish()
 
 

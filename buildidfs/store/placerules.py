@@ -6,7 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.store import peek, places, schema
-from buildidfs.store.containers import MAX_LABEL, offset_of, unpack_container, unpack_entry
+from buildidfs.store.containers import (
+    MAX_LABEL,
+    ContainerRow,
+    offset_of,
+    pack_container,
+    unpack_container,
+    unpack_entry,
+)
+from buildidfs.store.index import DAMAGE
 from buildidfs.store.paths import NAMES, ROOT
 from buildidfs.store.rows import Fault, Rows
 
@@ -114,9 +122,15 @@ def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """The same for the last names of paths."""
+    """The same for the last names of paths. How often they are counted, `placecounts` looks at."""
     schema.U16.unpack(value)
-    return _hanging("nameids", rows, key)
+    yield from _hanging("nameids", rows, key)
+    path = rows.get("paths", key[:4])
+    if path is not None and path[:4] != schema.U32.pack(NAMES):
+        yield Fault(
+            f"what hangs from path {key[:4].hex()} as from a name hangs from none",
+            mend=lambda mending: mending.delete("nameids", key),
+        )
 
 
 def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
@@ -180,7 +194,7 @@ def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A container has a name that leads to it."""
     (number,) = schema.U32.unpack(key)
-    container, _ = unpack_container(number, value)
+    container, row = unpack_container(number, value)
     if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
         raise ValueError("no number, or no name, of a container")
     if number >= rows.said.next_container:
@@ -188,37 +202,75 @@ def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
             f"the next container would be {rows.said.next_container}, but {number} is used",
             mend=lambda mending: _count_up(mending, next_container=number + 1),
         )
+    if container.first_seen_ns > container.last_seen_ns:
+        both = pack_container(container.last_seen_ns, container.last_seen_ns, row)
+        yield Fault(
+            f"container {number} was last seen before it was first seen",
+            mend=lambda mending: mending.put("containers", key, both),
+        )
     there = rows.get("labels", container.name)
-    if there is None:
+    if there == key:
+        return
+    other = None if there is None else _container_row(rows, there)
+    if other is None or other.name != container.name:
         yield Fault(
             f"container {number} is not found under its name",
             mend=lambda mending: mending.put("labels", container.name, key),
         )
-    elif there != key:
+    else:
         yield Fault(
             f"container {number} has the name of another",
             mend=lambda mending: mending.delete("containers", key),
         )
 
 
+def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
+    """The row of a container, None also if it does not decode."""
+    value = rows.get("containers", key)
+    try:
+        return None if value is None else unpack_container(0, value)[1]
+    except DAMAGE:
+        return None
+
+
 def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name is that of a container."""
     schema.U32.unpack(value)
-    if rows.get("containers", value) is None:
+    row = _container_row(rows, value)
+    if row is None or row.name != key:
         yield Fault(
-            f"name {key!r} leads to a container that there is not",
+            f"name {key!r} leads to a container that there is not, or has another",
             mend=lambda mending: mending.delete("labels", key),
         )
 
 
 def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """What is in a container stands where its name is looked for. The artifact may be gone."""
-    entry = unpack_entry(key, value)
-    if entry.offset != offset_of(entry.name) or rows.get("containers", key[:4]) is None:
+    entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
+    below = int.from_bytes(key[4:8], "big")
+    if (
+        container is None
+        or entry.offset != offset_of(entry.name)
+        or 0 < entry.directory <= below  # they are numbered on the way down
+        or entry.directory > schema.MAX_CONTAINER
+    ):
         yield Fault(
             f"row {key.hex()} of contents is of no container, or not where its name belongs",
             mend=lambda mending: mending.delete("contents", key),
         )
+    elif max(entry.directory, below) >= container.next_directory:
+        yield Fault(
+            f"the next directory of container {key[:4].hex()} would be one that it has",
+            mend=lambda mending: _number_directory(mending, key[:4], max(entry.directory, below)),
+        )
+
+
+def _number_directory(mending: Mending, key: bytes, used: int) -> None:
+    first, last = places.TIMES.unpack_from(mending.get("containers", key) or b"")
+    row = _container_row(mending, key)
+    if row is not None:
+        row.next_directory = max(row.next_directory, used + 1)
+        mending.put("containers", key, pack_container(first, last, row))
 
 
 RULES: Final[dict[str, Rule]] = {

@@ -18,6 +18,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.model import Kind
 from buildidfs.view import nodes
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _IN_USR: Final = 8
 _LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
 _MOST_LOOKED_AT: Final = 4096
 
-_SONAME: Final = re.compile(rb"(lib[^/]+?|ld)(?:-linux[^/]*|64)?\.so\.[0-9]+\Z")
+_SONAME: Final = re.compile(rb"(?:(lib[^/]+?)|(ld)(?:-linux[^/]*|64)?)\.so((?:\.[0-9]+)+)\Z")
 _NUMBERS: Final = re.compile(rb"[0-9]+")
 
 
@@ -173,38 +174,37 @@ class Containers:
             directory = self._directory(container, path)
             if not directory:
                 continue
-            for entry in self._some(container, directory):
-                if _is_loader(entry):
-                    return path
-                if entry.directory and any(map(_is_loader, self._some(container, entry.directory))):
-                    return path + b"/" + entry.name
+            here = list(self._some(container, directory))
+            if any(map(_is_loader, here)):
+                return path
+            most = _MOST_LOOKED_AT
+            for entry in sorted(here, key=lambda entry: (b"64" not in entry.name, entry.name)):
+                if entry.directory and most > 0:
+                    below = list(itertools.islice(self._some(container, entry.directory), most))
+                    if any(map(_is_loader, below)):
+                        return path + b"/" + entry.name
+                    most -= len(below)
         return b""
 
     def _file_for(self, container: int, directory: int, name: bytes) -> int:
         """The file that the link of a shared library leads to by convention.
 
-        ``libz.so.1`` is ``libz.so.1.3.1``; libraries of glibc before 2.34 are ``libc-2.31.so`` for
-        ``libc.so.6``, ``ld-2.31.so`` for ``ld-linux-x86-64.so.2``; that of musl is its loader.
+        ``libz.so.1`` is ``libz.so.1.3.1``, and ``libgcc_s.so.1`` may be ``libgcc_s-14.so.1``;
+        libraries of glibc before 2.34 are ``libc-2.31.so`` for ``libc.so.6``, ``ld-2.31.so`` for
+        ``ld-linux-x86-64.so.2``; that of musl is its loader. Of several it is the latest version.
         """
-        found = _SONAME.match(name)
-        if found is None and not name.startswith((b"ld-musl-", b"libc.musl-")):
+        wanted = _candidates(name)
+        if wanted is None:
             return nodes.ABSENT
-        old = re.compile(re.escape(found[1]) + rb"-[0-9][0-9.]*\.so\Z") if found else None
-        best: tuple[bool, list[int]] | None = None
-        chosen = None
-        for entry in self._some(container, directory):
-            longer = entry.name.startswith(name + b".")
-            musl = (
-                name != entry.name
-                and b"musl-" in name
-                and entry.name.startswith((b"ld-musl-", b"libc.so"))
-            )
-            if entry.directory or not (longer or musl or (old and old.match(entry.name))):
-                continue
-            rank = longer, [int(number) for number in _NUMBERS.findall(entry.name)]
-            if best is None or rank > best:
-                best, chosen = rank, entry
-        return nodes.ABSENT if chosen is None else self._entry(container, chosen)
+        fitting = [
+            (found.lastindex or 0, [int(number) for number in _NUMBERS.findall(entry.name)], entry)
+            for entry in self._some(container, directory)
+            if entry.kind == Kind.EXECUTABLE and (found := wanted.match(entry.name))
+        ]
+        for *_, entry in sorted(fitting, key=lambda each: each[:2], reverse=True):
+            if node := self._entry(container, entry):
+                return node
+        return nodes.ABSENT
 
     def _some(self, container: int, directory: int) -> Iterator[ContainerEntry]:
         entries = self._store.container_children(container, directory)
@@ -212,7 +212,23 @@ class Containers:
 
 
 def _is_loader(entry: ContainerEntry) -> bool:
-    return not entry.directory and entry.name.startswith((b"ld-", b"ld64"))
+    return entry.kind == Kind.EXECUTABLE and entry.name.startswith((b"ld-", b"ld64", b"ld.so"))
+
+
+def _candidates(name: bytes) -> re.Pattern[bytes] | None:
+    """What the files are called that a link with that name may lead to. A group that is there
+    makes it a better match.
+    """
+    if name.startswith((b"ld-musl-", b"libc.musl-")):
+        return re.compile(rb"ld-musl-|libc\.so\Z")
+    found = _SONAME.match(name)
+    if found is None:
+        return None
+    stem, number = map(re.escape, (found[1] or found[2], found[3]))
+    return re.compile(
+        rb"(%s\.[0-9].*)\Z|%s-[0-9][^/]*\.so(?:%s)?\Z" % (re.escape(name), stem, number),
+        re.DOTALL,
+    )
 
 
 def _told(container: Container) -> dict[bytes, bytes]:

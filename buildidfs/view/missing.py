@@ -29,9 +29,10 @@ _MOST_CLIENTS: Final = 16
 _OTHERS: Final = b"others"
 
 _ANY: Final = 0
-_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f-\x9f]")
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
-
+_INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
+"""What perf takes where it asks for an executable."""
 
 #: How often somebody asked for a name, when first, and when last.
 _Question = tuple[int, float, float]
@@ -158,6 +159,8 @@ class Misses:
     def _has_come(self, miss: Miss) -> bool:
         ordinal = self._store.ordinal(miss.build_id)
         kinds = 0 if ordinal is None else self._store.kinds(ordinal)
+        if kinds & _INSTEAD:
+            kinds |= 1 << Kind.EXECUTABLE
         if not kinds or miss.wanted & ~kinds:
             return False
         self._misses.pop(miss.build_id, None)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ROOT = 0
 
+_DEPTH_MAX = 4096
+"""No path has more names; whoever finds more walks in a circle, in a damaged index."""
+
 
 class Paths:
     """The store's tree of paths, with build IDs that have an artifact of certain kinds."""
@@ -59,7 +62,7 @@ class Paths:
     def depth(self, path: int) -> int:
         """How many names lead to a path."""
         depth = 0
-        while path != ROOT:
+        while path != ROOT and depth < _DEPTH_MAX:
             found = self._store.path_parent(path)
             if found is None:
                 return depth

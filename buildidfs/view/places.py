@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from buildidfs import names
-from buildidfs.model import Kind
+from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
 from buildidfs.view.paths import ROOT, Paths
 
@@ -24,6 +24,8 @@ _ANY_KIND = sum(1 << kind for kind in Kind)
 # Offsets in a listing of a path: sub-directories by path number, then build IDs by ordinal.
 _OFFSET_IDS = 1 << 32
 _NAME_DEPTH = 2
+_UP = b"../"
+_TARGET_MAX = 4096 - 2 * BuildId.MAX_BYTES
 
 
 class ByPath:
@@ -97,9 +99,10 @@ class ByName:
 def target(store: Store, node: int) -> bytes:
     """Where a link to a directory of a build ID leads; empty if that is gone."""
     build_id = store.build_id(nodes.ordinal_of(node))
-    if build_id is None:
+    depth = node & nodes.DETAIL_MASK
+    if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # one that was made up
         return b""
-    return b"../" * (node & nodes.DETAIL_MASK) + names.spell(build_id)
+    return _UP * depth + names.spell(build_id)
 
 
 def _link(ordinal: int, depth: int) -> int:

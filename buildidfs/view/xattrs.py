@@ -36,11 +36,10 @@ class ExtendedAttributes:
 
     def names(self, artifact: Artifact, zeroed: bool) -> list[bytes]:
         """The names that there is a value of."""
-        return [
-            name
-            for name in (_SHA256, *(_PREFIX + part for part in _VALUES))
-            if self.value(artifact, zeroed, name) is not None
-        ]
+        last = self._last_origin(artifact)
+        of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
+        known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
+        return [_SHA256, *(_PREFIX + part for part in known)]
 
     def value(self, artifact: Artifact, zeroed: bool, name: bytes) -> bytes | None:
         """The value of one; None if there is none."""
@@ -82,4 +81,3 @@ _OF_ORIGIN: Final[dict[bytes, Callable[[OriginRecord], bytes]]] = {
     b"path": lambda record: record.origin.path,
     b"container": lambda record: record.origin.container.encode("utf-8", "surrogateescape"),
 }
-_VALUES: Final = (b"id", *_OF_ARTIFACT, *_OF_ORIGIN, b"scripts")

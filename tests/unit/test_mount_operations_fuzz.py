@@ -72,15 +72,16 @@ class Client:
     def name(self) -> bytes:
         known = (b"elf", b"debug", b"path", b"variants", b"0001", b".build-id", b".dwz", b"usr",
                  b"README", b"by-path", b"by-name", b"containers", b"missing", b"box", b"root",
-                 b"bin", b"lib", b"app", b"id", b"libz.so.1", b"user.sha256", b"x", b"..", b".", b"", b"a/b", b"\0", b"000101", b"A0", b"f" * 255,
-                 b"f" * 256)  # fmt: skip
+                 b"bin", b"lib", b"app", b"id", b"libz.so.1", b"user.sha256", b"x", b"..", b".",
+                 b"", b"a/b", b"\0", b"000101", b"A0", b"f" * 255, b"f" * 256)  # fmt: skip
         return self.chosen.choice((*known, self.chosen.randbytes(self.chosen.randrange(300))))
 
     async def ask(self) -> None:
         """One request."""
         which = self.chosen.choice(
             ("lookup", "lookup", "getattr", "readlink", "readdir", "open", "read", "release",
-             "forget", "statfs", "opendir", "releasedir", "create", "setattr", "getxattr", "listxattr")
+             "forget", "statfs", "opendir", "releasedir", "create", "setattr", "getxattr",
+             "listxattr")
         )  # fmt: skip
         number = 0
         try:
