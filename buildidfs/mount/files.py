@@ -29,15 +29,18 @@ _COMPRESSED = 1 << 40
 
 
 class OpenFile:
-    """What a handle stands for. ``ctime_ns`` is when its file was last changed."""
+    """What a handle stands for. ``ctime_ns`` and ``mtime_ns`` are those of its file."""
 
-    __slots__ = ("content", "ctime_ns", "node", "users")
+    __slots__ = ("content", "ctime_ns", "mtime_ns", "node", "users")
 
     def __init__(self, node: int, content: Content) -> None:
         self.node = node
         self.content = content
         self.users = 1
-        self.ctime_ns = 0 if content.fd < 0 else os.fstat(content.fd).st_ctime_ns
+        self.ctime_ns = self.mtime_ns = 0
+        if content.fd >= 0:
+            status = os.fstat(content.fd)
+            self.ctime_ns, self.mtime_ns = status.st_ctime_ns, status.st_mtime_ns
 
 
 class OpenFiles:
@@ -107,6 +110,13 @@ class OpenFiles:
             return self._by_handle[handle].content
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+
+    def was_written(self, handle: int) -> bool:
+        """Whether a file that was opened by its descriptor has been written to since.
+
+        The change time tells no more: it is another one also when the blob was removed.
+        """
+        return os.fstat(handle).st_mtime_ns != self._by_handle[handle].mtime_ns
 
     def release(self, handle: int) -> None:
         """One user less. Raises OSError(EBADF) for a handle that nobody has."""

@@ -312,6 +312,8 @@ class Operations(pyfuse3.Operations):
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
                 data = await self._loop.in_thread(_read_whole, fh, off, size)
+            if self._files.was_written(fh):  # not before it was read, or it might have been after
+                raise FUSEError(errno.ESTALE)
             if content.zeros:
                 blank(data, off, content.zeros)
             return data

@@ -85,6 +85,23 @@ def test_what_is_damaged_is_not_there(buildidfs: BuildIdFs, store: Store, mounte
         assert not out.exists()
 
 
+def test_whoever_has_it_open_is_not_given_what_was_written_over_it(
+    buildidfs: BuildIdFs, store: Store
+) -> None:
+    build_id = IDS[0]
+    with buildidfs.mounted() as mount:
+        path = mount / build_id.hex() / "elf"
+        with path.open("rb", buffering=0) as stream:
+            assert stream.read(4) == b"\x7fELF"
+            with _blob(store, build_id).open("r+b") as blob:
+                blob.write(b"else")
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+            stream.seek(0)
+            with pytest.raises(OSError, match=r".") as caught:
+                stream.read(4)
+            assert caught.value.errno == errno.ESTALE
+
+
 def test_a_store_that_was_copied_is_served(buildidfs: BuildIdFs, store: Store) -> None:
     """All files are others, and nothing is damaged."""
     moved = buildidfs.store.with_name("moved")
