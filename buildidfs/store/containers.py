@@ -58,13 +58,14 @@ VALUE: Final = Struct(">IQBHI")
 #: "~" what stands before that which tells two with the same label apart.
 _UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
+_BUNDLE: Final = "bundle"
 _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container that files were captured of, or an image or package.
+    """A container that files were captured of, an image or package, or a host that a bundle is of.
 
-    ``name`` is what `containers/` has it under, ``label`` is `Origin.container`. ``id`` and
+    ``name`` is what `containers/` has it under, ``label`` is `label_of` its places. ``id`` and
     ``image`` are empty where they are not known. Times are in nanoseconds of Unix time.
     """
 
@@ -145,9 +146,18 @@ def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
     return TIMES.pack(first, last) + _encode(row)
 
 
+def label_of(origin: Origin) -> str:
+    """Of what the files at a place are a tree: a container, or another host that a bundle comes
+    from. Empty for this one, whose files are where they were.
+    """
+    if origin.container or origin.scanner != _BUNDLE or not origin.host:
+        return origin.container
+    return f"host:{origin.host}"
+
+
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
     """What a container may be named, the usual name first."""
-    name = spelled(origin.container)
+    name = spelled(label_of(origin))
     return (name, name + b"~" + token) if token else (name,)
 
 

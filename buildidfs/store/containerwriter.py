@@ -20,6 +20,7 @@ from buildidfs.store.containers import (
     ContainerRow,
     as_bytes,
     image_of,
+    label_of,
     names_of,
     offset_of,
     pack_container,
@@ -61,7 +62,7 @@ class ContainerWriter:
     def see(self, sighting: Sighting, artifact: tuple[int, int, int]) -> None:
         """A file of a container, which is that (ordinal, kind, variant), was seen."""
         origin = sighting.origin
-        if not origin.container or artifact[1] > Kind.DEBUGINFO:
+        if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
             return
         names = components(origin.path)
         if names is None or not origin.path.startswith(b"/"):
@@ -94,7 +95,7 @@ class ContainerWriter:
 
     def _number(self, origin: Origin) -> int:
         """The number of a container, given now if it has none; 0 if all are given out."""
-        key = (origin.container, origin.host, origin.mnt_ns_id)
+        key = (label_of(origin), origin.host, origin.mnt_ns_id)
         known = self._numbers.get(key)
         if known is None:
             known = self._numbers[key] = self._find(origin)
@@ -133,11 +134,11 @@ class ContainerWriter:
             return 0
         self._counters.next_container += 1
         key = schema.U32.pack(number)
-        image = image_of(origin)
+        label, image = label_of(origin), image_of(origin)
         row = ContainerRow(
             name,
-            as_bytes(origin.container),
-            as_bytes(cgroup.container_id(origin.cgroup) or origin.container.partition(":")[2]),
+            as_bytes(label),
+            as_bytes(cgroup.container_id(origin.cgroup) or label.partition(":")[2]),
             as_bytes(image),
             b"" if image else as_bytes(origin.host),
             token_of(origin),
@@ -283,7 +284,7 @@ class ContainerPruner:
         """What a place had of a build ID is removed; directories and containers that are empty
         then go as well.
         """
-        names = components(origin.path) if origin.container else None
+        names = components(origin.path) if label_of(origin) else None
         if names is None:
             return
         for name in names_of(origin, token_of(origin)):

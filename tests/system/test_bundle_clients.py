@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
+from tests.support import clients, cores
 from tests.support.clients import Argument, run, tool
-from tests.support.mounts import COMMAND, is_mountpoint
+from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.programs import Program
     from tests.support.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
@@ -80,6 +83,40 @@ def test_gdb_gives_the_same_backtrace(directory: Path, gone: Vanished) -> None:
     assert any("hot.c:" in frame for frame in frames), str(here)
     there = _elsewhere(directory, bundle, [tool("gdb"), *commands])
     assert re.findall(r"^#\d.*$", there.out, re.MULTILINE) == frames, str(there)
+
+
+def _backtrace(text: str) -> list[str]:
+    """The frames that were printed last: gdb shows the first of them before it is asked."""
+    frames = re.findall(r"^#\d.*$", text, re.MULTILINE)
+    last = max(number for number, frame in enumerate(frames) if frame.startswith("#0 "))
+    return frames[last:]
+
+
+def test_a_bundle_of_a_host_has_a_sysroot_of_it(
+    directory: Path, buildidfs: BuildIdFs, program: Program
+) -> None:
+    """For debuggers that find the libraries of a core by their paths alone."""
+    bundle, place = directory / "core.tar.zst", directory / "app"
+    program.install(directory)
+    with cores.stuck(place / "bin" / "hot", directory) as pid:
+        core = cores.gcore(pid, directory)
+        commands: list[Argument] = ["-nx", "-batch", "-ex", "set debuginfod enabled off"]
+        here = run([tool("gdb"), *commands, "-p", str(pid), "-ex", "bt"])
+        buildidfs.scan(pid)
+    buildidfs("bundle", core, "-o", bundle, check=False)
+    shutil.rmtree(place)
+    frames = _backtrace(here.out)
+    assert any("hot.c:" in frame for frame in frames), str(here)
+    root = f"MOUNT/containers/host:{os.uname().nodename}/root"
+    aside: list[Argument] = ["-ex", f"set sysroot {root}", "-ex",
+                             "set debug-file-directory MOUNT/debug"]  # fmt: skip
+    there = _elsewhere(
+        directory, bundle,
+        [tool("gdb"), *commands, *aside, f"{root}{place}/bin/hot", core, "-ex", "bt",
+         "-ex", "info sharedlibrary"],
+    )  # fmt: skip
+    assert _backtrace(there.out) == frames, str(there)
+    assert f"/host:{os.uname().nodename}/root{place}/bin/../lib/libhot.so" in there.out, str(there)
 
 
 @contextlib.contextmanager
