@@ -42,6 +42,13 @@ class OpenFile:
             status = os.fstat(content.fd)
             self.ctime_ns, self.mtime_ns = status.st_ctime_ns, status.st_mtime_ns
 
+    def was_written(self) -> bool:
+        """Whether a file that is read by its descriptor has been written to since it was opened.
+
+        The change time tells no more: it is another one also when the blob was removed.
+        """
+        return os.fstat(self.content.fd).st_mtime_ns != self.mtime_ns
+
 
 class OpenFiles:
     """The table of handles. For the thread of the loop only."""
@@ -104,19 +111,12 @@ class OpenFiles:
         file.users += 1
         return handle
 
-    def content(self, handle: int) -> Content:
-        """What is in it; raises OSError(EBADF) for a handle that nobody has."""
+    def file(self, handle: int) -> OpenFile:
+        """What a handle stands for; raises OSError(EBADF) for one that nobody has."""
         try:
-            return self._by_handle[handle].content
+            return self._by_handle[handle]
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
-
-    def was_written(self, handle: int) -> bool:
-        """Whether a file that was opened by its descriptor has been written to since.
-
-        The change time tells no more: it is another one also when the blob was removed.
-        """
-        return os.fstat(handle).st_mtime_ns != self._by_handle[handle].mtime_ns
 
     def release(self, handle: int) -> None:
         """One user less. Raises OSError(EBADF) for a handle that nobody has."""

@@ -297,7 +297,8 @@ class Operations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> Any:
         # Any, because pyfuse3 takes every buffer though its stub says bytes.
         try:
-            content = self._files.content(fh)
+            file = self._files.file(fh)
+            content = file.content
             if content.fd < 0:
                 if content.blob is None:
                     return content.text[off : off + size]
@@ -312,7 +313,7 @@ class Operations(pyfuse3.Operations):
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
                 data = await self._loop.in_thread(_read_whole, fh, off, size)
-            if self._files.was_written(fh):  # not before it was read, or it might have been after
+            if file.was_written():  # not before it was read, or it might have been after
                 raise FUSEError(errno.ESTALE)
             if content.zeros:
                 blank(data, off, content.zeros)

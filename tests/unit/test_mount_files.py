@@ -52,7 +52,7 @@ def test_all_who_open_a_file_share_it(view: View) -> None:
     assert _descriptors() == before + 1
     for _ in range(4):
         files.release(handle)
-    assert os.pread(files.content(handle).fd, 10, 0) == b"2"
+    assert os.pread(files.file(handle).content.fd, 10, 0) == b"2"
     files.release(handle)
     with pytest.raises(OSError, match=r"."):
         files.release(handle)
@@ -79,7 +79,7 @@ def test_only_so_many_are_kept(view: View) -> None:
         files.release(handle)
     files.close_idle()
     assert _descriptors() == before
-    assert os.pread(files.content(files.open(nodes[0])).fd, 10, 0) == b"0"
+    assert os.pread(files.file(files.open(nodes[0])).content.fd, 10, 0) == b"0"
     files.close()
 
 
@@ -99,7 +99,7 @@ def test_texts_are_everybodys_own(view: View) -> None:
     assert first != second
     assert is_text(first)
     assert not is_text(files.open(_nodes(view)[0]))
-    assert files.content(first).text == b"/usr/bin/app\n"
+    assert files.file(first).content.text == b"/usr/bin/app\n"
     files.release(first)
     _bad(files, first)
     files.release(second)
