@@ -36,7 +36,7 @@ def _descriptors() -> int:
 
 
 def _bad(files: OpenFiles, handle: int) -> None:
-    for call in (files.content, files.release):
+    for call in (files.file, files.release):
         with pytest.raises(OSError, match=r".") as caught:
             call(handle)
         assert caught.value.errno == errno.EBADF
