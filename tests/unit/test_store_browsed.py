@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found by place, when blobs go, rows are damaged, and stores are made anew."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from buildidfs.errors import IntegrityError
+from buildidfs.model import Kind
+from buildidfs.store import (
+    Store,
+    containers,
+    containerwriter,
+    environment,
+    gc,
+    rebuild,
+    repair,
+    schema,
+)
+from buildidfs.store.containers import ContainerRow, pack_container
+from buildidfs.store.paths import NAMES
+from buildidfs.store.retention import Policy
+from tests.golden.make import APP, DWZ
+from tests.golden.make import NOW as MADE
+from tests.support.browsed import (
+    by_name,
+    container,
+    container_names,
+    files_of,
+    ordinal_of,
+    put_row,
+    row_of,
+    see,
+    seen_in,
+)
+from tests.support.captures import SECOND, capture, commit, sighting
+from tests.support.golden import unpack
+
+if TYPE_CHECKING:
+    from buildidfs.store.environment import Environment
+
+DIGESTS = tuple(f"sha256:{digit * 64}" for digit in "abc")
+BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        yield made
+
+
+@pytest.fixture
+def env(store: Store) -> Iterator[Environment]:
+    found = environment.acquire(store.path, read_only=False)
+    yield found
+    environment.release(found)
+
+
+def _delete(env: Environment, table: str, key: bytes) -> None:
+    assert env.write(lambda txn: txn.delete(key, db=env.tables[table]))
+
+
+def _limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(containerwriter, name, value)
+
+
+# --- removal -------------------------------------------------------------------------------------
+
+
+def test_what_is_removed_is_in_no_container(store: Store) -> None:
+    one = see(store, b"1", seen_in("box", b"/a/b/c"))
+    see(store, b"2", seen_in("box", b"/a/d"))
+    store.remove([one])
+    assert files_of(store, b"box") == {b"/a/d": b"id:2"}
+    directory = store.container_child(1, 0, b"a")
+    assert directory is not None
+    names = [entry.name for entry in store.container_children(1, directory.directory)]
+    assert names == [b"d"], "a directory that is empty goes"
+    assert by_name(store).keys() == {b"d"}
+    assert list(store.check()) == []
+
+
+def test_the_last_file_takes_the_container_along(store: Store, env: Environment) -> None:
+    digest = see(store, b"1", seen_in("box", b"/a/b/c"))
+    see(store, b"2", seen_in("other"))
+    store.remove([digest])
+    assert container_names(store) == [b"other"]
+    assert store.container_number(b"box") is None
+    assert env.entries()["contents"] == 3
+    assert list(store.check()) == []
+    see(store, b"3", seen_in("box"))
+    assert container(store, b"box").number == 3, "numbers are not used again"
+
+
+def test_what_took_the_place_of_what_is_removed(store: Store) -> None:
+    one = see(store, b"1", seen_in("box"))
+    see(store, b"2", seen_in("box", at=1))
+    store.remove([one])
+    assert files_of(store, b"box") == {b"/usr/bin/app": b"id:2"}
+
+
+def test_one_variant_of_several(store: Store) -> None:
+    one = see(store, b"1", seen_in("one"), build_id=b"\x01\x01")
+    see(store, b"2", seen_in("two"), build_id=b"\x01\x01")
+    store.remove([one])
+    assert container_names(store) == [b"two"]
+    assert files_of(store, b"two") == {b"/usr/bin/app": b"\x01\x01"}
+    assert by_name(store) == {b"app": {1}}
+
+
+def test_retention_and_gc_leave_nothing(store: Store, env: Environment) -> None:
+    for number in range(5):
+        see(store, b"%d" % number, seen_in(f"box{number}", b"/d/%d" % number))
+    gc.collect(env)
+    assert len(container_names(store)) == 5
+    plan = store.plan(Policy(max_size=0), lambda digest: None)
+    removed = store.remove([choice.candidate.digest for choice in plan])
+    assert removed.blobs == 5
+    gc.collect(env)
+    assert container_names(store) == []
+    for table in ("contents", "labels", "containers", "nameids", "pathids", "paths", "names"):
+        assert env.entries()[table] == 0, table
+
+
+def test_a_removal_that_was_cut_off_is_finished(
+    store: Store, env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = see(store, b"1", seen_in("box"))
+    with monkeypatch.context() as patch:
+        patch.setattr("buildidfs.store.notify.announce", lambda *args: False)
+        store.remove([digest])
+    assert container_names(store) == [b"box"], "until the mounts were told"
+    assert files_of(store, b"box") == {}
+    gc.collect(env)
+    assert container_names(store) == []
+    assert list(store.check()) == []
+
+
+def test_places_that_were_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 places at most is remembered what they had; the rest is not shown any more."""
+    monkeypatch.setattr(schema, "MAX_ORIGINS", 3)
+    for number in range(8):
+        digest = see(store, b"x", seen_in(f"box{number}", b"/d/%d" % number, at=number * 100))
+    assert len(store.origins(1)) == 3
+    store.remove([digest])
+    gc.collect(store.checker().env)
+    assert all(files_of(store, name) == {} for name in container_names(store))
+    assert list(store.check()) == []
+    assert by_name(store) == {}
+
+
+# --- by name -------------------------------------------------------------------------------------
+
+
+def test_two_paths_with_the_same_name(store: Store) -> None:
+    both = [b"/usr/bin/app", b"/opt/bin/app"]
+    one = see(store, b"1", sighting(both[0]), build_id=b"\x01\x01")
+    two = see(store, b"2", sighting(both[1]), build_id=b"\x01\x01")
+    see(store, b"3", sighting(both[1]), build_id=b"\x01\x02")
+    assert by_name(store) == {b"app": {1, 2}}
+    store.remove([one])
+    assert by_name(store) == {b"app": {1, 2}}, "it still has the other path"
+    assert list(store.check()) == []
+    store.remove([two])
+    assert by_name(store) == {b"app": {2}}
+    assert list(store.check()) == []
+
+
+def test_file_names_resume_behind_a_number(store: Store) -> None:
+    names = [*sorted(b"%d" % number for number in range(150)), b"\xff\xfe", b"\xff" * 255]
+    commit(store, *(
+        capture(store, b"x", b"\x01%03d" % n, at=sighting(b"/d/" + name))
+        for n, name in enumerate(names)
+    ))  # fmt: skip
+    whole = list(store.file_names())
+    assert [name for name, _ in whole] == names
+    for index in (0, 63, 64, len(names) - 1):
+        assert list(store.file_names(whole[index][1])) == whole[index + 1 :]
+    assert list(store.file_names(2**31 - 1)) == []
+    assert all(store.file_name(name) == number for name, number in whole)
+    for name in (b"", b"d", b"x" * 256, b"0\0"):
+        assert store.file_name(name) is None
+
+
+def test_ids_with_a_name_resume_behind_an_ordinal(store: Store) -> None:
+    commit(store, *(
+        capture(store, b"x", b"\x01%03d" % n, at=sighting(b"/d%d/app" % n)) for n in range(100)
+    ))  # fmt: skip
+    number = store.file_name(b"app")
+    assert number is not None
+    assert list(store.file_name_ids(number)) == list(range(1, 101))
+    assert list(store.file_name_ids(number, 90)) == list(range(91, 101))
+    assert store.file_name_has(number, 1)
+    assert not store.file_name_has(number, 101)
+
+
+def test_debuginfo_has_paths_that_are_not_primary(store: Store) -> None:
+    executable = see(store, b"1", sighting(b"/usr/bin/app"), build_id=b"\x01\x01")
+    see(store, b"2", sighting(b"/usr/lib/debug/app.debug"), Kind.DEBUGINFO, build_id=b"\x01\x01")
+    number = store.primary_path(1)
+    assert number is not None
+    assert store.path_bytes(number) == b"/usr/bin/app"
+    assert by_name(store) == {b"app": {1}, b"app.debug": {1}}
+    store.remove([executable])
+    assert store.primary_path(1) is None
+    assert by_name(store) == {b"app.debug": {1}}
+    assert store.path_child(0, b"usr") is not None
+    assert list(store.check()) == []
+    see(store, b"3", sighting(b"/opt/app"), build_id=b"\x01\x01")
+    number = store.primary_path(1)
+    assert number is not None
+    assert store.path_bytes(number) == b"/opt/app"
+
+
+def test_debuginfo_alone_has_no_primary_path(store: Store) -> None:
+    digest = see(store, b"1", sighting(b"/d/app.debug"), Kind.DEBUGINFO)
+    assert store.primary_path(1) is None
+    assert store.path_child(0, b"d") is not None
+    store.remove([digest])
+    assert store.path_child(0, b"d") is None
+    assert list(store.check()) == []
+
+
+def test_debuginfo_at_the_path_of_its_executable(store: Store) -> None:
+    """An executable that was stripped in place later."""
+    executable = see(store, b"1", sighting(b"/usr/bin/app"), build_id=b"\x01\x01")
+    see(store, b"2", sighting(b"/usr/bin/app"), Kind.DEBUGINFO, build_id=b"\x01\x01")
+    store.remove([executable])
+    assert store.primary_path(1) is None
+    assert by_name(store) == {b"app": {1}}
+    assert list(store.check()) == []
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def _container_row(env: Environment, number: int) -> tuple[int, int, ContainerRow]:
+    value = row_of(env, "containers", schema.U32.pack(number))
+    found, row = containers.unpack_container(number, value)
+    return found.first_seen_ns, found.last_seen_ns, row
+
+
+def _change(number: int = 1, **fields: object) -> Callable[[Environment], None]:
+    def change(env: Environment) -> None:
+        first, last, row = _container_row(env, number)
+        value = pack_container(first, last, msgspec.structs.replace(row, **fields))
+        put_row(env, "containers", schema.U32.pack(number), value)
+
+    return change
+
+
+def _entry_key(env: Environment, name: bytes) -> bytes:
+    """The key of the row of *contents* with that name, in the first container."""
+    with env.read() as txn, txn.cursor(env.tables["contents"]) as cursor:
+        return next(key for key, value in cursor if value.endswith(name) and key[:4] == b"\0\0\0\1")
+
+
+def _wrong_entry(name: bytes, value: bytes) -> Callable[[Environment], None]:
+    return lambda env: put_row(env, "contents", _entry_key(env, name), value + name)
+
+
+def _other_place(env: Environment) -> None:
+    key = _entry_key(env, b"app")
+    value = row_of(env, "contents", key)
+    _delete(env, "contents", key)
+    put_row(env, "contents", key[:8] + schema.U64.pack(77), value)
+
+
+def _times(env: Environment) -> None:
+    _, last, row = _container_row(env, 1)
+    put_row(env, "containers", schema.U32.pack(1), pack_container(last + 5, last, row))
+
+
+def _name_key(env: Environment, name: bytes, ordinal: int = 1) -> bytes:
+    return row_of(env, "names", schema.U32.pack(NAMES) + name) + schema.U64.pack(ordinal)
+
+
+DAMAGES: dict[str, tuple[Callable[[Environment], None], str]] = {
+    "label-gone": (lambda env: _delete(env, "labels", b"box"), "is not found under its name"),
+    "label-of-nothing": (
+        lambda env: put_row(env, "labels", b"box", schema.U32.pack(99)),
+        "container 1 is not found under its name",
+    ),
+    "label-of-another": (
+        lambda env: put_row(env, "labels", b"box", schema.U32.pack(2)), "not found under its name",
+    ),
+    "label-too-many": (
+        lambda env: put_row(env, "labels", b"alias", schema.U32.pack(1)), "or has another",
+    ),
+    "label-short": (lambda env: put_row(env, "labels", b"box", b"\1"), "is not found under its name"),
+    "two-of-a-name": (
+        lambda env: put_row(env, "containers", schema.U32.pack(3),
+                         row_of(env, "containers", schema.U32.pack(1))),
+        "container 3 has the name of another",
+    ),
+    "container-garbage": (
+        lambda env: put_row(env, "containers", schema.U32.pack(1), b"x" * 20),
+        "row 00000001 of containers cannot be read",
+    ),
+    "container-gone": (
+        lambda env: _delete(env, "containers", schema.U32.pack(1)),
+        "leads to a container that there is not",
+    ),
+    "container-without-name": (_change(name=b""), "no number, or no name"),
+    "container-beyond": (
+        lambda env: put_row(env, "containers", schema.U32.pack(2**31), b""),
+        "row 80000000 of containers",
+    ),
+    "seen-last-before-first": (_times, "was last seen before it was first seen"),
+    "too-many-rows-counted": (_change(entries=60_000), "rows of container 1 are counted wrongly"),
+    "too-few-rows-counted": (_change(entries=0), "rows of container 1 are counted wrongly"),
+    "directory-number-again": (_change(next_directory=1), "the next directory of container"),
+    "entry-short": (
+        lambda env: put_row(env, "contents", _entry_key(env, b"app"), b"\0"), "of contents",
+    ),
+    "entry-of-another-name": (_other_place, "not where its name belongs"),
+    "entry-of-no-container": (
+        lambda env: put_row(env, "contents", b"\0\0\0\x63" + _entry_key(env, b"app")[4:],
+                         row_of(env, "contents", _entry_key(env, b"app"))),
+        "is of no container",
+    ),
+    "directory-in-itself": (
+        _wrong_entry(b"bin", schema.U32.pack(1) + bytes(15)), "not where its name belongs",
+    ),
+    "directory-of-a-huge-number": (
+        _wrong_entry(b"bin", b"\xff" * 4 + bytes(15)), "not where its name belongs",
+    ),
+    "name-gone": (
+        lambda env: _delete(env, "nameids", _name_key(env, b"app")), "file names of paths",
+    ),
+    "name-counted-twice": (
+        lambda env: put_row(env, "nameids", _name_key(env, b"app"), schema.U16.pack(7)),
+        "file names of paths are counted wrongly",
+    ),
+    "name-of-nobody": (
+        lambda env: put_row(env, "nameids", _name_key(env, b"app", 77), schema.U16.pack(1)),
+        "an unknown build ID number 77 hangs from path",
+    ),
+    "name-of-a-path": (
+        lambda env: put_row(env, "nameids", schema.PATH_ORDINAL.pack(1, 1), schema.U16.pack(1)),
+        "hangs from none",
+    ),
+    "name-of-no-path": (
+        lambda env: put_row(env, "nameids", schema.PATH_ORDINAL.pack(999, 1), schema.U16.pack(1)),
+        "path 999 does not exist",
+    ),
+    "name-short": (
+        lambda env: put_row(env, "nameids", _name_key(env, b"app"), b""),
+        "of nameids cannot be read",
+    ),
+    "names-all-gone": (
+        lambda env: env.write(lambda txn: txn.drop(env.tables["nameids"], delete=False)),
+        "file names of paths are counted wrongly",
+    ),
+}  # fmt: skip
+
+#: What cannot be told from the rest of the index any more.
+LOST = {"container-garbage", "container-gone", "container-without-name"}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_found_and_mended(store: Store, env: Environment, kind: str) -> None:
+    see(store, b"1", seen_in("box", b"/usr/bin/app"), build_id=b"\x01\x01")
+    see(store, b"2", seen_in("box", b"/opt/app"), build_id=b"\x01\x01")
+    see(store, b"3", seen_in("other", b"/usr/bin/tool"), build_id=b"\x01\x02")
+    before, names = files_of(store, b"box"), by_name(store)
+    do, text = DAMAGES[kind]
+    do(env)
+    found = list(store.check())
+    assert any(text in line for line in found), found
+    mended = list(repair.mend(store.checker()))
+    assert any(text in fault.text for fault in mended), mended
+    assert list(store.check()) == []
+    assert by_name(store) == names
+    assert files_of(store, b"other") == {b"/usr/bin/tool": b"\x01\x02"}
+    if kind in LOST:
+        assert container_names(store) == [b"other"]
+    elif kind.startswith(("entry", "directory-in", "directory-of")):
+        assert files_of(store, b"box").items() <= before.items()
+    else:
+        assert files_of(store, b"box") == before
+    see(store, b"1", seen_in("box", b"/usr/bin/app", at=999), build_id=b"\x01\x01")
+    see(store, b"2", seen_in("box", b"/opt/app", at=999), build_id=b"\x01\x01")
+    assert files_of(store, b"box") == before, "and who sees it again, mends the rest"
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_keeps_nobody_from_writing(store: Store, env: Environment, kind: str) -> None:
+    """What is there for people must not be in the way of what is captured, or removed."""
+    one = see(store, b"1", seen_in("box", b"/usr/bin/app"), build_id=b"\x01\x01")
+    see(store, b"3", seen_in("other", b"/usr/bin/tool"), build_id=b"\x01\x02")
+    DAMAGES[kind][0](env) if kind != "directory-number-again" else _change(next_directory=1)(env)
+    store.commit([
+        capture(store, b"2", b"\x01\x01", at=seen_in("box", b"/opt/app")),
+        capture(store, b"4", b"\x01\x04", at=seen_in("box", b"/usr/bin/app", at=9)),
+    ])  # fmt: skip
+    assert store.ordinal(b"\x01\x04") is not None
+    store.remove([one])
+    list(repair.mend(store.checker()))
+    assert list(store.check()) == []
+
+
+def test_reading_damaged_rows_says_so(store: Store, env: Environment) -> None:
+    see(store, b"1", seen_in("box", b"/app"))
+    put_row(env, "contents", _entry_key(env, b"app"), b"\0app")
+    with pytest.raises(IntegrityError, match="a row of the index is damaged"):
+        list(store.container_children(1, 0))
+    put_row(env, "containers", schema.U32.pack(1), b"x" * 20)
+    for question in (lambda: list(store.containers()), lambda: store.container(1)):
+        with pytest.raises(IntegrityError, match="a row of the index is damaged"):
+            question()
+
+
+def test_an_old_container_that_is_damaged_is_evicted(
+    store: Store, env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(store, b"1", seen_in("box", b"/app"))
+    put_row(env, "containers", schema.U32.pack(1), bytes(20))
+    _limit(monkeypatch, MAX_CONTAINERS=1)
+    store.commit([capture(store, b"2", b"\x01\x02", at=seen_in("other"))])
+    assert container_names(store) == [b"other"]
+    list(repair.mend(store.checker()))
+    assert list(store.check()) == []
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_commits_and_removals(
+    store: Store, env: Environment, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    _limit(monkeypatch, MAX_ENTRIES=12, MAX_CONTAINERS=4, MAX_CONTENTS=40, _EVICTED_AT_ONCE=5)
+    if seed % 2:
+        monkeypatch.setattr(schema, "MAX_ORIGINS", 4)
+    paths = [b"/a", b"/a/b", b"/a/b/c", b"/usr/bin/app", b"/usr/app", b"/opt/app", b"/usr/\xff"]
+    labels = ["", "box", "mnt:5", "mnt:6", "image:x", "docker:01", "very/odd~%"]
+    for turn in range(120):
+        if chosen.random() < 0.75:
+            new = []
+            for _ in range(chosen.randint(1, 5)):
+                at = seen_in(
+                    chosen.choice(labels), chosen.choice(paths), at=chosen.randrange(10_000),
+                    mnt_ns_id=chosen.randrange(3), ino=chosen.randrange(3),
+                    host=chosen.choice(["", f"{chosen.choice(DIGESTS)}/l"]),
+                )  # fmt: skip
+                kinds = chosen.choice([BOTH, BOTH[:1], BOTH[1:], (Kind.VDSO,)])
+                content = b"%d" % chosen.randrange(12)
+                new.append(
+                    capture(store, content, b"\1%d" % chosen.randrange(5), at=at, kinds=kinds)
+                )
+            store.commit(new)
+        else:
+            known = sorted(store.blob_names())
+            store.remove(chosen.sample(known, min(len(known), chosen.randint(1, 3))))
+        if chosen.random() < 0.1:
+            gc.collect(env)
+        assert list(store.check()) == [], turn
+        for name in container_names(store):
+            assert len(files_of(store, name)) <= 12
+    _expect_names(store)
+    store.remove(list(store.blob_names()))
+    gc.collect(env)
+    assert list(store.check()) == []
+    for table in ("nameids", "pathids", "paths", "names"):
+        assert env.entries()[table] == 0, table
+    assert all(files_of(store, name) == {} for name in container_names(store))
+
+
+def _expect_names(store: Store) -> None:
+    """by-name is what the last names of paths say."""
+    found: dict[bytes, set[int]] = {}
+    waiting = [(0, b"")]
+    while waiting:
+        number, name = waiting.pop()
+        if ordinals := set(store.path_ids(number)):
+            found.setdefault(name, set()).update(ordinals)
+        waiting += [(child, below) for below, child in store.path_children(number)]
+    assert by_name(store) == found
+
+
+# --- older stores, and lost indices --------------------------------------------------------------
+
+
+def test_a_store_of_the_first_format_has_them_afterwards(tmp_path: Path) -> None:
+    with Store.open(unpack(1, tmp_path / "store")) as store:
+        assert list(store.check(digests=True)) == []
+        (box,) = store.containers()
+        assert (box.name, box.label, box.host) == (b"box", "box", "golden")
+        assert (box.first_seen_ns, box.last_seen_ns) == (MADE, MADE), "to the minute"
+        assert files_of(store, b"box") == {b"/app/bin/app": APP, b"/app/bin/app.debug": APP}
+        app, dwz = ordinal_of(store, APP), ordinal_of(store, DWZ)
+        assert by_name(store) == {
+            b"app": {app, dwz}, b"app.debug": {app}, b"[vdso]": {app, dwz, 3},
+        }  # fmt: skip
+        _expect_names(store)
+
+
+def test_an_index_that_is_made_again(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        for number in range(3):
+            # Only what is kept beside a blob says which build ID it has: these are no ELF files.
+            at = seen_in("box", b"/d/%d" % number, at=number, host=f"{DIGESTS[0]}/l")
+            see(store, b"%d" % number, at, Kind.VDSO if number == 2 else Kind.EXECUTABLE)
+        before = files_of(store, b"box"), by_name(store)
+    result = rebuild.run(tmp_path / "store")
+    with Store.open(tmp_path / "store") as store:
+        assert result.blobs == len(set(store.blob_names())) == 3
+        assert (files_of(store, b"box"), set(by_name(store))) == (
+            before[0], set(before[1]),
+        )  # fmt: skip
+        assert container(store, b"box").image == DIGESTS[0]
+        assert container(store, b"box").last_seen_ns <= time.time_ns()
+        assert list(store.check(digests=True)) == []
