@@ -19,6 +19,10 @@ _RACY_NS: Final = 2_000_000_000
 #: Rows of which the oldest goes when the table is full.
 _CANDIDATES: Final = 8
 
+#: Rows that are looked at for each new one, and go if their blob is gone: then nobody can be told
+#: of it. So not more than a third of all are in vain, however much is captured and removed.
+_LOOKED_AT: Final = 4
+
 
 class MemoWriter:
     """Adds rows, as many as there may be."""
@@ -26,6 +30,7 @@ class MemoWriter:
     def __init__(self, environment: Environment, txn: Txn) -> None:
         self._txn = txn
         self._seen = environment.tables["seen"]
+        self._digests = environment.tables["digests"]
 
     def put(self, identity: FileIdentity, seen_ns: int, tag: int, digest: bytes) -> None:
         """Remember what a file is: tag 0 and a digest, or why it has no build ID."""
@@ -34,8 +39,20 @@ class MemoWriter:
             return
         value = schema.SEEN.pack(schema.stamp_of(seen_ns), tag) + digest
         self._txn.put(key, value, db=self._seen)
+        if not tag:
+            self._forget_gone(key[::-1])
         if self._txn.stat(self._seen)["entries"] > schema.MAX_SEEN:
             self._forget_near(key[::-1])
+
+    def _forget_gone(self, place: bytes) -> None:
+        """Drop those of a few rows that are of blobs which were removed."""
+        with self._txn.cursor(self._seen) as cursor:
+            found = cursor.set_range(place) or cursor.first()
+            rows = list(itertools.islice(cursor, _LOOKED_AT)) if found else []
+        for key, value in rows:
+            digest = value[schema.SEEN.size :]
+            if digest and self._txn.get(digest, db=self._digests) is None:
+                self._txn.delete(key, db=self._seen)
 
     def _forget_near(self, place: bytes) -> None:
         """Drop the oldest of a few rows at a place that is as good as random: keys are hashes."""

@@ -207,6 +207,23 @@ def test_the_memo_does_not_know_removed_bytes(store: Store) -> None:
     assert store.touch([at]) == [at]
 
 
+def test_the_memo_does_not_grow_by_what_is_removed(store: Store) -> None:
+    kept = 100
+    for number in range(0, 1500, kept):
+        held = [held.digest for held in map(store.held, store.blob_names()) if held is not None]
+        names = [number + extra for extra in range(kept)]
+        commit(
+            store,
+            *(
+                capture(store, b"%d" % each, each.to_bytes(20), at=sighting(ino=each))
+                for each in names
+            ),
+        )
+        store.remove(held)
+        assert all(store.recall(sighting(ino=each).origin.identity) for each in names)
+    assert store.stats().remembered < 3 * kept, "of 15"
+
+
 def test_a_read_only_store_is_not_changed(store: Store, tmp_path: Path) -> None:
     commit(store, capture(store, b"app"))
     digest = _digest(store)
