@@ -54,13 +54,17 @@ class Absences:
     Used by the loop and by the invalidating thread; each method is one step under the GIL where
     that matters. ``moment`` changes with every commit: who looked a name up before must look
     again, or the answer "absent" might arrive after the news that it exists.
+
+    ``keeps_names`` says whether `take_all` is to return them, which takes twice the memory; it is
+    set before there are any. Without, two names may be taken for one, and one is told in vain.
     """
 
     def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:
         self.timeout_s = timeout_s
         self.moment = 0
+        self.keeps_names = True
         self._most = most
-        self._until: dict[tuple[int, bytes], float] = {}
+        self._until: dict[tuple[int, bytes] | int, float] = {}
 
     def add(self, directory: int, name: bytes) -> bool:
         """Note that the kernel will be told; False if it must not remember."""
@@ -70,20 +74,24 @@ class Absences:
             self._drop_expired(now)
             if len(until) >= self._most:
                 return False
+        key = (directory, name)
         # The kernel gets the answer later than this, so a second more.
-        until[directory, name] = now + self.timeout_s + 1
+        until[key if self.keeps_names else hash(key)] = now + self.timeout_s + 1
         return True
 
     def discard(self, directory: int, name: bytes) -> bool:
         """Forget a name; whether it was there."""
-        return self._until.pop((directory, name), None) is not None
+        key = (directory, name)
+        return self._until.pop(key if self.keeps_names else hash(key), None) is not None
 
     def take_all(self) -> list[tuple[int, bytes]]:
-        """Forget all names and return them."""
+        """Forget all names and return them, as far as they were kept."""
         taken = []
         with contextlib.suppress(KeyError):
             while True:
-                taken.append(self._until.popitem()[0])
+                key, _ = self._until.popitem()
+                if not isinstance(key, int):
+                    taken.append(key)
         return taken
 
     def __len__(self) -> int:
@@ -141,11 +149,17 @@ class FuseKernel:
         Without FUSE_NOTIFY_INC_EPOCH only absent names are told one by one: what exists is then
         found to be gone when it is opened.
         """
+        if not self.forgets_all():
+            for directory, name in absent:
+                self.forget_name(directory, name)
+
+    def forgets_all(self) -> bool:
+        """Make it look every name up again, if it can without being told them."""
         try:
             os.write(_fuse_descriptor(), _INC_EPOCH)
         except OSError:
-            for directory, name in absent:
-                self.forget_name(directory, name)
+            return False
+        return True
 
 
 def _fuse_descriptor() -> int:

@@ -123,7 +123,9 @@ def _listen(
         # Then nobody can commit either: the store is on a read-only filesystem.
         log.info("what is captured later will not be seen at once: %s", error)
     else:
-        stack.enter_context(Invalidator(view, absences, FuseKernel(), listener, close_idle))
+        kernel = FuseKernel()
+        absences.keeps_names = not kernel.forgets_all()
+        stack.enter_context(Invalidator(view, absences, kernel, listener, close_idle))
 
 
 async def _serve(

@@ -100,9 +100,9 @@ less trust. A build ID with all the origins it may have gets no new name.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
-the place of the oldest of a few. The table may be emptied at any time. ``MEMO_EPOCH`` is part of
-what is hashed: raised when the program learns to identify what it could not before, it makes every
-old row unreachable.
+the place of the oldest of a few. Rows of blobs that are gone go as others come, and all may go at
+any time. ``MEMO_EPOCH`` is part of what is hashed: raised when the program learns to identify what
+it could not before, it makes every old row unreachable.
 
 **journal, recent**. What build ID a path had, when and for whom, as it was seen, whether or not its
 bytes were captured. *who* is build ID, container, what the control group says of the container

@@ -92,6 +92,19 @@ def test_absences_make_room_when_the_kernel_has_forgotten(monkeypatch: pytest.Mo
     assert absences.discard(1, b"b")
 
 
+def test_names_that_need_not_be_told() -> None:
+    absences = Absences(most=2)
+    absences.keeps_names = False
+    assert absences.add(1, b"a")
+    assert absences.add(2, b"a")
+    assert not absences.add(3, b"a")
+    assert absences.discard(1, b"a")
+    assert not absences.discard(1, b"a")
+    assert absences.take_all() == []
+    assert len(absences) == 0
+    assert not absences.discard(2, b"a")
+
+
 def test_take_all() -> None:
     absences = Absences()
     absences.add(1, b"a")
