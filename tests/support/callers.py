@@ -44,6 +44,10 @@ class Caller:
             raise OSError(number, os.strerror(number), os.fsdecode(path))
         return {os.fsdecode(self._line()) for _ in range(int(self._line()))}
 
+    def is_told(self, path: str | bytes | os.PathLike[str], name: str) -> int:
+        """0 if they can read an extended attribute of a file, else the errno they get."""
+        return self._ask(b"x", os.fsencode(path) + b"\0" + name.encode())
+
     def _ask(self, what: bytes, path: str | bytes | os.PathLike[str]) -> int:
         os.write(self._asks, what + os.fsencode(path).hex().encode() + b"\n")
         return int(self._line())
@@ -105,6 +109,8 @@ def _serve(asks: int, answers: int) -> None:
                     fd = os.open(path, os.O_RDONLY)
                     os.read(fd, 1)
                     os.close(fd)
+                elif line.startswith(b"x"):
+                    os.getxattr(*path.split(b"\0"))
                 else:
                     names = os.listdir(path)
                     shown = b"".join(b"x" + name.hex().encode() + b"\n" for name in names)

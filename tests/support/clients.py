@@ -38,6 +38,7 @@ PACKAGES = {
     "eu-stack": "elfutils",
     "eu-unstrip": "elfutils",
     "fusermount3": "fuse3",
+    "getfattr": "attr",
     "ld": "binutils",
     "llvm-symbolizer": "llvm",
     "llvm-symbolizer-19": "llvm-19",
