@@ -9,10 +9,11 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats import ar, archives, cpio, engines, oci, packages, rpm, tar
+from buildidfs.formats import ar, archives, bolt, cpio, engines, oci, packages, rpm, tar
 from buildidfs.formats.archives import Damaged, Member
 from buildidfs.formats.whiteouts import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
+from tests.support.engines import Bucket, database
 from tests.support.sources import Bytes, ar_member, deb, entry
 from tests.support.sources import tar as tarred
 
@@ -275,10 +276,21 @@ def _huge_whiteouts() -> Iterator[bytes]:
 
 def _check_engines(data: bytes) -> None:
     for kind in (
-        engines.Repositories, engines.DockerContainer, list[engines.StoredImage],
-        list[engines.StoredContainer],
+        engines.Repositories, engines.DockerSettings, list[engines.StoredImage],
     ):  # fmt: skip
         refusal(lambda kind=kind: engines.decoded(data, kind), Damaged)  # type: ignore[misc]  # lambda
+    refusal(lambda: engines.storage_settings(data), Damaged)
+
+    def images() -> None:
+        _check_image(engines.decoded(data, engines.DockerContainer).run_image)
+        _check_image(engines.decoded(data, engines.RuntimeConfig).run_image)
+
+    def listed() -> None:
+        for container in engines.decoded(data, list[engines.StoredContainer]):
+            _check_image(container.run_image)
+
+    refusal(images, Damaged)
+    refusal(listed, Damaged)
 
     def layers() -> None:
         found = {layer.id: layer for layer in engines.decoded(data, list[engines.StoredLayer])}
@@ -292,10 +304,24 @@ def _check_engines(data: bytes) -> None:
         assert text not in (".", "..", "")
 
 
+def _check_image(image: engines.RunImage) -> None:
+    lines = str(image).split("\n")
+    assert len(lines) <= 2
+    assert all(line.isprintable() and line.isascii() for line in lines)
+    assert image.digest in ("", lines[-1])
+    assert len(str(image)) <= 255 + 1 + 71
+
+
 def _seed_engines() -> Iterator[bytes]:
     yield json.dumps({"Repositories": {"a": {"a:1": "sha256:" + "ab" * 32}}}).encode()
     yield json.dumps([{"id": "1", "parent": "2", "diff-digest": "x"}, {"id": "2"}]).encode()
     yield json.dumps([{"id": "1", "names": ["a"], "layer": "2", "metadata": "{}"}]).encode()
+    said = json.dumps({"image-name": "a:1", "image-id": "ab" * 32})
+    yield json.dumps([{"id": "1", "image": "cd" * 32, "metadata": said}]).encode()
+    yield json.dumps({"Config": {"Image": "a:1"}, "Image": "sha256:" + "ab" * 32}).encode()
+    yield json.dumps({"annotations": {"io.kubernetes.cri.image-name": "a:1"}}).encode()
+    yield b'{"data-root": "/srv/docker"}'
+    yield b'[storage]\ndriver = "overlay"\ngraphroot = "/srv"\n'
     yield b"0123abc-init"
 
 
@@ -305,6 +331,54 @@ def _huge_engines() -> Iterator[bytes]:
     yield b"[" + b",".join(chain) + b"]"
     yield b'{"Repositories":{"a":{' + filled(b'"a":"b",', MEGABYTE - 64) + b'"":""}}}'
     yield b"a" * MEGABYTE
+    yield b"[storage]\n" + filled(b"a.b.c.d={e.f=1}\n", engines.SETTINGS_MAX - 64)
+    yield b"a=" + filled(b"[", engines.SETTINGS_MAX - 64)
+    said = json.dumps({"image-name": "a" * 500_000})
+    yield json.dumps([{"id": "1", "metadata": said}]).encode()
+
+
+_TREE: Final[Bucket] = {
+    b"v1": {
+        b"n": {b"containers": {b"1": {b"image": b"a:1"}}, b"x": {b"%d" % i: b"" for i in range(99)}}
+    }
+}
+
+
+def _check_bolt(data: bytes) -> None:
+    reads = 0
+
+    def read_at(offset: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return data[offset : offset + size]
+
+    def attempt() -> None:
+        found = bolt.value(read_at, [b"v1", b"n", b"x", b"77"])
+        assert found is None or len(found) <= len(data)
+        _check_image(engines.containerd_image(read_at, "n", "1"))
+
+    refusal(attempt, Damaged)
+    assert reads < 1000
+
+
+def _seed_bolt() -> Iterator[bytes]:
+    yield database(_TREE, 512)
+    yield database(_TREE, 4096)
+
+
+def _huge_bolt() -> Iterator[bytes]:
+    yield database(_TREE, 512).ljust(MEGABYTE, b"\0")
+    yield database({b"v1": {b"%06d" % number: b"" for number in range(30_000)}})
+    # A page that is as long as the file, and leads to itself.
+    data = bytearray(database({b"v1": {b"%04d" % number: b"x" * 99 for number in range(900)}}, 512))
+    data.extend(bytes(MEGABYTE - len(data)))
+    for at in range(1024, len(data) - 512, 512):
+        number, flags = struct.unpack_from("=QH", data, at)
+        if flags == 1:
+            struct.pack_into("=I", data, at + 12, 2047)
+            for index in range(20):
+                struct.pack_into("=Q", data, at + 24 + index * 16, number)
+    yield bytes(data)
 
 
 TARGETS: Final = {
@@ -316,6 +390,7 @@ TARGETS: Final = {
         ("whiteouts",),
     ),
     "engines": Target(_check_engines, _seed_engines, _huge_engines, ("engines",)),
+    "bolt": Target(_check_bolt, _seed_bolt, _huge_bolt, ("bolt",)),
     "tar": Target(_check_tar, _seed_tar, _huge_tar, ("tar", "archives")),
     "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("ar",)),
     "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("cpio",)),

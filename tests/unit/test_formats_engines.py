@@ -9,7 +9,14 @@ import pytest
 
 from buildidfs.formats import engines
 from buildidfs.formats.archives import Damaged
-from buildidfs.formats.engines import StoredContainer, StoredImage, StoredLayer
+from buildidfs.formats.engines import (
+    RunImage,
+    StorageSettings,
+    StoredContainer,
+    StoredImage,
+    StoredLayer,
+)
+from tests.support.engines import database
 
 
 def test_repositories() -> None:
@@ -61,3 +68,99 @@ def test_stack() -> None:
     layers["a"] = StoredLayer("a", "c")
     with pytest.raises(Damaged, match="itself"):
         engines.stack("c", layers)
+
+
+# --- what containers run -------------------------------------------------------------------------
+
+ID = "ab" * 32
+OTHER = "cd" * 32
+
+
+def test_image_of_dockers_containers() -> None:
+    data = {"ID": "1", "Config": {"Image": "nginx:1.27", "Labels": None}, "Image": f"sha256:{ID}"}
+    found = engines.decoded(json.dumps(data).encode(), engines.DockerContainer)
+    assert found.run_image == RunImage("nginx:1.27", f"sha256:{ID}")
+    assert str(found.run_image) == f"nginx:1.27\nsha256:{ID}"
+    for less in ({}, {"Config": None}, {"Config": {}, "Image": ""}):
+        empty = engines.decoded(json.dumps(less).encode(), engines.DockerContainer)
+        assert empty.run_image == RunImage()
+        assert str(empty.run_image) == ""
+
+
+def test_image_of_stored_containers() -> None:
+    said = {"image-name": "quay.io/app:1", "image-id": OTHER, "name": "c1", "created-at": 1}
+    (both,) = engines.decoded(
+        json.dumps([{"id": "1", "image": ID, "metadata": json.dumps(said)}]).encode(),
+        list[StoredContainer],
+    )
+    assert both.run_image == RunImage("quay.io/app:1", f"sha256:{ID}")
+    assert StoredContainer("1", metadata=json.dumps(said)).run_image.digest == f"sha256:{OTHER}"
+    for metadata in ("", "[", "[]", '{"image-name": 1}', "[" * 100_000, "\ud800"):
+        only = StoredContainer("1", image=ID, metadata=metadata)
+        assert only.run_image == RunImage("", f"sha256:{ID}")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "image"),
+    [
+        (None, RunImage()),
+        ({"io.container.manager": "libpod", "nerdctl/name": "web"}, RunImage()),
+        ({"io.kubernetes.cri.image-name": "docker.io/a:1"}, RunImage("docker.io/a:1")),
+        ({"io.kubernetes.cri.image-name": f"sha256:{ID}"}, RunImage("", f"sha256:{ID}")),
+        ({"io.kubernetes.cri.podsandbox.image-name": "pause:3"}, RunImage("pause:3")),
+        (
+            {
+                "io.kubernetes.cri-o.Image": ID,
+                "io.kubernetes.cri-o.ImageName": "quay.io/a:1",
+                "io.kubernetes.cri-o.ImageRef": f"quay.io/a@sha256:{OTHER}",
+            },
+            RunImage("quay.io/a:1", f"sha256:{ID}"),
+        ),
+        (
+            {
+                "io.kubernetes.cri-o.Image": "quay.io/a:1",
+                "io.kubernetes.cri-o.ImageName": "",
+                "io.kubernetes.cri-o.ImageRef": ID,
+            },
+            RunImage("quay.io/a:1", f"sha256:{ID}"),
+        ),
+    ],
+)
+def test_image_of_what_a_runtime_was_given(
+    annotations: dict[str, str] | None, image: RunImage
+) -> None:
+    data = json.dumps({"ociVersion": "1.0.2", "annotations": annotations}).encode()
+    assert engines.decoded(data, engines.RuntimeConfig).run_image == image
+
+
+def test_image_by_containerd() -> None:
+    containers = {b"1": {b"image": b"docker.io/a:1"}, b"2": {b"image": b""}, b"3": {b"spec": b""}}
+    data = database({b"v1": {b"default": {b"containers": containers}}})
+
+    def image(namespace: str, container: str) -> RunImage:
+        return engines.containerd_image(
+            lambda offset, size: data[offset : offset + size], namespace, container
+        )
+
+    assert image("default", "1") == RunImage("docker.io/a:1")
+    for namespace, container in (("default", "2"), ("default", "3"), ("moby", "1"), ("", "")):
+        assert image(namespace, container) == RunImage()
+
+
+def test_names_that_would_mislead_a_terminal() -> None:
+    image = engines.run_image("a\x1b]0;b\n" + "c" * 300, f"sha256:{ID}")
+    name, digest = str(image).split("\n")
+    assert name == "a??0?b?" + "c" * 248
+    assert digest == f"sha256:{ID}"
+    assert engines.run_image(ID[:-1], "sha512:" + ID * 2).digest == ""
+
+
+def test_settings() -> None:
+    docker = engines.decoded(b'{"data-root": "/srv", "debug": true}', engines.DockerSettings)
+    assert docker.data_root == "/srv"
+    text = b'[storage]\ndriver = "overlay"\ngraphroot = "/srv"\n[storage.options]\nx = 1\n'
+    assert engines.storage_settings(text) == StorageSettings("/srv", "")
+    assert engines.storage_settings(b"") == StorageSettings()
+    for bad in (b"[", b"\xff", b"storage = 1", b"a=" + b"[" * 10_000, b"#" * (1 << 20)):
+        with pytest.raises(Damaged):
+            engines.storage_settings(bad)
