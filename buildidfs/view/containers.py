@@ -13,13 +13,13 @@ not listed.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Kind
 from buildidfs.view import nodes
+from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,13 +236,8 @@ def _told(container: Container) -> dict[bytes, bytes]:
     lines = {
         b"id": container.id,
         b"image": container.image,
-        b"first-seen": _moment(container.first_seen_ns),
-        b"last-seen": _moment(container.last_seen_ns),
+        b"first-seen": moment(container.first_seen_ns / 1e9),
+        b"last-seen": moment(container.last_seen_ns / 1e9),
     }
     shown = {name: text.encode("utf-8", "surrogateescape") for name, text in lines.items()}
     return {name: text and text + b"\n" for name, text in shown.items()}
-
-
-def _moment(ns: int) -> str:
-    when = datetime.datetime.fromtimestamp(ns // 1_000_000_000, datetime.UTC)
-    return when.isoformat().replace("+00:00", "Z")

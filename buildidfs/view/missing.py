@@ -8,7 +8,6 @@ is not listed any more, whoever brought it.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import re
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
+from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,8 +71,8 @@ class Miss:
             f"build-id: {self.build_id}",
             f"wanted: {', '.join(wanted) or 'anything'}",
             f"asked: {self.count}",
-            f"first: {_moment(self.first)}",
-            f"last: {_moment(self.last)}",
+            f"first: {moment(self.first)}",
+            f"last: {moment(self.last)}",
         )
         return "".join(f"{line}\n" for line in lines).encode() + b"by: " + by + b"\n"
 
@@ -177,8 +177,3 @@ def _of_bucket(first: int, name: bytes) -> tuple[BuildId, int] | None:
 
 def _node(miss: Miss) -> int:
     return nodes.of_browsing(nodes.FORM_MISSING, within=miss.serial)
-
-
-def _moment(seconds: float) -> str:
-    when = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
-    return when.isoformat().replace("+00:00", "Z")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import stat
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,8 @@ from buildidfs.store import Content as Readable
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact
+
+_LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
 
 READABLE: Final = 0o555
 """The permission bits that a read-only view can grant."""
@@ -53,6 +56,12 @@ class Content(msgspec.Struct):
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
+
+
+def moment(seconds: float) -> str:
+    """A Unix time as people write it, in UTC: ``2026-11-23T02:42:17Z``."""
+    when = datetime.datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), datetime.UTC)
+    return when.isoformat().replace("+00:00", "Z")
 
 
 def of_artifact(artifact: Artifact) -> Attributes:

@@ -15,8 +15,9 @@ user.buildid.scripts      "zeroed" if sections that gdb would run read as zeros 
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Final
+
+from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,18 +65,12 @@ class ExtendedAttributes:
         return next((each for each in records if each.digest == artifact.digest), None)
 
 
-def _moment(artifact: Artifact) -> str:
-    seconds = artifact.first_seen_ns // 1_000_000_000
-    when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return when.isoformat().replace("+00:00", "Z")
-
-
 _OF_ARTIFACT: Final[dict[bytes, Callable[[Artifact], str]]] = {
     b"kind": lambda artifact: artifact.kind.name.lower(),
     b"variant": lambda artifact: str(artifact.variant),
     b"trust": lambda artifact: artifact.trust.name.lower(),
     b"quality": lambda artifact: artifact.quality.name.lower(),
-    b"first-seen": _moment,
+    b"first-seen": lambda artifact: moment(artifact.first_seen_ns / 1e9),
 }
 _OF_ORIGIN: Final[dict[bytes, Callable[[OriginRecord], bytes]]] = {
     b"path": lambda record: record.origin.path,
