@@ -20,6 +20,7 @@ from buildidfs.model import Absence, BuildId, Digest, Kind, Trust
 from buildidfs.store import NewCapture, bundlefile
 from buildidfs.store.bundlefile import BundleFile
 from buildidfs.store.bundlestore import captures, sightings
+from buildidfs.store.export import is_written_through
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ def create(
     """Write a bundle to a file, whole or not at all, or to a descriptor; returns what is in it,
     and how many bytes of an attempt that was cut off could be kept.
 
-    Such an attempt is in ``output`` with ".partial" behind it. With ``list_sources`` it says, too,
-    which source files the debuginfo in it names, as far as that can be found out here.
+    Such an attempt is in ``output`` with ".partial" behind it. A device, FIFO or symbolic link that
+    is there already is written to, not replaced. With ``list_sources`` the bundle says, too, which
+    source files the debuginfo in it names, as far as that can be found out here.
 
     Raises `UsageError` when a file cannot be read or written, `IntegrityError`, `StoreError`.
     """
@@ -203,6 +205,11 @@ def _write_file(
 ) -> int:
     draft = output + _PARTIAL
     try:
+        if is_written_through(output):
+            with open(output, "wb", buffering=0) as stream:
+                return bundlefile.write(
+                    store, manifest, inputs, stream.fileno(), sources=listed, progress=progress
+                )
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             kept = bundlefile.write(

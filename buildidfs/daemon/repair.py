@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
 from array import array
 from collections import Counter
@@ -26,6 +27,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats import perfdata, perfevents, perfstream, perfwrite
 from buildidfs.formats.perfevents import Events, Rewriter
 from buildidfs.model import BuildId, ByteRange
+from buildidfs.store.export import is_written_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -238,11 +240,20 @@ class _Writer:
 
 @contextlib.contextmanager
 def _replacing(path: bytes) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` at the end of the block, if that ends well."""
+    """A file that takes the place of ``path`` at the end of the block, if that ends well.
+
+    It is copied into a device, FIFO or symbolic link that is there already.
+    """
     directory = os.path.dirname(os.path.abspath(path))
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if is_written_through(path):
+            with tempfile.TemporaryFile() as copy, open(path, "wb") as stream:
+                yield copy
+                copy.seek(0)
+                shutil.copyfileobj(copy, stream)
+            return
         fd, name = tempfile.mkstemp(prefix=b".buildidfs-", dir=directory)
         try:
             with open(fd, "w+b") as file:

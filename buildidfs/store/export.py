@@ -32,6 +32,18 @@ def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
             stream.write(chunk)
 
 
+def is_written_through(path: str | bytes) -> bool:
+    """Whether output to ``path`` goes to what is there, and nothing may take its place.
+
+    That is what is neither a file nor absent: /dev/null of a root who only wants to see the
+    messages, a FIFO that somebody reads, a symbolic link. Raises OSError.
+    """
+    try:
+        return not stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def to_file(store: Store, artifact: Artifact, path: str) -> None:
     """Make ``path`` a file with the artifact's bytes and time; whole and verified, or not at all.
 
@@ -40,7 +52,7 @@ def to_file(store: Store, artifact: Artifact, path: str) -> None:
     made.
     """
     try:
-        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        if is_written_through(path):
             with open(path, "wb") as stream:
                 to_stream(store, artifact, stream)
             return

@@ -69,3 +69,18 @@ def test_where_the_list_stands() -> None:
     assert found.sources is not None
     (last,) = found.inputs
     assert found.sources.offset == last.offset + bundle.padded(7) + bundle.BLOCK
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    plain, link, fifo = tmp_path / "plain", tmp_path / "link", tmp_path / "fifo"
+    link.symlink_to("target")
+    os.mkfifo(fifo)
+    with Store.create(tmp_path / "store") as store:
+        for output in (plain, link):
+            bundles.create(store, [], [], os.fspath(output))
+        with open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
+            bundles.create(store, [], [], os.fspath(fifo))
+            assert reader.read(1 << 16) == plain.read_bytes()
+    assert os.readlink(link) == "target"
+    assert (tmp_path / "target").read_bytes() == plain.read_bytes()
+    assert fifo.is_fifo()

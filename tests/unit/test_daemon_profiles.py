@@ -478,6 +478,23 @@ def test_written_whole_or_not_at_all(
             repair(store, path, bytes(place))
 
 
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path, store: Store) -> None:
+    write = PerfWriter()
+    path = profile_of(tmp_path / "p", write, write.mmap2(1, 0x10000, 0x1000, b"/app"))
+    _, out = repaired(store, path)
+    whole = Path(os.fsdecode(out)).read_bytes()
+    link, fifo = tmp_path / "link", tmp_path / "fifo"
+    link.symlink_to("target")
+    repair(store, path, bytes(link))
+    assert os.readlink(link) == "target"
+    assert (tmp_path / "target").read_bytes() == whole
+    os.mkfifo(fifo)
+    with open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        repair(store, path, bytes(fifo))
+        assert reader.read(len(whole) + 1) == whole
+    assert fifo.is_fifo()
+
+
 def _disk_is_full(fd: int) -> None:
     raise OSError(28, "No space left on device")
 
