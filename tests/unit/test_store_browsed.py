@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from buildidfs.errors import IntegrityError
+from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Kind
 from buildidfs.store import (
     Store,
@@ -27,6 +29,7 @@ from buildidfs.store import (
 from buildidfs.store.containers import ContainerRow, pack_container
 from buildidfs.store.paths import NAMES
 from buildidfs.store.retention import Policy
+from buildidfs.view import PUBLIC, Reader, View, nodes
 from tests.golden.make import APP, DWZ
 from tests.golden.make import NOW as MADE
 from tests.support.browsed import (
@@ -40,7 +43,7 @@ from tests.support.browsed import (
     see,
     seen_in,
 )
-from tests.support.captures import SECOND, capture, commit, sighting
+from tests.support.captures import capture, commit, sighting
 from tests.support.golden import unpack
 
 if TYPE_CHECKING:
@@ -295,7 +298,9 @@ DAMAGES: dict[str, tuple[Callable[[Environment], None], str]] = {
     "label-too-many": (
         lambda env: put_row(env, "labels", b"alias", schema.U32.pack(1)), "or has another",
     ),
-    "label-short": (lambda env: put_row(env, "labels", b"box", b"\1"), "is not found under its name"),
+    "label-short": (
+        lambda env: put_row(env, "labels", b"box", b"\1"), "is not found under its name",
+    ),
     "two-of-a-name": (
         lambda env: put_row(env, "containers", schema.U32.pack(3),
                          row_of(env, "containers", schema.U32.pack(1))),
@@ -521,3 +526,75 @@ def test_an_index_that_is_made_again(tmp_path: Path) -> None:
         assert container(store, b"box").image == DIGESTS[0]
         assert container(store, b"box").last_seen_ns <= time.time_ns()
         assert list(store.check(digests=True)) == []
+
+
+# --- rows that hold anything ---------------------------------------------------------------------
+
+TABLES = ("containers", "labels", "contents", "nameids", "names", "paths", "pathids")
+
+
+def _spoil(env: Environment, chosen: random.Random) -> None:
+    """Change, move or drop a row of one of the tables."""
+    table = chosen.choice(TABLES)
+    with env.read() as txn, txn.cursor(env.tables[table]) as cursor:
+        rows = list(cursor)
+    if not rows:
+        return
+    key, value = chosen.choice(rows)
+    how = chosen.randrange(4)
+    data = bytearray(value)
+    if how == 0 and data:
+        data[chosen.randrange(len(data))] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF))
+    elif how == 1:
+        data = data[: chosen.randrange(len(data) + 1)]
+    elif how == 2:
+        other = bytearray(key)
+        other[chosen.randrange(len(other))] = chosen.randrange(256)
+        key = bytes(other)
+    else:
+        _delete(env, table, key)
+        return
+    put_row(env, table, key, bytes(data))
+
+
+def _walk(view: View, reader: Reader | None) -> int:
+    """Go everywhere in the trees for people; returns how many names there were."""
+    waiting = [nodes.BY_PATH, nodes.BY_NAME, nodes.CONTAINERS]
+    count = 0
+    while waiting and count < 3000:
+        try:
+            for _, node, _ in view.children(waiting.pop(), 0, reader):
+                count += 1
+                if view.file_type(node) == stat.S_IFDIR:
+                    waiting.append(node)
+                view.attributes(node)
+                view.extended(node)
+        except (OSError, IntegrityError):
+            continue
+    return count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_with_anything_in_them(store: Store, env: Environment, seed: int) -> None:
+    chosen = random.Random(seed)
+    for number in range(12):
+        path = b"/" + b"/".join(chosen.choices((b"a", b"b", b"usr"), k=chosen.randint(1, 4)))
+        see(
+            store,
+            b"%d" % number,
+            seen_in(f"box{number % 3}", path),
+            build_id=b"\1%d" % (number % 5),
+        )
+    names = 0
+    for turn in range(40):
+        for _ in range(chosen.randint(1, 4)):
+            _spoil(env, chosen)
+        names += _walk(View(store), None) + _walk(View(store), PUBLIC)
+        label, path = f"box{turn % 4}", b"/a/%d" % (turn % 9)
+        with contextlib.suppress(StoreError):
+            store.commit([capture(store, b"%d" % turn, b"\1%d" % turn, at=seen_in(label, path))])
+        with contextlib.suppress(StoreError):
+            store.remove([chosen.choice(sorted(store.blob_names()))])
+        list(repair.mend(store.checker()))
+        assert list(store.check()) == [], turn
+    assert names > 1000

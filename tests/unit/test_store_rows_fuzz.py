@@ -87,12 +87,20 @@ def questions(store: Store) -> Iterator[Callable[[], object]]:
     yield lambda: store.match("ab")
     yield lambda: store.recall(identity())
     yield lambda: store.supplementary(b"x0")
+    yield lambda: store.container_number(b"docker:01")
+    yield lambda: store.container(1)
+    yield lambda: list(islice(store.containers(), 100))
+    yield lambda: store.container_child(1, 0, b"usr")
+    yield lambda: store.file_name(b"x0")
+    yield lambda: list(islice(store.file_names(), 100))
     for number in (0, 1, 2, 3, 77):
         for question in (store.build_id, store.kinds, store.origins, store.primary_path,
                          store.path_bytes, store.path_parent):  # fmt: skip
             yield lambda question=question, number=number: question(number)
         yield lambda number=number: list(islice(store.path_children(number), 100))
         yield lambda number=number: list(islice(store.path_ids(number), 100))
+        yield lambda number=number: list(islice(store.file_name_ids(number), 100))
+        yield lambda number=number: list(islice(store.container_children(1, number), 100))
         for kind in Kind:
             yield lambda number=number, kind=kind: store.artifact(number, kind)
             yield lambda number=number, kind=kind: store.variants(number, kind)
