@@ -150,6 +150,7 @@ class Session:
         try:
             retention.retain(store, self.settings)
             daemon.believe(store, self.settings)
+            daemon.name_images(store)
         except BaseException:
             store.close()
             raise

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Unreadable
     from buildidfs.config import Settings
     from buildidfs.ingest import Summary
-    from buildidfs.model import Absence, BuildId
+    from buildidfs.model import Absence, BuildId, Origin
     from buildidfs.store import Store
 
     Progress = Callable[[int, str], None]
@@ -98,6 +98,17 @@ def believe(store: Store, settings: Settings) -> None:
         from buildidfs.ingest.trust import judge
 
         store.believe(judge(settings.trust.rules))
+
+
+def name_images(store: Store) -> None:
+    """Let a store find out from the engines of this host what images containers are of."""
+
+    def image_of(origin: Origin) -> str:
+        from buildidfs.capture import engineimages  # which is not needed before there is one
+
+        return engineimages.image_of(origin)
+
+    store.name_images(image_of)
 
 
 def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:

@@ -39,15 +39,17 @@ class Commits:
         verified: VerifiedBlobs,
         keeper: Callable[[], Keeper | None] = lambda: None,
         judge: Callable[[Origin], Trust] | None = None,
+        image_of: Callable[[Origin], str] | None = None,
     ) -> None:
         """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
-        believed.
+        believed, ``image_of`` what image a container is of.
         """
         self._env = environment
         self._blobs = blobs
         self._verified = verified
         self._keeper = keeper
         self._judge = judge
+        self._image_of = image_of
 
     def commit(
         self,
@@ -60,9 +62,10 @@ class Commits:
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
+        images = self._images([new.sighting for new in captures])
 
         def work(txn: Txn) -> tuple[CommitResult, int]:
-            recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read)
+            recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, images)
             outcomes = tuple([recorder.capture(new) for new in captures])
             for absence in absent:
                 recorder.absent(absence)
@@ -116,16 +119,26 @@ class Commits:
         """Returns those of which nothing is known any more."""
 
         def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
-            recorder = Recorder(self._env, txn, self._blobs)
+            recorder = Recorder(self._env, txn, self._blobs, images=images)
             unknown = [each for each in sightings if not recorder.touch(self._believed(each))]
             recorder.finish()
             return unknown, recorder
 
         if not sightings:
             return []
+        images = self._images(sightings)
         unknown, recorder = self._with_room(lambda: self._env.write(work))
         self._announce(recorder.counters.announced, sorted(recorder.changed))
         return unknown
+
+    def _images(self, sightings: Sequence[Sighting]) -> dict[bytes, str]:
+        """The images of their containers, by control group: asked for while nobody has to wait for
+        the end of a transaction.
+        """
+        if self._image_of is None:
+            return {}
+        origins = {each.origin.cgroup: each.origin for each in sightings if each.origin.container}
+        return {group: self._image_of(origin) for group, origin in origins.items()}
 
     def _judged(self, new: NewCapture) -> NewCapture:
         sighting = self._believed(new.sighting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import cgroup
@@ -32,10 +33,12 @@ from buildidfs.store.paths import components
 from buildidfs.store.places import TIMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from buildidfs.model import Origin, Sighting
     from buildidfs.store.environment import Environment, Txn
+
+NO_IMAGES: Final[Mapping[bytes, str]] = MappingProxyType({})
 
 _EVICTED_AT_ONCE: Final = 2048
 _STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
@@ -44,11 +47,21 @@ _Value = tuple[int, int, int, int, int]
 
 
 class ContainerWriter:
-    """Writes to the tables within one transaction; call `finish` last."""
+    """Writes to the tables within one transaction; call `finish` last.
 
-    def __init__(self, environment: Environment, txn: Txn, counters: schema.Counters) -> None:
+    ``images`` are those of containers by their control groups, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        txn: Txn,
+        counters: schema.Counters,
+        images: Mapping[bytes, str] = NO_IMAGES,
+    ) -> None:
         self._txn = txn
         self._counters = counters
+        self._images = images
         tables = environment.tables
         self._containers = tables["containers"]
         self._labels = tables["labels"]
@@ -71,6 +84,8 @@ class ContainerWriter:
         if not container:
             return
         first, last, row = self._rows[container]
+        if not row.image:
+            self._name_image(row, origin)
         seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
@@ -147,6 +162,12 @@ class ContainerWriter:
         self._rows[number] = (2**63 - 1, 0, row)
         self._new_containers += 1
         return number
+
+    def _name_image(self, row: ContainerRow, origin: Origin) -> None:
+        # Of two that differ only behind what is in their label the row has the ID of one.
+        image = self._images.get(origin.cgroup)
+        if image and row.id == as_bytes(cgroup.container_id(origin.cgroup)):
+            row.image = as_bytes(image)
 
     # --- contents --------------------------------------------------------------------------
 

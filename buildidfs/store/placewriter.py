@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from buildidfs.model import Kind
 from buildidfs.store import places, schema
-from buildidfs.store.containerwriter import ContainerWriter
+from buildidfs.store.containerwriter import NO_IMAGES, ContainerWriter
 from buildidfs.store.index import prefixed
 from buildidfs.store.paths import PATH_KINDS, PathWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from buildidfs.model import Digest, Origin, Sighting
     from buildidfs.store.environment import Environment, Txn
@@ -21,18 +21,24 @@ if TYPE_CHECKING:
 class PlaceWriter:
     """Writes origins, and what is found by place: paths, names below /.dwz/, containers.
 
-    ``changed`` gets the ordinals that have names they did not have. Call `finish` last.
+    ``changed`` gets the ordinals that have names they did not have, ``images`` is for
+    `ContainerWriter`. Call `finish` last.
     """
 
     def __init__(
-        self, environment: Environment, txn: Txn, counters: schema.Counters, changed: set[int]
+        self,
+        environment: Environment,
+        txn: Txn,
+        counters: schema.Counters,
+        changed: set[int],
+        images: Mapping[bytes, str] = NO_IMAGES,
     ) -> None:
         self._txn = txn
         self._changed = changed
         self._origins = environment.tables["origins"]
         self._dwz = environment.tables["dwz"]
         self._paths = PathWriter(environment, txn, counters)
-        self._containers = ContainerWriter(environment, txn, counters)
+        self._containers = ContainerWriter(environment, txn, counters, images)
 
     def see(
         self,

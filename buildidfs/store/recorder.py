@@ -23,6 +23,7 @@ from buildidfs.model import (
 )
 from buildidfs.store import places, provenance, schema
 from buildidfs.store.blobs import Staged
+from buildidfs.store.containerwriter import NO_IMAGES
 from buildidfs.store.environment import damaged
 from buildidfs.store.memo import MemoWriter
 from buildidfs.store.placewriter import PlaceWriter
@@ -44,7 +45,8 @@ class Recorder:
     """The writes of one transaction; call `finish` last.
 
     ``added`` are blobs that were just written, and what they are beside them; ``read`` tells of
-    others which file was read, and in what form it has the right bytes.
+    others which file was read, and in what form it has the right bytes; ``images`` is for
+    `ContainerWriter`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Recorder:
         blobs: Blobs,
         added: Collection[Digest] = frozenset(),
         read: Callable[[Digest], tuple[BlobFile, int | None] | None] = lambda digest: None,
+        images: Mapping[bytes, str] = NO_IMAGES,
     ) -> None:
         self._env = environment
         self._txn = txn
@@ -70,7 +73,7 @@ class Recorder:
         self._seen = tables["seen"]
         self.counters = load_counters(environment, txn)
         self.changed: set[int] = set()
-        self._places = PlaceWriter(environment, txn, self.counters, self.changed)
+        self._places = PlaceWriter(environment, txn, self.counters, self.changed, images)
         self._variants = VariantWriter(environment, txn, self.counters, self.changed)
         self._uses = UseWriter(environment, txn)
         self._memo = MemoWriter(environment, txn)

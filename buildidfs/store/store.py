@@ -49,6 +49,7 @@ class Store(Reader):
         self._make_keeper: Callable[[], Keeper] | None = None
         self._making = threading.Lock()
         self._judge: Callable[[Origin], Trust] | None = None
+        self._image_of: Callable[[Origin], str] | None = None
 
     @classmethod
     def create(cls, path: StorePath) -> Store:
@@ -151,6 +152,14 @@ class Store(Reader):
     def believe(self, judge: Callable[[Origin], Trust]) -> None:
         """From now on let ``judge`` decide how far what is written is believed."""
         self._judge = judge
+
+    def name_images(self, image_of: Callable[[Origin], str]) -> None:
+        """From now on let ``image_of`` say what images containers are of that files are seen in.
+
+        It gives text for people, empty where it does not know: then it is asked again when more is
+        seen in that container. It must be quick, and not raise.
+        """
+        self._image_of = image_of
 
     def journal(self, entries: Sequence[NewSeen]) -> None:
         """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
@@ -266,7 +275,14 @@ class Store(Reader):
     def _commits(self) -> Commits:
         from buildidfs.store.commits import Commits  # which who only reads does without
 
-        return Commits(self._writable(), self._blobs, self._verified, self._keeping, self._judge)
+        return Commits(
+            self._writable(),
+            self._blobs,
+            self._verified,
+            self._keeping,
+            self._judge,
+            self._image_of,
+        )
 
     def _writable(self) -> Environment:
         env = self._opened()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What image a container is of, as a store is told: once, and when it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs import daemon
+from buildidfs.capture import engineimages
+from buildidfs.store import Container, Store
+from tests.support.captures import NOW, SECOND, capture, commit, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.model import Origin, Sighting
+
+CONTAINER = "0123456789ab" + "c" * 52
+LABEL = "docker:0123456789ab"
+MINUTE = 60
+
+
+class Told:
+    """What says what image a container is of; remembers whom it was asked about."""
+
+    def __init__(self) -> None:
+        self.image = ""
+        self.asked: list[str] = []
+
+    def __call__(self, origin: Origin) -> str:
+        self.asked.append(origin.container)
+        return self.image
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def store(tmp_path: Path, told: Told) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        made.name_images(told)
+        yield made
+        assert list(made.check(digests=True)) == []
+
+
+def seen(
+    path: bytes = b"/usr/bin/app",
+    at: int = 0,
+    *,
+    container: str = CONTAINER,
+    label: str = LABEL,
+    inside: bytes = b"",
+    host: str = "",
+) -> Sighting:
+    cgroup = f"/docker/{container}".encode() + inside
+    return sighting(path, seen_ns=NOW + at * SECOND, container=label, cgroup=cgroup, host=host)
+
+
+def image(store: Store, name: bytes = LABEL.encode()) -> str:
+    number = store.container_number(name)
+    assert number is not None
+    found = store.container(number)
+    assert isinstance(found, Container)
+    return found.image
+
+
+def test_new_container(store: Store, told: Told) -> None:
+    told.image = "app:1\nsha256:abc"
+    commit(store, capture(store, b"bytes", at=seen()))
+    assert image(store) == "app:1\nsha256:abc"
+    assert told.asked == [LABEL]
+
+
+def test_asked_once_for_all_files(store: Store, told: Told) -> None:
+    told.image = "app:1"
+    commit(
+        store,
+        capture(store, b"a", b"\1\1", at=seen(b"/a")),
+        capture(store, b"b", b"\2\2", at=seen(b"/b")),
+        capture(store, b"c", b"\3\3", at=sighting(b"/c")),
+    )
+    assert told.asked == [LABEL]
+
+
+def test_container_that_was_not_known_is_asked_about_again(store: Store, told: Told) -> None:
+    commit(store, capture(store, b"bytes", at=seen()))
+    assert image(store) == ""
+    told.image = "app:1"
+    assert store.touch([seen(at=2 * MINUTE)]) == []
+    assert image(store) == "app:1"
+
+
+def test_what_is_known_stays(store: Store, told: Told) -> None:
+    told.image = "app:1"
+    commit(store, capture(store, b"bytes", at=seen()))
+    for later, told.image in ((2, "app:2"), (4, "")):
+        assert store.touch([seen(at=later * MINUTE)]) == []
+        assert image(store) == "app:1"
+
+
+def test_process_further_down_in_the_container(store: Store, told: Told) -> None:
+    commit(store, capture(store, b"bytes", at=seen()))
+    told.image = "app:1"
+    commit(store, capture(store, b"more", b"\2\2", at=seen(b"/b", inside=b"/init.scope")))
+    assert image(store) == "app:1"
+
+
+def test_another_one_with_its_label(store: Store, told: Told) -> None:
+    """Anybody who may make control groups can make one that is called like this."""
+    commit(store, capture(store, b"bytes", at=seen()))
+    told.image = "app:1"
+    other = CONTAINER[:12] + "d" * 52
+    commit(store, capture(store, b"more", b"\2\2", at=seen(b"/b", container=other)))
+    assert image(store) == ""
+
+
+def test_image_that_was_scanned(store: Store, told: Told) -> None:
+    digest = "sha256:" + "a" * 64
+    at = seen(label="image:app:1", container="x", host=f"{digest}/layer")
+    commit(store, capture(store, b"bytes", at=at))
+    assert image(store, b"image:app:1") == digest
+    told.image = "app:1"
+    commit(store, capture(store, b"more", b"\2\2", at=seen(b"/b")))
+    assert image(store, b"image:app:1") == digest
+
+
+def test_store_that_is_not_told(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        commit(store, capture(store, b"bytes", at=seen()))
+        assert image(store) == ""
+
+
+def test_nobody_waits_for_the_answer(store: Store, told: Told, tmp_path: Path) -> None:
+    """What is asked may write to the store itself: there is no transaction."""
+
+    def image_of(origin: Origin) -> str:
+        with Store.open(tmp_path / "store") as another:
+            commit(another, capture(another, b"meanwhile", b"\7\7"))
+        return "app:1"
+
+    store.name_images(image_of)
+    commit(store, capture(store, b"bytes", at=seen()))
+    assert image(store) == "app:1"
+
+
+def test_engines_of_this_host_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engineimages, "image_of", lambda origin: f"of {origin.container}")
+    with Store.create(tmp_path / "other") as store:
+        daemon.name_images(store)
+        commit(store, capture(store, b"bytes", at=seen()))
+        assert image(store) == f"of {LABEL}"
