@@ -179,6 +179,31 @@ def test_crash_elsewhere(programs: Path, gone: Vanished, tmp_path: Path) -> None
     assert run([example, gone.core], env=env).rc == 2
 
 
+@pytest.mark.root
+@pytest.mark.fuse
+@pytest.mark.client
+def test_core_of_a_gone_container(gone: Vanished, tmp_path: Path) -> None:
+    example = EXAMPLES / "core-of-a-gone-container.sh"
+    env = {"MOUNTPOINT": str(gone.mount)}
+    (name,) = [path.name for path in (gone.mount / "containers").iterdir()]
+    listed = run([example], env=env, check=True)
+    assert re.fullmatch(rf"\d{{4}}-\S+Z {re.escape(name)}\n", listed.out), listed
+    arguments: list[clients.Argument] = [f"{gone.app}/bin/hot", gone.core]
+    for spelled in (name, name.partition(":")[2][1:]):
+        done = run([example, spelled, *arguments], env=env, check=True)
+        place = rf"lib_static_stuck .* at .*libhot\.c:{line_of('lib_stuck')}\b"
+        assert re.search(place, done.out), done
+        assert re.search(rf"Yes +{gone.mount}/containers/{name}/root/\S+/libc\.so", done.out), done
+    asked = run([example, name, *arguments, "-batch", "-ex", "info line main"], env=env, check=True)
+    assert "hot.c" in asked.out, asked
+    unknown = run([example, "nobody", *arguments], env=env)
+    assert (unknown.rc, unknown.err) == (1, "no container nobody\n"), unknown
+    assert run([example, name], env=env).rc == 2
+    # with no mount there, none are listed
+    nothing = run([example], env={"MOUNTPOINT": str(tmp_path)}, check=True)
+    assert nothing.out == "", nothing
+
+
 # --- custom_scanner.py -------------------------------------------------------------------------
 
 

@@ -205,6 +205,8 @@ def test_lldb_resolves_the_whole_stack(left: Left) -> None:
         rf"main.* at hot\.c:{line_of('main_stuck')}",
     ):
         assert re.search(place, result.out), str(result)
+    for library in ("libhot.so", "libc.so.6", _LOADER):
+        assert re.search(rf"{left.root}/\S*{library} *$", result.out, re.MULTILINE), str(result)
 
 
 def test_eu_stack_reads_the_executable_there(left: Left) -> None:
