@@ -33,7 +33,7 @@ _SHOWN = 20
         ],
         {
             2: "no such file, or a prefix that several build IDs share",
-            3: "written, but something that belongs in it was never captured",
+            3: "written, but something was never captured, or a FILE names no build ID",
             20: "a file of the store has other bytes than it should",
             30: "nothing is known of a build ID that was given",
         },
@@ -56,7 +56,7 @@ def bundle(
     include_inputs: bool,
     no_sources: bool,
     json_: bool,
-) -> None:
+) -> int:
     """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
     profiles and core files name, or that are given, into FILE: a tar archive in zstd. With them
     goes a list of the source files to get for them.
@@ -65,6 +65,7 @@ def bundle(
     an attempt that was cut off has left in FILE.partial is used.
     """
     from buildidfs.daemon import bundles
+    from buildidfs.daemon.naming import NAMES_NOTHING
     from buildidfs.errors import IncompleteError, UsageError
 
     if output == "-" and sys.stdout.isatty():
@@ -72,7 +73,7 @@ def bundle(
     if output == "-" and json_:
         raise UsageError("--json would go into the bundle; use -o FILE")
     with session.open_store() as store:
-        build_ids, inputs = _wanted(store, what)
+        build_ids, inputs, nameless = _wanted(store, what)
         target = sys.stdout.fileno() if output == "-" else output
         with session.progress("bundle") as progress:
             manifest, kept = bundles.create(
@@ -89,24 +90,31 @@ def bundle(
         json_line(_as_json(manifest, kept))
     elif not session.is_quiet:
         _tell(manifest)
+    for path in nameless:
+        click.echo(f"buildidfs: {printable(path)} {NAMES_NOTHING}", err=True)
     if missing:
         raise IncompleteError(f"{len(missing)} of {len(build_ids)} build IDs were never captured")
+    return IncompleteError.exit_code if nameless else 0
 
 
-def _wanted(store: Store, what: tuple[str, ...]) -> tuple[set[BuildId], list[bytes]]:
-    """The build IDs that are meant, and the files that name them."""
+def _wanted(store: Store, what: tuple[str, ...]) -> tuple[set[BuildId], list[bytes], list[bytes]]:
+    """The build IDs that are meant, the files that name them, and those of them that name none."""
     from buildidfs.daemon.naming import build_ids_named
 
     build_ids: set[BuildId] = set()
     inputs: list[bytes] = []
+    nameless: list[bytes] = []
     for each in what:
         path = os.fsencode(each)
         if os.path.exists(path):
-            build_ids |= build_ids_named(path)
+            named = build_ids_named(path)
+            build_ids |= named
             inputs.append(path)
+            if not named:
+                nameless.append(path)
         else:
             build_ids.add(store.match(each))
-    return build_ids, inputs
+    return build_ids, inputs, nameless
 
 
 def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:

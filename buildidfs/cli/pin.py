@@ -53,9 +53,13 @@ def pin(
     has to be given in full. What consists of hex digits is taken for a build ID, not for a file.
     """
     if list_:
+        if what:
+            raise click.UsageError("--list goes without build IDs and files; with --name at most")
         with session.open_store() as store:
             _list(store, json_, None if name is None else os.fsencode(name))
         return
+    if json_:
+        raise click.UsageError("--json belongs to --list")
     if not what:
         raise click.UsageError("nothing to pin: give build IDs or files, or --list")
     with session.open_store() as store:

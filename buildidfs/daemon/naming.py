@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4
 
+NAMES_NOTHING: Final = (
+    "names no build ID: a profile of files that were followed gets them by buildidfs repair"
+)
+"""What is wrong with a file of which `build_ids_named` returns nothing, and what helps."""
+
 
 def build_ids_named(path: bytes) -> set[BuildId]:
     """The build IDs that a profile of perf or a core file speaks of, or the one of a binary.

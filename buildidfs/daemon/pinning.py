@@ -39,5 +39,5 @@ def build_ids_of(path: bytes) -> list[BuildId]:
 
     found = naming.build_ids_named(path)
     if not found:
-        raise UsageError(f"{show(path)} names no build ID")
+        raise UsageError(f"{show(path)} {naming.NAMES_NOTHING}")
     return sorted(found)

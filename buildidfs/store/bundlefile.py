@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError, UsageError
@@ -15,7 +16,7 @@ from buildidfs.store.compressed import CompressedBlob, FrameWriter
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.store.reading import Reader
 
@@ -100,11 +101,14 @@ class BundleFile:
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         """Raises `UsageError` where there is no such file, `IntegrityError` for no bundle."""
-        shown = show(os.fsencode(path))
+        self._shown = shown = show(os.fsencode(path))
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(f"cannot read {shown}: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise UsageError(f"cannot read {shown}: a bundle is a regular file")
         try:
             self._content = CompressedBlob(fd)
         except IntegrityError as error:
@@ -150,16 +154,17 @@ class BundleFile:
 
     def copy(self, digest: Digest, fd: int) -> None:
         """Write a blob to a file, and raise `IntegrityError` if it has other bytes."""
-        part = self.open(digest)
-        hasher = hashing.sha256()
-        for offset in range(0, part.size, _CHUNK):
-            chunk = part.pread(_CHUNK, offset)
-            hasher.update(chunk)
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(fd, view) :]
-        if hasher.digest() != digest:
-            raise IntegrityError(f"blob {digest} of the bundle has other bytes")
+        with self._named():
+            part = self.open(digest)
+            hasher = hashing.sha256()
+            for offset in range(0, part.size, _CHUNK):
+                chunk = part.pread(_CHUNK, offset)
+                hasher.update(chunk)
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(fd, view) :]
+            if hasher.digest() != digest:
+                raise IntegrityError(f"blob {digest} of the bundle has other bytes")
 
     def verify(self, digest: Digest) -> bool:
         """Whether a blob has the bytes of its digest; reads all of it."""
@@ -172,8 +177,17 @@ class BundleFile:
         said = self.manifest.sources
         if said is None or self._sources is None:
             return
-        if _digest(Part(self._content, self._sources)).hex() != said.sha256:
-            raise IntegrityError("the source list of the bundle has other bytes")
+        with self._named():
+            if _digest(Part(self._content, self._sources)).hex() != said.sha256:
+                raise IntegrityError("the source list of the bundle has other bytes")
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of which file it is that something is wrong with it."""
+        try:
+            yield
+        except IntegrityError as error:
+            raise IntegrityError(f"{self._shown}: {error}") from error
 
 
 def _digest(part: Part) -> Digest:

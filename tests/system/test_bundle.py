@@ -18,6 +18,7 @@ import pytest
 from tests.support.clients import run, tool
 from tests.support.crashing import Ledger, make_files
 from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.perfwriter import PerfWriter
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +119,7 @@ def test_damage_is_refused(directory: Path, buildidfs: BuildIdFs, ledger: Ledger
         done = other("import", file, check=False)
         assert done.rc == 20, done
         assert done.err.count("\n") == 1
+        assert str(file) in done.err
     for cut in (0, 10, len(good) // 2, len(good) - 1):
         file.write_bytes(good[:cut])
         assert other("import", file, check=False).rc == 20
@@ -174,3 +176,32 @@ def test_inputs_and_what_was_never_captured(
     assert done.rc == 3
     assert "never captured" in done.err
     assert buildidfs("bundle", "-o", file, directory / "plain.tar", check=False).rc == 2
+
+
+def test_a_profile_without_build_ids_is_not_passed_over_in_silence(
+    directory: Path, buildidfs: BuildIdFs, ledger: Ledger
+) -> None:
+    profile, write = directory / "perf.data", PerfWriter()
+    profile.write_bytes(write.file(write.mmap2(1, 0x10000, 0x1000, b"/app")))
+    file = directory / "all.tar.zst"
+    done = buildidfs("bundle", profile, next(iter(ledger.made)), "-o", file, check=False)
+    assert done.rc == 3
+    assert file.exists()
+    assert f"{profile} names no build ID: " in done.err
+    assert "buildidfs repair" in done.err
+    done = buildidfs("pin", profile, check=False)
+    assert done.rc == 2
+    assert "buildidfs repair" in done.err
+
+
+@pytest.mark.parametrize("command", [["import"], ["mount", "--bundle"]])
+def test_what_is_no_file_is_no_bundle(
+    directory: Path, buildidfs: BuildIdFs, command: list[str]
+) -> None:
+    os.mkfifo(directory / "fifo")
+    (directory / "empty").mkdir()
+    point = [directory / "empty"] if command != ["import"] else []
+    for each in (directory, directory / "fifo"):
+        done = buildidfs(*command, each, *point, check=False)
+        assert done.rc == 2, done
+        assert f"cannot read {each}: a bundle is a regular file" in done.err

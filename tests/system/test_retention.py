@@ -225,6 +225,8 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
         (unknown, "later", False),
     ]
     assert buildidfs("pin", "--list", "--name", "later").out.startswith(unknown)
+    assert buildidfs("pin", "--list", full, check=False).rc == 2
+    assert buildidfs("pin", "--json", full, check=False).rc == 2
     shown = json.loads(buildidfs("stats", "--json").out)
     assert shown["pins"] == 2
     assert buildidfs("unpin", full).out == f"unpinned 1 for {full}\n"
