@@ -279,7 +279,9 @@ def test_format_is_in_the_page() -> None:
 
 def test_names_in_the_mount_are_in_the_page() -> None:
     text = page("buildidfs-mount.7")
-    for name in (*names.KIND_OF, names.PATH, b".build-id", b".dwz", b"usr/lib/debug"):
+    browsed = (b"by-path", b"by-name", b"containers/NAME/root", b"missing/ID", b"user.sha256")
+    known = (*names.KIND_OF, names.PATH, b".build-id", b".dwz", b"usr/lib/debug", *browsed)
+    for name in known:
         assert re.search(rf"(?<![\w-]){re.escape(name.decode())}(?![\w-])", text), name
 
 
