@@ -181,16 +181,18 @@ class BuildIdArgument(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete from the build IDs in the store."""
+        """Complete from the build IDs in the store, which nothing is done to for it."""
         from itertools import islice
 
         from click.shell_completion import CompletionItem
+
+        from buildidfs.store import Store
 
         globals_ = ctx.find_root().params
         session = Session(globals_.get("store"), globals_.get("config"), 0)
         incomplete = incomplete.lower()
         try:
-            with session.open_store() as store:
+            with Store.open(session.store_path, read_only=True) as store:
                 whole = bytes.fromhex(incomplete[: len(incomplete) // 2 * 2])
                 found = (str(build_id) for build_id, _ in store.build_ids_with_prefix(whole, None))
                 return [

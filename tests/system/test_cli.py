@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from buildidfs.cli.main import cli
 from tests.support.elfwriter import elf_file
+from tests.support.golden import unpack
 from tests.support.scans import without_privileges
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
@@ -301,18 +302,26 @@ def test_one_unreadable_path_does_not_stop_the_others() -> None:
     assert " /usr/bin/env\n" in done.output
 
 
-def test_completion_knows_commands_and_build_ids(store: Path) -> None:
-    def complete(words: str, position: int) -> bytes:
-        env = {
-            "_BUILDIDFS_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(position),
-        }
-        return run(env=env).stdout
+def complete(words: str, position: int) -> bytes:
+    """What bash is told that a word may become."""
+    env = {
+        "_BUILDIDFS_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(position),
+    }
+    return run(env=env).stdout
 
+
+def test_completion_knows_commands_and_build_ids(store: Path) -> None:
     assert b"unmount" in complete("buildidfs unm", 1)
     offered = complete(f"buildidfs --store {store} show {BUILD_ID.hex()[:5]}", 4)
     assert BUILD_ID.hex().encode() in offered
+
+
+def test_completion_does_not_convert_a_store(tmp_path: Path) -> None:
+    store = unpack(1, tmp_path / "old")
+    complete(f"buildidfs --store {store} show 0b", 4)
+    assert (store / "format").read_text() == "buildidfs store 1\n"
 
 
 @pytest.mark.parametrize(

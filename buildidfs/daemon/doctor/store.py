@@ -226,12 +226,17 @@ def _reflinks(root: bytes) -> Answer:
 def _index(root: bytes) -> Answer:
     if not _is_there(root):
         return ok("not there yet")
-    if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
-        # To open it would make the file.
-        return degraded("lock.mdb is missing from it", "the next scan makes it again")
-    from buildidfs.store import Store
+    from buildidfs.store import Store, layout, schema
 
     try:
+        if (version := layout.read_format(root)) < schema.FORMAT_VERSION:
+            return degraded(
+                f"has format {version}, an older one than {schema.FORMAT_VERSION}: no mount reads it",
+                "convert it with buildidfs migrate; older versions refuse it afterwards",
+            )
+        if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
+            # To open it would make the file.
+            return degraded("lock.mdb is missing from it", "the next scan makes it again")
         with Store.open(root, read_only=True) as store:
             held = store.stats()
     except StoreVersionError as error:
