@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NO_IMAGES: Final[Mapping[bytes, str]] = MappingProxyType({})
 
+_NO_CONTAINERS: Final = ("image:", "package:", "host:")
 _EVICTED_AT_ONCE: Final = 2048
 _STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
 
@@ -153,7 +154,7 @@ class ContainerWriter:
         row = ContainerRow(
             name,
             as_bytes(label),
-            as_bytes(cgroup.container_id(origin.cgroup) or label.partition(":")[2]),
+            as_bytes(cgroup.container_id(origin.cgroup) or _id_in(label)),
             as_bytes(image),
             b"" if image else as_bytes(origin.host),
             token_of(origin),
@@ -268,6 +269,11 @@ class ContainerWriter:
             while found and cursor.key().startswith(key):
                 yield cursor.key()
                 found = cursor.prev()
+
+
+def _id_in(label: str) -> str:
+    """What a label says of the ID of a container; empty for what is none."""
+    return "" if label.startswith(_NO_CONTAINERS) else label.partition(":")[2]
 
 
 def _row_in(value: bytes) -> ContainerRow | None:

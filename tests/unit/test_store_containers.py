@@ -178,6 +178,9 @@ def test_what_is_told_of_containers(store: Store) -> None:
     assert (found.first_seen_ns, found.last_seen_ns) == (NOW + 3 * SECOND, NOW + 800 * SECOND)
     see(store, b"4", seen_in("lxc:web"))
     assert container(store, b"lxc:web").id == "web"
+    for number, label in enumerate(("image:x:1", "package:zlib1g")):
+        see(store, b"i%d" % number, seen_in(label))
+        assert container(store, label.encode()).id == "", "it is none"
 
 
 def test_what_is_in_no_container_is_in_none(store: Store) -> None:
