@@ -3,7 +3,8 @@
 
 Engines are not asked: they may be hung, and every one has another protocol. What they keep in
 directories of their own is enough. That is in no container's reach; what is not a regular file that
-root alone may write, or is larger than notes are, is passed over all the same.
+root alone may write, or is larger than notes are, is passed over all the same. Should they be on a
+filesystem that does not answer, nothing is known from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.capture.patience import Patience
 from buildidfs.formats import cgroup, engines, oci
 from buildidfs.formats.archives import Damaged
 from buildidfs.formats.engines import RunImage
@@ -51,6 +53,9 @@ _ATTEMPTS: Final = 3
 
 _REMEMBERED: Final = 4096
 _AGAIN_S: Final = 60.0
+_WAIT_S: Final = 5.0
+# As if they had a device of their own: who is silent once is not asked again.
+_ENGINES: Final = (0, 0)
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _NOTHING: Final = RunImage()
 
@@ -60,17 +65,19 @@ _Lists = dict[bytes, tuple[tuple[int, ...], dict[bytes, RunImage]]]
 class EngineImages:
     """What is known of the containers of a host, whose ``roots`` are looked into, one by one.
 
-    By default they are our root, and that of the host if we are in a container ourselves. Methods
-    may be called from any thread.
+    By default they are our root, and that of the host if we are in a container ourselves. An answer
+    is waited for so many ``seconds``. Methods may be called from any thread.
     """
 
     def __init__(
         self,
         roots: Callable[[], Iterator[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        seconds: float = _WAIT_S,
     ) -> None:
         self._roots = roots or _own_roots
         self._clock = clock
+        self._patience = Patience(seconds)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, float]] = {}
         self._lists: _Lists = {}
@@ -79,7 +86,7 @@ class EngineImages:
         """The image of the container that a file was seen in: its name, its ID, or a line for each.
 
         Empty if that is not known. Looks once for each container, and for one of which nothing is
-        known a minute later again, when somebody asks. Takes milliseconds. Does not raise.
+        known a minute later again, when somebody asks. Does not raise.
         """
         container = cgroup.container_id(origin.cgroup) if origin.container else ""
         if not container or origin.host != os.uname().nodename:
@@ -87,7 +94,10 @@ class EngineImages:
         with self._lock:
             text, until = self._known.get(container, ("", -math.inf))
             if until <= self._clock():
-                text = self._look(container)
+                with contextlib.suppress(TimeoutError, RuntimeError):  # no answer, no thread
+                    text = self._patience.ask(
+                        _ENGINES, lambda: self._look(container), lambda answer: None
+                    )
                 self._remember(container, text)
             return text
 

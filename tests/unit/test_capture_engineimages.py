@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -303,6 +304,24 @@ def test_names_of_namespaces_are_names(notes: EngineNotes, image: Looked) -> Non
     (tasks / "\n").mkdir()
     (tasks / ("n" * 200)).mkdir()
     assert image() == ""
+
+
+def test_filesystem_that_does_not_answer() -> None:
+    answered, asked = threading.Event(), []
+
+    def silent() -> Iterator[bytes]:
+        asked.append(1)
+        answered.wait(30)
+        yield from ()
+
+    images = EngineImages(silent, seconds=0.01)
+    origin = sighting(cgroup=b"/docker/" + CONTAINER.encode(), container="docker:0", host=HOST)
+    other = sighting(cgroup=b"/docker/" + OTHER.encode(), container="docker:1", host=HOST)
+    try:
+        assert images.of(origin.origin) == images.of(other.origin) == ""
+        assert len(asked) == 1
+    finally:
+        answered.set()
 
 
 def test_root_that_is_gone(tmp_path: Path) -> None:
