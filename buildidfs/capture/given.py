@@ -20,6 +20,7 @@ from buildidfs.capture.here import Here, is_foreign
 from buildidfs.capture.kernel import KALLSYMS_PATH
 from buildidfs.capture.kernelfiles import KernelFiles
 from buildidfs.capture.spool import Spool
+from buildidfs.formats.core import is_core
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import openat2
 from buildidfs.model import Absence, BuildId, Kind, Sighting
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _SYMBOL: Final = re.compile(rb"[0-9a-f]{8,16} [a-zA-Z?] \S+[^\n]*\n")
 _LINE_MAX: Final = 1024
 _ANOTHER: Final = "has another build ID of its own"
+_HEAD: Final = 32
 
 
 class GivenFiles:
@@ -83,8 +85,7 @@ class GivenFiles:
         foreign = is_foreign(fd)
         found = self._found(path, shown, fd, foreign)
         if isinstance(found, SeenAgain) and (absence := found.known.absence) is not None:
-            remedy = "; --build-id gives it one" if absence is Absence.NO_BUILD_ID else ""
-            found = Unreadable(path, f"{absence}{remedy}")
+            found = Unreadable(path, _why_not(absence, fd))
         if isinstance(found, Unreadable):
             yield found
             return
@@ -143,6 +144,15 @@ class GivenFiles:
 
 def _changed(sighting: Sighting, **changes: object) -> Sighting:
     return Sighting(msgspec.structs.replace(sighting.origin, **changes), sighting.seen_ns)
+
+
+def _why_not(absence: Absence, fd: int) -> str:
+    """Why a file cannot be added, and what helps."""
+    if absence is not Absence.NO_BUILD_ID:
+        return str(absence)
+    if is_core(os.pread(fd, _HEAD, 0)):
+        return "a core file: use scan core"
+    return f"{absence}; --build-id gives it one"
 
 
 def _opened(path: bytes) -> int:

@@ -21,6 +21,7 @@ from buildidfs.capture.image_blobs import (
 from buildidfs.capture.image_files import ArchiveFiles, DirectoryFiles, has
 from buildidfs.capture.image_storage import DOCKER, STORED, Docker, Storage
 from buildidfs.capture.streams import Region, unpacked
+from buildidfs.formats import tar
 from buildidfs.formats.archives import Damaged
 from buildidfs.linux import openat2
 
@@ -66,6 +67,8 @@ def images_at(
             fd = spool.file(limits.unpacked_bytes, unpacked(whole, limits.unpacked_bytes).all())
             open_files.callback(os.close, fd)
             whole = Region(fd, 0, os.fstat(fd).st_size)
+        if not tar.is_tar(os.pread(fd, tar.BLOCK, 0)):
+            raise Damaged("neither a tar archive nor a directory of images")
         places = _of_files(ArchiveFiles(whole), platform)
     if not places:
         raise Damaged("holds no images of a kind that is understood")

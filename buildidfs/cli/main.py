@@ -62,6 +62,7 @@ _BROKEN_PIPE = 128 + 13
             20: "bytes or rows are not what they were when written",
             30: "nothing known, or kept, under that build ID",
             40: "mounting, serving or unmounting failed",
+            60: "a privilege is missing; the message names it",
         },
     ),
 )
@@ -112,8 +113,14 @@ def _report_usage(error: click.ClickException) -> int:
     text = " ".join(error.format_message().split()).removesuffix(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context is not None else "buildidfs"
+    if isinstance(error, click.NoSuchOption) and error.option_name in _global_options():
+        text, command = f"{error.option_name} stands before the command", "buildidfs"
     click.echo(f"buildidfs: {text[:1].lower()}{text[1:]} (see {command} --help)", err=True)
     return error.exit_code
+
+
+def _global_options() -> set[str]:
+    return {name for option in cli.params for name in option.opts}
 
 
 def _report(error: Exception) -> int:

@@ -26,8 +26,8 @@ def migrate(session: Session) -> None:
     """Convert the store of an older version of buildidfs to the format of this one.
 
     Every command does the same when it meets an older store that it may write to; but mount,
-    status and doctor, which change nothing, say that it is needed. Nobody may use the store meanwhile. There is no way back:
-    older versions refuse the store from then on.
+    status and doctor, which change nothing, say that it is needed. Nobody may use the store
+    meanwhile. There is no way back: older versions refuse the store from then on.
     """
     from buildidfs.store import migrate
 

@@ -99,14 +99,18 @@ def _prune(
             click.echo(_sentence(choice))
     if not json_ and not session.is_quiet:
         click.echo(f"{blobs} blobs, {size(freed)}, {'would go' if dry_run else 'removed'}")
-    if dry_run:
+    if not dry_run:
+        store.collect()
+        freed = 0
+    lacking = {name: lack - freed for name, lack in store.exceeded(policy).items()}
+    left = {name: lack for name, lack in lacking.items() if lack > 0}
+    if not left:
         return 0
-    store.collect()
-    left = {name: lack for name, lack in store.exceeded(policy).items() if lack > 0}
-    if not left or next(store.plan(policy, retention.altlinks(store)), None) is not None:
+    if not dry_run and next(store.plan(policy, retention.altlinks(store)), None) is not None:
         return 0  # there is more to remove: somebody captures it at this moment
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
-    click.echo(f"buildidfs: still exceeded: {what}: what is left may not be removed", err=True)
+    verb = "would still be" if dry_run else "still"
+    click.echo(f"buildidfs: {verb} exceeded: {what}: what is left may not be removed", err=True)
     return StoreFull.exit_code
 
 

@@ -96,6 +96,8 @@ def _text(scan: CoreScan, *, quiet: bool) -> None:
 
 def _whose(dump: Dump) -> str:
     """The process that a core is of, in words."""
+    if not dump.name and not dump.pid:
+        return "of an unknown process"  # its notes were cut off
     words = f"{printable(dump.name)} (pid {dump.pid}"
     if dump.signal:
         try:

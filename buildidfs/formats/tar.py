@@ -88,6 +88,11 @@ def _next_header(source: Source, concatenated: bool) -> bytes | None:
     return header
 
 
+def is_tar(head: bytes) -> bool:
+    """Whether a file that begins so (a block) is an archive, be it one without members."""
+    return len(head) >= BLOCK and (head[:BLOCK] == _ZEROS or _checksum_is_right(head[:BLOCK]))
+
+
 def _checksum_is_right(header: bytes) -> bool:
     """The sum of all bytes, its own field counted as blanks; some old programs took them as signed.
 

@@ -256,6 +256,14 @@ def test_output_that_cannot_be_written(
     assert done.stderr.count(b"\n") == 1
 
 
+def test_where_a_global_option_stands_is_said(store: Path) -> None:
+    for words in (["list", "--store", str(store)], ["scan", "proc", "-q"]):
+        done = run(*words, code=2)
+        option = words[-1] if words[0] == "scan" else words[1]
+        assert f"{option} stands before the command" in done.stderr.decode()
+    assert b"no such option" in run("list", "--nonsense", code=2).stderr
+
+
 def test_closed_streams_do_no_harm(store: Path, tree: Path) -> None:
     done = shell(f"buildidfs --store {store} scan tree {tree} <&- >&- 2>&-")
     assert done.returncode == 2

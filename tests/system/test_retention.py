@@ -173,15 +173,18 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     one, two = str(build_id(1)), str(build_id(2))
     buildidfs("pin", "--name", "incident 7", one)
     buildidfs("pin", two)
-    plan = objects(buildidfs("prune", "--dry-run", "-v", "--max-size", "0", "--json").out)
+    options = ("prune", "--dry-run", "-v", "--max-size", "0", "--json")
+    plan = objects(buildidfs(*options, check=False).out)
     assert {each["build_ids"][0] for each in plan if not each["goes"]} == {one, two}
     assert {each["why"] for each in plan if not each["goes"]} == {"pinned: incident 7", "pinned"}
     assert len(plan) == 6
     assert all(each["stored_bytes"] > SIZE for each in plan)
     assert {Path(each["path"]).parent for each in plan} == {directory / "a"}
-    text = buildidfs("prune", "-n", "--max-size", "0").out
-    assert text.count("remove  ") == 4
-    assert "would go" in text
+    done = buildidfs("prune", "-n", "--max-size", "0", check=False)
+    assert done.out.count("remove  ") == 4
+    assert "would go" in done.out
+    assert done.rc == 14, "it would not be enough"
+    assert "would still be exceeded: max-size by" in done.err
     assert len(held(buildidfs.store)) == 6, "so far it was only talked about"
 
     done = buildidfs("prune", "--max-size", "0", check=False)
@@ -189,6 +192,8 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     assert "still exceeded: max-size by" in done.err
     assert held(buildidfs.store) == {1, 2}
     assert buildidfs("prune").out == "0 blobs, 0 B, removed\n"
+    assert buildidfs("prune", "-n").out == "0 blobs, 0 B, would go\n"
+    assert buildidfs("prune", "-n", "--max-size", "1G").rc == 0
     assert buildidfs("prune", "--max-age", "x", check=False).rc == 2
     assert is_sound(buildidfs.store)
 

@@ -243,6 +243,9 @@ def test_core_that_was_cut_off(stripped: Path, directory: Path) -> None:
     whole = {each["path"]: each for each in summary["cores"][0]["binaries"]}
     assert str(stripped) in whole
     assert any(each["why"] == Unknown.CUT_OFF for each in whole.values())
+    os.truncate(core, 600)
+    done = BuildIdFs(directory)("scan", "core", core, check=False)
+    assert f"{core}: of an unknown process: " in done.out
 
 
 def test_core_without_first_pages(stripped: Path, directory: Path) -> None:

@@ -73,6 +73,15 @@ def test_layouts_and_archives(layout: Layout, tmp_path: Path) -> None:
         assert labels(path) == ["image:app"], path
 
 
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"x" * 1000)
+    (tmp_path / "short").write_bytes(b"")
+    (tmp_path / "packed").write_bytes(gzip.compress(b"x" * 1000))
+    for path in tmp_path.iterdir():
+        with pytest.raises(Damaged, match="neither a tar archive nor"):
+            images(path)
+
+
 def test_content_of_containerd(layout: Layout, tmp_path: Path) -> None:
     arm = layout.manifest([BASE], "arm64", platform={"os": "linux", "architecture": "arm64"})
     amd = layout.manifest([BASE], platform={"os": "linux", "architecture": "amd64"})

@@ -231,7 +231,7 @@ def _index(root: bytes) -> Answer:
     try:
         if (version := layout.read_format(root)) < schema.FORMAT_VERSION:
             return degraded(
-                f"has format {version}, an older one than {schema.FORMAT_VERSION}: no mount reads it",
+                f"has format {version}, older than {schema.FORMAT_VERSION}: no mount reads it",
                 "convert it with buildidfs migrate; older versions refuse it afterwards",
             )
         if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
