@@ -46,12 +46,12 @@ def at_path(store: Store, path: bytes, label: str | None = None) -> list[Place]:
     """Every build ID that was seen at exactly that path, the one seen last first.
 
     ``label`` is a container as a user names it, see `container.fits`. Reads rows of that path only;
-    what the store holds is found if it is there as an executable, vDSO or kallsyms.
+    what the store holds is found whatever it is there: executable, debug file, vDSO or kallsyms.
     """
     found = _Places(store, label)
     number = _number(store, path)
     if number is not None:
-        found.executables(number, path)
+        found.held(number, path)
     found.journal(store.journal_at(None, path))
     return found.last_first()
 
@@ -67,7 +67,7 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
     found = _Places(store, label)
     for number, path in _paths(store):
         if fits(path):
-            found.executables(number, path)
+            found.held(number, path)
     found.journal(record for record in store.journal_since() if fits(record.path))
     return found.last_first()
 
@@ -138,7 +138,7 @@ class _Places:
         self._found: dict[tuple[bytes, bytes, str, str], Place] = {}
         self._held: dict[bytes, bool] = {}
 
-    def executables(self, number: int, path: bytes) -> None:
+    def held(self, number: int, path: bytes) -> None:
         """Take in what hangs from a path of the store's tree."""
         name = path.lstrip(b"/")
         for ordinal in self._store.path_ids(number):

@@ -15,7 +15,7 @@ import pytest
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.mappers import Mapper, Mappers
 from buildidfs.capture.process import Ways
-from buildidfs.model import BuildId
+from buildidfs.model import BuildId, Kind
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.children import cat_program, copied_cat, private_cat
@@ -74,6 +74,15 @@ def test_which_build_ids_a_path_had(buildidfs: BuildIdFs) -> None:
         ["-", str(LOST), "missing"], ["-", str(NEW), "since"],
         [DOCKER["container"], str(NEW), "since"], ["-", str(OLD), "since"],
     ]  # fmt: skip
+
+
+def test_which_finds_a_separate_debug_file(buildidfs: BuildIdFs) -> None:
+    path = b"/usr/lib/debug/libc.so.6.debug"
+    with Store.open(buildidfs.store) as store:
+        seen = capture(store, b"symbols", NEW, kinds=(Kind.DEBUGINFO,), at=sighting(path))
+        store.commit([seen])
+    for words in ([path], ["--glob", "/usr/lib/debug/*"]):
+        assert names(rows(buildidfs, "which", *words)) == [(str(NEW), "")]
 
 
 def test_which_by_pattern(buildidfs: BuildIdFs) -> None:

@@ -99,9 +99,26 @@ def test_links_alone_protect_who_uses_the_right_directory(
         assert marker.exists()
 
 
+def test_a_sysroot_is_not_trusted(hostile: Vanished, kept: Path, marker: Path) -> None:
+    marker.unlink(missing_ok=True)
+    root = kept / _spelled(hostile, "containers/{name}/root")
+    # The safe path has nothing to do with the mount, but is set: what is trusted then is fixed.
+    settings = [f"set sysroot {root}", "add-auto-load-safe-path /nowhere"]
+    result = clients.gdb(
+        "bt",
+        debug=kept / "debug",
+        settings=settings,
+        arguments=[f"{root}{hostile.app}/bin/hot", hostile.core],
+    )
+    assert "lib_static_stuck" in result.out, str(result)
+    assert "auto-loading has been declined" in result.text, str(result)
+    assert not marker.exists(), str(result)
+
+
 # Everything in the mount that gdb may be pointed at: its debug file directory while it looks at a
 # core file, or the name of a file. {exe} and {lib} are build IDs, {x} and {l} split ones; {app} is
-# where they were, {exe_digest} and {debug_digest} are of what is in variants.
+# where they were, {name} in which container, {exe_digest} and {debug_digest} are of what is in
+# variants.
 _DIRECTORIES = (".", "debug", "usr/lib/debug")
 _FILES = (
     "{exe}/elf",
@@ -116,6 +133,10 @@ _FILES = (
     "usr/lib/debug/.build-id/{x}",
     "perf{app}/bin/hot/{exe}/elf",
     "perf/.build-id/{l}/debug",
+    "by-path{app}/bin/hot/{exe}/elf",
+    "by-name/libhot.so/{lib}/debug",
+    "containers/{name}/root{app}/bin/hot",
+    "containers/{name}/root{app}/lib/.debug/libhot.so.debug",
 )
 _TRUST_ALL = "set auto-load safe-path /"
 
@@ -131,7 +152,9 @@ def kept(hostile: Vanished, scratch: Path) -> Iterator[Path]:
 
 def _spelled(hostile: Vanished, name: str) -> str:
     exe, lib = hostile.program.binaries
+    (container,) = (hostile.mount / "containers").iterdir()
     return name.format(
+        name=container.name,
         exe=exe.build_id,
         lib=lib.build_id,
         x=f"{exe.build_id[:2]}/{exe.build_id[2:]}",
