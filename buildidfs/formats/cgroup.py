@@ -45,6 +45,7 @@ _NAMED = (
     ("lxc", re.compile(rb"/lxc\.payload[./]([^/]+)")),
     ("lxc", re.compile(rb"/lxc/([^/]+)")),
 )
+_USER = re.compile(rb"/user\.slice/user-\d+\.slice(?![^/])")
 _UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
@@ -120,10 +121,25 @@ def container_label(cgroup_path: bytes) -> str | None:
 
 def container_id(cgroup_path: bytes) -> str:
     """The ID of the innermost container, 64 hex digits; empty where the path has none."""
+    found = _innermost(cgroup_path)
+    return found[0].decode() if found else ""
+
+
+def place(cgroup_path: bytes) -> bytes:
+    """Where a container is, which who imitates its label elsewhere cannot: the path down to its ID,
+    or, where it has none, to the user whose it is, or to the root. Empty if it is not known.
+    """
+    if found := _innermost(cgroup_path):
+        return cgroup_path[: found.end()]
+    user = _USER.match(cgroup_path)
+    return user[0] if user else cgroup_path[:1]
+
+
+def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:
     for found in reversed(list(_ID.finditer(cgroup_path[:_PATH_MAX]))):
         if not cgroup_path[: found.start()].endswith(b"conmon-"):
-            return found[0].decode()
-    return ""
+            return found
+    return None
 
 
 def _unit_name(escaped: bytes) -> str:

@@ -6,9 +6,10 @@ Three tables, see `schema`:
 *containers*. A number, which is never used again, to each container that files were captured of.
 What stands in the row of its image and its ID is for people.
 
-*labels*. Its name among the others: `spelled` of what `Origin.container` says. That may come to
-mean another container (inode numbers of namespaces are used again) or another image (tags are
-moved): the later one has ``~`` and what tells them apart behind it.
+*labels*. Its name among the others: `spelled` of what `label_of` says. That may come to mean
+another container (inode numbers of namespaces are used again) or another image (tags are moved),
+and who may make control groups or bundles can give a container the label of somebody else's: the
+later one has ``~`` and what tells them apart behind it.
 
 *contents*. One row for each name in a directory. Directories have numbers within their container,
 from 1; 0 is its root. The key has the hash of the name and not the name, so that a number says
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.formats import cgroup
 from buildidfs.model import NamespaceSet, Origin, fingerprint
 from buildidfs.store import schema
 from buildidfs.store.index import DAMAGE, damaged, whole
@@ -163,9 +165,16 @@ def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
 
 def token_of(origin: Origin) -> bytes:
     """What tells a container from others with its label; empty if none are known, or nothing is."""
+    known = b""
     if origin.container.startswith(_OF_NAMESPACE):
-        return b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
-    return as_bytes(image_of(origin).partition(":")[2][:12])
+        known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
+    elif origin.container:
+        known = as_bytes(image_of(origin).partition(":")[2][:12])
+        place = b"" if known else cgroup.place(origin.cgroup)
+        known = fingerprint(place)[:6].hex().encode() if place else known
+    if origin.container and origin.scanner == _BUNDLE:  # it says what it likes
+        return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
+    return known
 
 
 def image_of(origin: Origin) -> str:

@@ -68,7 +68,7 @@ class ContainerWriter:
         self._labels = tables["labels"]
         self._contents = tables["contents"]
         self._rows: dict[int, tuple[int, int, ContainerRow]] = {}
-        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._numbers: dict[tuple[str, str, str, int, bytes], int] = {}
         self._directories: dict[tuple[int, int, bytes], int] = {}
         self._added = 0
         self._new_containers = 0
@@ -111,7 +111,9 @@ class ContainerWriter:
 
     def _number(self, origin: Origin) -> int:
         """The number of a container, given now if it has none; 0 if all are given out."""
-        key = (label_of(origin), origin.host, origin.mnt_ns_id)
+        key = (
+            label_of(origin), origin.scanner, origin.host, origin.mnt_ns_id, origin.cgroup,
+        )  # fmt: skip
         known = self._numbers.get(key)
         if known is None:
             known = self._numbers[key] = self._find(origin)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.cgroup import container_label, path, unified
+from buildidfs.formats.cgroup import container_id, container_label, path, place, unified
 
 ID = b"0123456789abcdef" * 4
 OTHER = b"fedcba9876543210" * 4
@@ -279,3 +279,25 @@ def test_longer_than_any_path_costs_no_more() -> None:
     assert container_label(watched * 50 + b"/docker-" + ID) == "docker:0123456789ab"
     assert container_label(watched * 10_000 + b"/docker-" + ID) is None
     assert path(b"1:x:/\n" * 100_000 + b"0::/docker/" + ID) == b"/"
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (b"/docker/" + ID, b"/docker/" + ID),
+        (b"/docker/" + ID + b"/init.scope", b"/docker/" + ID),
+        (b"/docker/" + ID + b"/docker/" + OTHER + b"/x", b"/docker/" + ID + b"/docker/" + OTHER),
+        (b"/user.slice/user-7.slice/libpod-" + ID + b".scope/container",
+         b"/user.slice/user-7.slice/libpod-" + ID),
+        (b"/docker/" + ID + b"/libpod-conmon-" + OTHER + b".scope", b"/docker/" + ID),
+        (b"/user.slice/user-7.slice/lxc/web", b"/user.slice/user-7.slice"),
+        (b"/user.slice/user-7.slicex/lxc/web", b"/"),
+        (b"/lxc/user.slice/user-7.slice", b"/"),
+        (b"/lxc/web", b"/"),
+        (b"/", b"/"),
+        (b"", b""),
+    ],
+)  # fmt: skip
+def test_place(where: bytes, found: bytes) -> None:
+    assert place(where) == found
+    assert container_id(where) in found.decode()

@@ -138,6 +138,46 @@ def test_an_id_means_one_container_whatever_its_namespace(store: Store) -> None:
     assert container_names(store) == [b"docker:0123456789ab"]
 
 
+ID = b"0123456789abcdef" * 4
+
+
+def test_who_imitates_a_label_has_a_tree_of_their_own(store: Store) -> None:
+    """Any user may have control groups with any name below their own, and tells gdb nothing."""
+    label = "docker:0123456789ab"
+    mine = b"/user.slice/user-1000.slice/user@1000.service/docker-" + ID + b".scope"
+    for number, group in enumerate(
+        [b"/system.slice/docker-" + ID + b".scope", mine,
+         b"/system.slice/docker-" + ID + b".scope/inner/x", mine + b"/x"],
+    ):  # fmt: skip
+        see(store, b"%d" % number, seen_in(label, b"/%d" % number, cgroup=group, mnt_ns_id=number))
+    first, second = container_names(store)
+    assert first == b"docker:0123456789ab"
+    assert second.startswith(b"docker:0123456789ab~")
+    assert [set(files_of(store, name)) for name in (first, second)] == [
+        {b"/0", b"/2"},
+        {b"/1", b"/3"},
+    ]
+
+
+def test_a_label_without_an_id_is_somebodys(store: Store) -> None:
+    for number, group in enumerate([b"/lxc/web", b"/user.slice/user-7.slice/lxc/web", b"/lxc/web"]):
+        see(store, b"%d" % number, seen_in("lxc:web", b"/%d" % number, cgroup=group))
+    found = [set(files_of(store, name)) for name in container_names(store)]
+    assert found == [{b"/0", b"/2"}, {b"/1"}]
+
+
+def test_a_bundle_adds_nothing_to_a_container(store: Store) -> None:
+    """It says what it likes, of every container that it has heard of."""
+    group = b"/system.slice/docker-" + ID + b".scope"
+    for label, image in (("docker:0123456789ab", ""), ("mnt:5", ""), ("image:x", DIGESTS[0])):
+        known = {"cgroup": group, "mnt_ns_id": 70, "host": image and f"{image}/l"}
+        see(store, b"1", seen_in(label, b"/1", **known))
+        see(store, b"2", seen_in(label, b"/2", scanner="bundle", **known))
+        other, own = container_names(store)[-1], label.encode()
+        assert other.startswith(own + b"~")
+        assert (set(files_of(store, own)), set(files_of(store, other))) == ({b"/1"}, {b"/2"})
+
+
 def test_a_tag_that_was_moved(store: Store) -> None:
     for number, digest in enumerate((*DIGESTS[:2], *DIGESTS)):
         at = seen_in("image:x:1", b"/%d" % number, host=f"{digest}/layer", trust=Trust.PACKAGE)
