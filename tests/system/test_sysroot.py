@@ -12,6 +12,7 @@ import dataclasses
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,10 @@ import pytest
 
 from tests.support import clients, cores
 from tests.support.clients import Result, run, tool
-from tests.support.containers import container
+from tests.support.containers import container, root_filesystem
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
+from tests.support.waiting import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,10 +93,13 @@ def left(request: pytest.FixtureRequest, scratch: Path, program: Program) -> Ite
 
 
 def _inside(running: Container) -> Result:
-    """The backtrace of ``hot stuck`` by a debugger that sees what its container sees."""
-    root = f"/proc/{running.stuck}/root"
+    return _beside(running.stuck, f"{running.app}/bin/hot")
+
+
+def _beside(pid: int, executable: str) -> Result:
+    root = f"/proc/{pid}/root"
     settings = [f"set sysroot {root}", f"set debug-file-directory {root}/usr/lib/debug"]
-    attach = [f"{root}{running.app}/bin/hot", str(running.stuck)]
+    attach = [f"{root}{executable}", str(pid)]
     result = clients.gdb(_BACKTRACE, "info sharedlibrary", settings=settings, arguments=attach)
     text = result.out.replace(root, "")
     return dataclasses.replace(result, out=text)
@@ -252,3 +257,80 @@ def test_drgn_is_given_the_files_one_by_one(left: Left) -> None:
         ("main", "hot.c", "main_stuck"),
     ):
         assert f"{name} ({SOURCE_DIR}/{file}:{line_of(marker)}:" in result.out, str(result)
+
+
+# --- other distributions -----------------------------------------------------------------------
+
+# What was a file and what a link to it before glibc 2.34, with /usr merged as it is since; each
+# process sees the kernel's names, of files, and asks for those of links.
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+_RENAMED = {
+    "lib/x86_64-linux-gnu/libc.so.6": f"{_LIBRARIES}/libc-2.31.so",
+    _LOADER: f"{_LIBRARIES}/ld-2.31.so",
+}
+_LINKS = {
+    "lib": "usr/lib",
+    "lib64": "usr/lib64",
+    f"{_LIBRARIES}/libc.so.6": "libc-2.31.so",
+    "usr/lib64/ld-linux-x86-64.so.2": "../lib/x86_64-linux-gnu/ld-2.31.so",
+}
+
+
+def _as_it_was(program: Program, root: Path) -> None:
+    """Make a root filesystem in which libc and loader have other names than they are asked for."""
+    root_filesystem(program, root)
+    (root / _LIBRARIES).mkdir(parents=True)
+    (root / "usr/lib64").mkdir()
+    for new, old in _RENAMED.items():
+        (root / new).rename(root / old)
+    for directory in ("lib", "lib64"):
+        shutil.rmtree(root / directory)
+    for link, target in _LINKS.items():
+        (root / link).symlink_to(target)
+
+
+@contextlib.contextmanager
+def _rooted(root: Path, directory: Path) -> Iterator[int]:
+    """``hot stuck`` in a copy of ``root`` that only its mount namespace has: its process ID."""
+    place = directory / "root"
+    place.mkdir()
+    script = """
+        mount -t tmpfs none "$1" && cp -a "$2/." "$1" && mount -t proc proc "$1/proc" &&
+        exec chroot "$1" /app/bin/hot stuck
+        """
+    argv: list[Argument] = [tool("unshare"), "-m", "sh", "-c", script, "sh", place, root]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            lines(process.stdout, lambda got: got == ["up"])
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_gdb_finds_libraries_by_names_that_were_links(program: Program, directory: Path) -> None:
+    content = directory / "content"
+    content.mkdir()
+    _as_it_was(program, content)
+    buildidfs = BuildIdFs(directory)
+    with _rooted(content, directory) as pid:
+        buildidfs.scan(pid)
+        inside = _beside(pid, "/app/bin/hot")
+        core, name = cores.gcore(pid, directory), _namespace(pid)
+    with buildidfs.mounted() as mount:
+        root = mount / "containers" / name / "root"
+        assert sorted(path.name for path in (root / _LIBRARIES).iterdir()) == [
+            "ld-2.31.so", "libc-2.31.so",
+        ]  # fmt: skip
+        settings = [f"set sysroot {root}", f"set debug-file-directory {mount}/debug"]
+        result = clients.gdb(
+            _BACKTRACE,
+            "info sharedlibrary",
+            settings=settings,
+            arguments=[root / "app/bin/hot", core],
+        )
+    there = [frame.replace(str(root), "") for frame in _frames(result)]
+    assert there == _frames(inside), f"{result}\n{inside}"
+    read = [path.replace(str(root), "") for path in _libraries(result)]
+    assert len(read) == 3, str(result)
+    assert read == _libraries(inside), f"{result}\n{inside}"
