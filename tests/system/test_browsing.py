@@ -6,6 +6,7 @@ And who may see what of it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -29,6 +30,7 @@ from tests.support.containers import container
 from tests.support.elfwriter import TEXT, elf_file
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import sha256
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,16 @@ def _missing(mount: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in (mount / "missing").iterdir()}
 
 
+def _held(*names: str) -> list[str]:
+    """Open files with these names, of all processes: a watch of the user's own may be at work."""
+    found = []
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # gone by now
+            if os.path.basename(os.readlink(fd)) in names:
+                found.append(str(fd))
+    return found
+
+
 @pytest.fixture(scope="module", params=["crun", "overlay"])
 def ended(request: pytest.FixtureRequest, scratch: Path, program: Program) -> Iterator[Ended]:
     """Somebody asks for its files in vain; it is scanned, and destroyed."""
@@ -84,6 +96,7 @@ def ended(request: pytest.FixtureRequest, scratch: Path, program: Program) -> It
         before = _missing(mount)
         buildidfs.scan(running.spin, running.stuck)
         after = set(os.listdir(mount / "missing"))
+        until(lambda: not _held("hot", "libhot.so"), "that no watch of this machine has it open")
         running.destroy()
         assert not os.path.exists(running.app)
         shown = json.loads(buildidfs("show", "--json", exe.build_id).out)
