@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.cli.output import json_line, path_fields, printable
+from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bo
     elif not quiet:
         _text(coverage)
     if coverage.incomplete:
-        click.echo(f"buildidfs: {coverage.incomplete}", err=True)
+        click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
     if fail_under is not None and coverage.symbols() < fail_under:
         click.echo(
             f"buildidfs: symbols for {coverage.symbols():.2f} % of the {coverage.unit},"

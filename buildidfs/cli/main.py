@@ -127,7 +127,9 @@ def _report(error: Exception) -> int:
     """One line on standard error for an exception, and its exit code."""
     known = next(_known(error), None)
     if known is not None:
-        click.echo(f"buildidfs: {known}", err=True)
+        from buildidfs.cli.output import one_line
+
+        click.echo(f"buildidfs: {one_line(str(known))}", err=True)
         return known.exit_code
     import logging
 

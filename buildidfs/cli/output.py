@@ -27,7 +27,11 @@ _encode = msgspec.json.Encoder().encode
 
 def printable(raw: bytes) -> str:
     """A path for a person: control characters and what is not UTF-8 as ``\\xNN``."""
-    text = raw.decode("utf-8", "backslashreplace")
+    return one_line(raw.decode("utf-8", "backslashreplace"))
+
+
+def one_line(text: str) -> str:
+    """A message for a person, of which a path may be a part: control characters as ``\\xNN``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

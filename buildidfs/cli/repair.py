@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, path_fields, printable
+from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _text(done: Repaired, *, quiet: bool) -> None:
         for note in done.notes:
             click.echo(note)
     if done.incomplete:
-        click.echo(f"buildidfs: {done.incomplete}", err=True)
+        click.echo(f"buildidfs: {one_line(done.incomplete)}", err=True)
     if not done.unresolved:
         return
     click.echo(f"buildidfs: {len(done.unresolved)} files without a build ID", err=True)

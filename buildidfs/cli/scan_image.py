@@ -8,6 +8,7 @@ import os
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.output import one_line
 from buildidfs.cli.summary import as_json, report
 from buildidfs.errors import IncompleteError
 
@@ -80,7 +81,7 @@ def scan_image(
             click.echo(f"{scan.images} images{known}")
         report(scan.summary, quiet=session.is_quiet)
     for error in scan.corrupt[1:]:
-        click.echo(f"buildidfs: {error}", err=True)
+        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
     if scan.corrupt:
         raise scan.corrupt[0]
     return IncompleteError.exit_code if scan.summary.unreadable else 0

@@ -175,12 +175,13 @@ def _scan_instead(session: Session) -> None:
     """Without following, capture at least what runs now."""
     from buildidfs import daemon
     from buildidfs.cli import summary
+    from buildidfs.cli.output import one_line
     from buildidfs.errors import BuildIdFsError
 
     try:
         with session.open_store(create=True) as store, session.progress("Scanning") as show:
             result = daemon.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
-        click.echo(f"buildidfs: {error}", err=True)
+        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
     else:
         summary.report(result, quiet=session.is_quiet)

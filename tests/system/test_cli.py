@@ -256,6 +256,29 @@ def test_output_that_cannot_be_written(
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (2, ["coverage", "EVIL"]),
+        (2, ["repair", "EVIL", "-o", "x"]),
+        (2, ["bundle", BUILD_ID.hex(), "-o", "EVIL"]),
+        (2, ["import", "EVIL"]),
+        (2, ["get", BUILD_ID.hex(), "-o", "EVIL"]),
+        (40, ["mount", "EVIL"]),
+        (40, ["unmount", "EVIL"]),
+        (2, ["mount", "-o", "EVIL", "/"]),
+        (2, ["--config", "EVIL", "list"]),
+        (30, ["which", "EVIL"]),
+    ],
+)
+def test_errors_are_one_line_whatever_is_named(store: Path, code: int, words: list[str]) -> None:
+    evil = "/none/\x1b[31m\nevil"
+    done = run("--store", store, *(evil if word == "EVIL" else word for word in words), code=code)
+    assert done.stderr.startswith(b"buildidfs: ")
+    assert done.stderr.count(b"\n") == 1
+    assert rb"\x1b[31m\nevil" in done.stderr
+
+
 def test_where_a_global_option_stands_is_said(store: Path) -> None:
     for words in (["list", "--store", str(store)], ["scan", "proc", "-q"]):
         done = run(*words, code=2)
