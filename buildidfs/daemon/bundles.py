@@ -47,15 +47,17 @@ def collect(
     """
     items: list[bundle.Item] = []
     absent: list[bundle.Absent] = []
-    waiting = sorted(set(build_ids), reverse=True)
-    known = set(waiting)
+    given = frozenset(build_ids)
+    waiting = sorted(given, reverse=True)
+    known = set(given)
     while waiting:
         build_id = waiting.pop()
         ordinal = store.ordinal(build_id)
         found = [store.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
         artifacts = [artifact for artifact in found if artifact is not None]
         origins = store.origins(ordinal) if ordinal is not None and artifacts else []
-        absent += _missing(build_id, artifacts, origins)
+        if build_id in given or not artifacts:  # no dwz file has an executable
+            absent += _missing(build_id, artifacts, origins)
         for artifact in artifacts:
             items.append(_item(build_id, artifact, origins))
             for other in _needed(store, artifact):

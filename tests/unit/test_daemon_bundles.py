@@ -12,10 +12,11 @@ import pytest
 
 from buildidfs.daemon import bundles
 from buildidfs.formats import bundle
-from buildidfs.model import Digest, Kind
+from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store import Store
 from buildidfs.store.compressed import FrameWriter
 from tests.support.captures import capture, sighting
+from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
 
 _BUILD_ID = b"\x01" * 20
 _CONTENT = b"what only root may read" * 100
@@ -84,3 +85,18 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert os.readlink(link) == "target"
     assert (tmp_path / "target").read_bytes() == plain.read_bytes()
     assert fifo.is_fifo()
+
+
+def test_a_dwz_file_lacks_no_executable(tmp_path: Path) -> None:
+    mine, its = b"\x02" * 20, b"\x03" * 20
+    program = elf_file([TEXT, DWARF, altlink(b"/usr/lib/debug/.dwz/common", its)], build_id=mine)
+    with Store.create(tmp_path / "store") as store:
+        both_kinds = [Kind.EXECUTABLE, Kind.DEBUGINFO]
+        store.commit([capture(store, program, mine, kinds=both_kinds)])
+        common = elf_file([DWARF], build_id=its)
+        store.commit([capture(store, common, its, kinds=[Kind.DEBUGINFO])])
+        both = bundles.collect(store, [BuildId(mine)], [])
+        assert {item.build_id for item in both.items} == {mine.hex(), its.hex()}
+        assert both.absent == ()
+        alone = bundles.collect(store, [BuildId(its)], [])
+        assert [each.why for each in alone.absent] == ["only debuginfo was captured"]
