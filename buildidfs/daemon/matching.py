@@ -130,6 +130,8 @@ class Matcher:
         same = [each for each in pool if each.identity and _is_same(each.identity, file)]
         if same:
             same = [each for each in same if self._may_be(each, file)] or same
+            if any(each.mnt_ns_id in mounts for each in same):
+                same = [each for each in same if each.mnt_ns_id in mounts]
             equal = [each for each in same if _has_dev(each.identity, file)]
             left = self._at(equal or same, time, one_at_a_time=bool(equal))
         elif file.path.startswith(b"["):
@@ -174,7 +176,8 @@ class Matcher:
         """Those of ``pool`` that may have been there then.
 
         Who was first seen in that very moment was seen because of this mapping. Else, if it is
-        ``one_at_a_time`` (all had the same device and inode), it is who was first seen last.
+        ``one_at_a_time`` (all had the same device and inode), it is who was first seen last: that
+        file, wherever it was seen.
         """
         moment = self._unix(time)
         if moment is None or self.clock is None:
@@ -188,7 +191,8 @@ class Matcher:
         if one_at_a_time:
             begun = [each for each in begun if each.first_ns <= begun[0].first_ns + error]
             last = max((each.first_ns for each in before), default=0)
-            before = [each for each in before if each.first_ns >= last - error]
+            ids = {each.build_id for each in before if each.first_ns >= last - error}
+            before = [each for each in before if each.build_id in ids]
         is_prompt = begun and begun[0].first_ns <= moment + error + _SOON_NS
         if is_prompt and time and error <= SHARP_NS:
             return [each for each in begun if each.first_ns <= begun[0].first_ns + error]

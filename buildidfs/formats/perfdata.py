@@ -197,12 +197,15 @@ def clock(data: bytes, order: str) -> Clock | None:
 
 
 def times(data: bytes, order: str) -> tuple[int, int] | None:
-    """What the feature `SAMPLE_TIME` says: when the first and the last sample was taken."""
+    """What the feature `SAMPLE_TIME` says: when the first and the last sample was taken.
+
+    None if it says nothing: `perf record --no-buildid` looks at no sample, and writes zeros.
+    """
     form = Struct(f"{order}QQ")
     if len(data) < form.size:
         return None
     first, last = form.unpack_from(data)
-    return (first, last) if first <= last else None
+    return (first, last) if 0 < first <= last else None
 
 
 def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:

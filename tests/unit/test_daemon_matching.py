@@ -105,6 +105,25 @@ def test_two_at_the_same_time_by_their_device(store: Store) -> None:
         assert (answer.build_id, answer.container) == (expected, label)
 
 
+def test_one_file_in_several_mount_namespaces_says_nothing_of_which(store: Store) -> None:
+    """A service that shares the host's libc was the last to be seen with it."""
+    seen(store, RED, -200, mnt_ns_id=1, container="")
+    seen(store, RED, -150, mnt_ns_id=2, container="service")
+    for time in (0, AT):
+        answer = matcher(store).answer(file(), time)
+        assert (answer.build_id, answer.container, answer.is_sure) == (RED, None, True)
+        for mounts, label in (({1}, ""), ({2}, "service"), ({3}, None)):
+            assert matcher(store).answer(file(), time, mounts=mounts).container == label
+
+
+def test_who_was_in_another_mount_namespace_had_another_file(store: Store) -> None:
+    """Of two with the same numbers, also if it is the one that was seen last."""
+    seen(store, RED, -200, mnt_ns_id=1, container="red")
+    seen(store, BLUE, -150, mnt_ns_id=2, container="blue")
+    assert matcher(store).answer(file(), AT).build_id == BLUE
+    assert matcher(store).answer(file(), AT, mounts={1}).build_id == RED
+
+
 def test_overlay_whose_device_is_another_in_mappings(store: Store) -> None:
     seen(store, RED, dev=(0, 44), ino=7)
     assert matcher(store).answer(file(dev=(0, 42), inode=7), AT).build_id == RED

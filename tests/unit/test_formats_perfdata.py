@@ -61,6 +61,7 @@ def test_file(write: PerfWriter) -> None:
 
     assert perfdata.text(content(perfdata.HOSTNAME), write.order) == b"box"
     assert perfdata.times(content(perfdata.SAMPLE_TIME), write.order) == (3, 9)
+    assert perfdata.times(bytes(16), write.order) is None, "perf record --no-buildid"
     assert perfdata.clock(content(perfdata.CLOCK_DATA), write.order) == Clock(1, 1000, 10)
     assert content(200) == b"later"
     assert content(perfdata.OSRELEASE) == b""
