@@ -29,6 +29,7 @@ _MOST_CLIENTS: Final = 16
 _OTHERS: Final = b"others"
 
 _ANY: Final = 0
+_BUCKETS_END: Final = nodes.PERF_BUCKET + 256
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
@@ -90,6 +91,8 @@ class Misses:
 
     def note(self, directory: int, name: bytes, client: bytes) -> None:
         """``client`` looked up ``name``, which is not there. For one thread."""
+        if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
+            return  # there are no names of artifacts, and whoever tries paths tries many
         questions = self._questions
         key = (directory, name, client)
         now = time.time()
