@@ -22,6 +22,7 @@ from tests.support.children import copied_cat
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT, calling
 from tests.support.mounts import is_mountpoint
+from tests.support.restricted import as_nobody
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -324,6 +325,26 @@ def test_mount_that_hangs_is_killed_and_taken_away(up: Up) -> None:
     until(has_ended, "the end of the supervisor")
     _have_ended([pidfd, *pidfds])
     assert not is_mountpoint(up.mount)
+
+
+@pytest.mark.root
+def test_who_may_not_look_is_not_told_that_nothing_runs(up: Up) -> None:
+    up.up()
+    up.store.parent.chmod(0o755)
+    up.store.chmod(0o700)
+    done = as_nobody("--store", up.store, "down")
+    assert done.rc == 60, done
+    assert "run as its owner" in done.err
+    assert up.is_readable()
+
+
+def test_down_does_not_say_that_it_unmounted_what_was_not_mounted(up: Up) -> None:
+    up.run("up", "--log", up.log, up.mount, check=False)
+    up.run("unmount", up.mount)
+    until(lambda: up.process("mount")["state"] == "ended", "the end of the mount")
+    done = up.run("down")
+    assert "Unmounted" not in done.out
+    assert f"The store in {up.store} is kept." in done.out
 
 
 def test_down_does_not_wait_for_ever(up: Up) -> None:
