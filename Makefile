@@ -16,7 +16,11 @@ BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 600
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: up down test check fuzz bench bench-capture test-fresh clean
+.PHONY: help up down test check fuzz bench bench-capture test-fresh clean
+
+# What comes first is made when nothing is named: it must not be what starts to follow this host.
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 up: $(VENV)/.user
 	scripts/up $(BIN)/buildidfs

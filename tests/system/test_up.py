@@ -472,3 +472,10 @@ def test_scripts_of_make_work_twice(up: Up) -> None:
     done = run([ROOT / "scripts/down", command], env=env, check=True)
     assert f"Unmounted {up.mount}" in done.out
     assert not is_mountpoint(up.mount)
+
+
+def test_make_of_nothing_says_what_there_is() -> None:
+    done = run([tool("make"), "-s", "-C", ROOT], check=True)
+    assert "make up " in done.out
+    plan = run([tool("make"), "-n", "-C", ROOT], check=True).out
+    assert "scripts/" not in plan
