@@ -16,18 +16,21 @@ from buildidfs.store.failures import show, translated
 if TYPE_CHECKING:
     from buildidfs.store.environment import Environment, Txn
 
-_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"lock")
+_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"lock", b"run", b"quarantine")
 _FORMAT = b"format"
 
 
 def make(root: bytes, map_size: int | None) -> None:
-    """Lay out a store; ``format`` comes last and makes it one. Raises `StoreError`."""
+    """Lay out a store; ``format`` comes last and makes it one. Raises `StoreError`.
+
+    One that has lost nothing but that file is a store again, with all that is in it.
+    """
     with translated(root):
         os.makedirs(root, 0o700, exist_ok=True)
         foreign = set(os.listdir(root)) - set(_PARTS)
         foreign = {name for name in foreign if not name.startswith(b".format.")}
         if foreign and not os.path.exists(os.path.join(root, _FORMAT)):
-            raise StoreError(f"{show(root)} is not a store, and not empty")
+            raise StoreError(f"{show(root)} is not a store, and not empty: name another (--store)")
         os.chmod(root, 0o700)
         for part in (b"index", b"blobs", b"listeners"):
             os.makedirs(os.path.join(root, part), 0o700, exist_ok=True)

@@ -126,6 +126,20 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode == mode
 
 
+def test_a_store_that_lost_its_format_file_is_made_one_again(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        commit(store, capture(store, b"bytes"))
+        (tmp_path / "store/quarantine").mkdir()
+        (tmp_path / "store/run").mkdir(exist_ok=True)
+    (tmp_path / "store/format").unlink()
+    with pytest.raises(StoreMissing):
+        Store.open(tmp_path / "store")
+    with Store.open(tmp_path / "store", create=True) as store:
+        assert store.stats().ids == 1
+        assert list(store.check()) == []
+
+
+
 def test_no_store_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for missing in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / "file" / "below"):
