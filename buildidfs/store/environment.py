@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import lmdb
 
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
-from buildidfs.store.failures import FULL, full, show, translated
+from buildidfs.store.failures import FULL, full, not_to_be_written, show, translated
 from buildidfs.store.readable import is_readable
 from buildidfs.store.schema import TABLES
 
@@ -186,7 +186,7 @@ class Environment:
         transaction. Raises `StoreFull`, `StoreError`; then nothing was written.
         """
         if self.read_only:
-            raise StoreError(f"store {show(self.root)} was opened for reading only")
+            raise not_to_be_written(self.root)
         with self._writing, self._translated(), self._gate or contextlib.nullcontext():
             while True:
                 try:

@@ -27,6 +27,14 @@ def full(path: bytes, code: int) -> StoreFull:
     )
 
 
+def not_to_be_written(path: bytes) -> StoreError:
+    """The error for a store that was opened for reading only, since it may not be written to."""
+    return StoreError(
+        f"store {show(path)} was opened for reading only: its filesystem is read-only, or it"
+        " belongs to somebody else"
+    )
+
+
 @contextlib.contextmanager
 def translated(path: bytes) -> Iterator[None]:
     """Turn OSError within into `StoreFull` or `StoreError`, naming the store at ``path``."""

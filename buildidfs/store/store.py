@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from buildidfs.errors import StoreError
 from buildidfs.store import environment, layout
 from buildidfs.store.blobs import Blobs, Staged
-from buildidfs.store.failures import show
+from buildidfs.store.failures import not_to_be_written
 from buildidfs.store.reading import Reader
 from buildidfs.store.recorder import load_counters
 
@@ -287,7 +287,7 @@ class Store(Reader):
     def _writable(self) -> Environment:
         env = self._opened()
         if self.read_only:
-            raise StoreError(f"store {show(self.path)} was opened for reading only")
+            raise not_to_be_written(self.path)
         return env
 
 

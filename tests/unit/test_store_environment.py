@@ -191,7 +191,7 @@ def test_one_environment_is_shared_in_a_process(tmp_path: Path) -> None:
     third = Store.open(tmp_path / "store", read_only=True)
     commit(second, capture(second, b"x"))
     assert first.ordinal(b"\xab\xcd\xef\x01") == third.ordinal(b"\xab\xcd\xef\x01") == 1
-    with pytest.raises(StoreError, match="was opened for reading only"):
+    with pytest.raises(StoreError, match="reading only: its filesystem is read-only"):
         third.commit([])
     first.close()
     second.close()

@@ -139,7 +139,6 @@ def test_a_store_that_lost_its_format_file_is_made_one_again(tmp_path: Path) -> 
         assert list(store.check()) == []
 
 
-
 def test_no_store_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for missing in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / "file" / "below"):

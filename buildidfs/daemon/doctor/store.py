@@ -164,7 +164,7 @@ def _free_space(root: bytes) -> Answer:
     share = free / whole if whole else 1.0
     found = f"{free / _GIB:.1f} GiB, {share:.0%} of its filesystem"
     if free < _LEAST_BYTES:
-        return failed(f"{free >> 10} KiB: nothing more can be captured", _FREE)
+        return failed(f"{free >> 10} KiB: hardly anything more can be captured", _FREE)
     if free < _GIB or share < _LEAST_SHARE:
         return degraded(found, _FREE)
     return ok(found)
