@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO
@@ -24,6 +25,7 @@ _NO_BUILD_ID = (
     " with --buildid-mmap, or --buildid-list"
 )
 _SHOWN = 10
+_LISTED = re.compile(rb"^ *[0-9A-Fa-f]{4,} +\S", re.MULTILINE)
 
 
 def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_lines: bool) -> None:
@@ -89,9 +91,12 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
         return {}
     try:
         with open(path, "rb") as file:
-            return perfscript.parse_build_ids(file.read())
+            text = file.read()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+    if text and not _LISTED.search(text):
+        raise UsageError(f"{path} is no output of perf buildid-list: it has no line ID PATH")
+    return perfscript.parse_build_ids(text)
 
 
 def _report(why: Counter[tuple[bytes, str]]) -> None:

@@ -159,8 +159,8 @@ def find(wanted: str | None = None) -> tuple[str, str]:
         path = _installed(spellings)
         if path is not None:
             return name, path
-    missing = " nor ".join(NAMES) if wanted is None else wanted
-    raise UsageError(f"{missing} is not installed; apt-get install llvm (or elfutils)")
+    missing = f"neither {' nor '.join(NAMES)} is" if wanted is None else f"{wanted} is not"
+    raise UsageError(f"{missing} installed; apt-get install llvm (or elfutils)")
 
 
 def find_dumper() -> str | None:

@@ -155,6 +155,7 @@ def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
         (["--perf-script", "--json"], 2, "--perf-script filters text"),
         (["--lines", "8e9f+0x1"], 2, "belong to --perf-script"),
         (["--perf-script", "--buildid-list", "/nonexistent"], 2, "/nonexistent: No such file"),
+        (["--perf-script", "--buildid-list", "/etc/passwd"], 2, "no output of perf buildid-list"),
     ],
 )
 def test_wrong_usage(store: BuildIdFs, words: list[str], code: int, complaint: str) -> None:
@@ -167,7 +168,7 @@ def test_no_program(store: BuildIdFs, tmp_path: Path) -> None:
     done = store("symbolize", "8e9f+0x1", check=False, env={"PATH": str(tmp_path)})
     assert (done.rc, done.err) == (
         2,
-        "buildidfs: llvm-symbolizer nor eu-addr2line is not installed;"
+        "buildidfs: neither llvm-symbolizer nor eu-addr2line is installed;"
         " apt-get install llvm (or elfutils)\n",
     )
 
