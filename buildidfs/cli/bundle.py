@@ -74,6 +74,9 @@ def bundle(
         raise UsageError("--json would go into the bundle; use -o FILE")
     with session.open_store() as store:
         build_ids, inputs, nameless = _wanted(store, what)
+        for path in inputs:
+            if output != "-" and os.path.exists(output) and os.path.samefile(path, output):
+                raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
         target = sys.stdout.fileno() if output == "-" else output
         with session.progress("bundle") as progress:
             manifest, kept = bundles.create(

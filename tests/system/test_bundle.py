@@ -176,6 +176,9 @@ def test_inputs_and_what_was_never_captured(
     assert done.rc == 3
     assert "never captured" in done.err
     assert buildidfs("bundle", "-o", file, directory / "plain.tar", check=False).rc == 2
+    content = binary.read_bytes()
+    assert buildidfs("bundle", binary, "-o", binary, check=False).rc == 2
+    assert binary.read_bytes() == content
 
 
 def test_a_profile_without_build_ids_is_not_passed_over_in_silence(
