@@ -20,8 +20,8 @@ _SHOWN: Final = 40  # rows in the table for people
 def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bool = False) -> int:
     """Print what can be read and what not; the exit code.
 
-    That is 30 if less than ``fail_under`` per cent have symbols, 3 if not all of the input could be
-    read, else 0.
+    That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
+    have; 3 if not all of the input could be read, else 0.
     """
     if json_:
         _json(coverage)
@@ -29,6 +29,9 @@ def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bo
         _text(coverage)
     if coverage.incomplete:
         click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
+    if fail_under and not coverage.weight:
+        click.echo(f"buildidfs: there are no {coverage.unit}, wanted symbols for some", err=True)
+        return ArtifactMissing.exit_code
     if fail_under is not None and coverage.symbols() < fail_under:
         click.echo(
             f"buildidfs: symbols for {coverage.symbols():.2f} % of the {coverage.unit},"
@@ -83,15 +86,19 @@ def _text(coverage: Coverage) -> None:
             write(f"{'':10}{row.why}\n")
     if len(rows) > _SHOWN:
         write(f"and {len(rows) - _SHOWN} more, see --json\n")
-    write(
-        f"{whole} {coverage.unit}: executable {coverage.executable():.2f} %,"
+    write(_shares(coverage) if whole else f"0 {coverage.unit}\n")
+    for note in coverage.notes:
+        write(f"{note}\n")
+    sys.stdout.flush()
+
+
+def _shares(coverage: Coverage) -> str:
+    return (
+        f"{coverage.weight} {coverage.unit}: executable {coverage.executable():.2f} %,"
         f" symbols {coverage.symbols():.2f} %"
         f" (with dynamic ones {coverage.dynamic_symbols():.2f} %),"
         f" debuginfo {coverage.debuginfo():.2f} %\n"
     )
-    for note in coverage.notes:
-        write(f"{note}\n")
-    sys.stdout.flush()
 
 
 def _held(row: Row) -> str:
