@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from buildidfs.cli.coverage_output import show
 from buildidfs.daemon.coverage import Coverage
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_nothing_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
