@@ -14,7 +14,8 @@ import json
 import os
 import random
 import struct
-import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from buildidfs.view import blank
 from tests.fuzz import decoders, elves
 from tests.support import mapper
 from tests.support.children import running
-from tests.support.clients import Argument, tool
+from tests.support.clients import Argument, run, tool
 from tests.support.elfwriter import DWARF, TEXT, altlink, debuglink, elf_file, gdb_scripts
 from tests.support.filereader import FileReader
 from tests.support.mounts import COMMAND
@@ -41,6 +42,15 @@ pytestmark = [pytest.mark.root, pytest.mark.fuse]
 # Of the whole process: what it always has, and tables of section headers of a few files at once.
 MEMORY = 256 << 20
 ROOT = Path(__file__).resolve().parents[2]
+
+# A process has had the memory of what it was before it ran a program: here as little as can be.
+_MEASURE = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
 
 
 def damaged(program: Program, count: int, seed: int) -> Iterator[bytes]:
@@ -86,16 +96,11 @@ def write(directory: Path, contents: Sequence[bytes]) -> None:
 def measured(buildidfs: BuildIdFs, *arguments: Argument) -> dict[str, object]:
     """What a command with --json printed; it may find some files unreadable, but not use memory."""
     argv = [*COMMAND, "--store", buildidfs.store, *arguments, "--json"]
-    with subprocess.Popen(
-        [os.fspath(word) for word in argv], stdout=subprocess.PIPE, cwd=ROOT
-    ) as scan:
-        assert scan.stdout is not None
-        text = scan.stdout.read()
-        _, status, usage = os.wait4(scan.pid, 0)
-        scan.returncode = os.waitstatus_to_exitcode(status)
-    assert scan.returncode in (0, 3)
-    assert usage.ru_maxrss << 10 < MEMORY
-    summary: dict[str, object] = json.loads(text)
+    with tempfile.NamedTemporaryFile("r") as peak:
+        scan = run([sys.executable, "-c", _MEASURE, peak.name, *argv], cwd=ROOT)
+        assert scan.rc in (0, 3)
+        assert 0 < int(peak.read()) << 10 < MEMORY
+    summary: dict[str, object] = json.loads(scan.out)
     return summary
 
 

@@ -303,7 +303,7 @@ def test_an_older_kernel(
         monkeypatch.setattr(notify, "_MOST_ORDINALS", 0)
         store.commit([capture(store, build_id, build_id) for build_id in ids])
         assert all(name.exists() for name in names)
-        assert len(os.listdir(place)) == 108
+        assert len(os.listdir(place)) == 113
         assert [name.read_bytes() for name in names] == ids
 
 

@@ -550,8 +550,7 @@ def test_killed_catcher_is_started_again(directory: Path, probe: Probe, strict: 
         assert watcher.facts["mode"] == "following"
         ephemeral(probe, directory / "place")
         captured(watcher.store, probe.exe)
-        counted = watcher.facts["records"]
-        assert counted > 0
+        until(lambda: watcher.facts["records"] > 0, "what the last one has counted", PATIENCE)
     assert watcher.log.count("the catcher ended (it was killed): starting it again") == 2
 
 
