@@ -37,26 +37,37 @@ def scan_processes(
     ``containers`` are labels, or beginnings of container IDs. The kernel is part of a scan of
     everything only. Raises `UsageError` for a container that is not there, `StoreFull`.
     """
+    found = in_processes(
+        store, settings, pids=pids, containers=containers, containers_only=containers_only
+    )
+    return _ingest(store, found, progress)
+
+
+def in_processes(
+    store: Store,
+    settings: Settings,
+    *,
+    pids: Sequence[int] | None = None,
+    containers: Sequence[str] | None = None,
+    containers_only: bool = False,
+) -> Iterator[Found]:
+    """What `scan_processes` captures, for who wants only some of it."""
     from buildidfs.capture.kernel import KernelScanner
     from buildidfs.capture.proc import ProcScanner
     from buildidfs.ingest import StoreMemo
 
     memo = StoreMemo(store)
-
-    def everything() -> Iterator[Found]:
-        with as_owner(settings) as reads_as_owner:
-            yield from ProcScanner(
-                memo,
-                pids=pids,
-                containers=containers,
-                containers_only=containers_only,
-                container_namespaces=settings.container.namespaces,
-                as_owner=reads_as_owner,
-            )
-        if pids is None and containers is None and not containers_only:
-            yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
-
-    return _ingest(store, everything(), progress)
+    with as_owner(settings) as reads_as_owner:
+        yield from ProcScanner(
+            memo,
+            pids=pids,
+            containers=containers,
+            containers_only=containers_only,
+            container_namespaces=settings.container.namespaces,
+            as_owner=reads_as_owner,
+        )
+    if pids is None and containers is None and not containers_only:
+        yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
 
 
 def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:

@@ -214,7 +214,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
         )
         Ingest(store).run(_those(scanner, store, wanted))
     if any(store.checker().is_struck(digest) for digest in wanted):
-        daemon.scan_processes(store, settings)
+        Ingest(store).run(_those(daemon.in_processes(store, settings), store, wanted))
 
 
 def _paths(store: Store, digests: set[Digest]) -> Iterator[bytes]:

@@ -127,11 +127,13 @@ def test_a_process_has_the_bytes_still(buildidfs: BuildIdFs, directory: Path) ->
         content = (directory / "cat").read_bytes()
         buildidfs.scan(child.pid)
         (directory / "cat").unlink()
+        held = buildidfs("list").out
         damages.flip(_blob(buildidfs.store, build_id), Path())
         code, faults, _ = _check(buildidfs, "--repair")
         assert code == 0
         assert [fault["state"] for fault in faults] == ["found", "captured again"]
         assert _served(buildidfs, build_id) == content
+        assert buildidfs("list").out == held, "nothing else that runs"
 
 
 def test_an_index_that_is_lost(buildidfs: BuildIdFs, originals: Path) -> None:
