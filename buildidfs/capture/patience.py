@@ -106,7 +106,7 @@ class _Attempt(Generic[_T]):
     def _run(self) -> None:
         try:
             answer = self._question()
-        except BaseException as error:
+        except BaseException as error:  # for who waits for the answer
             self._error = error
             return
         with self._lock:

@@ -214,6 +214,7 @@ class Invalidator:
                 if ordinals is not None:
                     self.committed(ordinals)
             except Exception:
+                # The mount goes on answering, from the index, whatever the kernel remembers.
                 log.exception("a commit may not be seen in the mount at once")
             finally:
                 self._listener.acknowledge()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that can happen to the file of a blob, by hand or by fate."""
+"""All that can happen to the file of a blob, by hand or by fate, and to a row of the index."""
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -79,3 +80,19 @@ ALL: Final[tuple[Damage, ...]] = (*TOUCHED, delete)
 def name_of(damage: Damage) -> str:
     """For the name of a test."""
     return damage.__name__
+
+
+def changed_bytes(value: bytes, chosen: random.Random) -> bytes:
+    """A value of a row with one thing wrong with it: its length, or some of its bytes."""
+    data = bytearray(value)
+    how = chosen.randrange(4)
+    if how == 0:
+        return bytes(data[: chosen.randrange(len(data) + 1)])
+    if how == 1:
+        return bytes(data) + chosen.randbytes(chosen.choice((1, 8, 300)))
+    if how == 2:
+        return chosen.randbytes(chosen.choice((0, 1, 2, len(data))))
+    for _ in range(chosen.randint(1, 4)):
+        if data:
+            data[chosen.randrange(len(data))] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF))
+    return bytes(data)

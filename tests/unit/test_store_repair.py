@@ -15,6 +15,7 @@ from buildidfs.errors import StoreDamaged, StoreVersionError
 from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.store import NewSeen, Store, environment, repair, schema
 from tests.support.captures import capture, read_blob, sighting
+from tests.support.damages import changed_bytes
 from tests.support.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file
 
 ID, OTHER = BuildId(b"\xab\xcd\xef\x01"), BuildId(b"\x01\x02\x03")
@@ -58,21 +59,6 @@ def _mended(store: Store) -> list[str]:
     return texts + [fault.text for fault in repair.mend(checker)]
 
 
-def _changed(value: bytes, chosen: random.Random) -> bytes:
-    data = bytearray(value)
-    how = chosen.randrange(4)
-    if how == 0:
-        return bytes(data[: chosen.randrange(len(data) + 1)])
-    if how == 1:
-        return bytes(data) + chosen.randbytes(chosen.choice((1, 8, 300)))
-    if how == 2:
-        return chosen.randbytes(chosen.choice((0, 1, 2, len(data))))
-    for _ in range(chosen.randint(1, 4)):
-        if data:
-            data[chosen.randrange(len(data))] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF))
-    return bytes(data)
-
-
 def _damage(index: Path, chosen: random.Random) -> str:
     """Change some rows; returns what was done."""
     done = []
@@ -89,9 +75,9 @@ def _damage(index: Path, chosen: random.Random) -> str:
                 if how < 0.3:
                     txn.delete(key, db=table)
                 if 0.1 < how < 0.3:
-                    key = _changed(key, chosen)[:500] or b"\0"
+                    key = changed_bytes(key, chosen)[:500] or b"\0"
                 if how > 0.1:
-                    value = _changed(value, chosen)
+                    value = changed_bytes(value, chosen)
                     txn.put(key, value, db=table)
                 done.append(f"{name} {key.hex()}: {value.hex()[:200]}")
     return "; ".join(done)

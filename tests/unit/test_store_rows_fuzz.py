@@ -19,6 +19,7 @@ from buildidfs.model import BuildId, Digest, Kind, Trust
 from buildidfs.store import NewSeen, Store, places, schema
 from buildidfs.store.index import whole
 from tests.support.captures import capture, identity, sighting
+from tests.support.damages import changed_bytes
 
 ROUNDS = 60
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -52,28 +53,13 @@ def damage(index: Path, chosen: random.Random) -> str:
                 if not rows:
                     continue
                 key, value = chosen.choice(rows)
-                changed = _changed(value, chosen)
+                changed = changed_bytes(value, chosen)
                 if chosen.random() < 0.2:
                     txn.delete(key, db=table)
-                    key = _changed(key, chosen)[:500] or b"\0"
+                    key = changed_bytes(key, chosen)[:500] or b"\0"
                 txn.put(key, changed, db=table)
                 done.append(f"{name} {key.hex()}: {changed.hex()[:200]}")
     return "; ".join(done)
-
-
-def _changed(value: bytes, chosen: random.Random) -> bytes:
-    data = bytearray(value)
-    how = chosen.randrange(4)
-    if how == 0:
-        return bytes(data[: chosen.randrange(len(data) + 1)])
-    if how == 1:
-        return bytes(data) + chosen.randbytes(chosen.choice((1, 8, 300)))
-    if how == 2:
-        return chosen.randbytes(chosen.choice((0, 1, 2, len(data))))
-    for _ in range(chosen.randint(1, 4)):
-        if data:
-            data[chosen.randrange(len(data))] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF))
-    return bytes(data)
 
 
 def questions(store: Store) -> Iterator[Callable[[], object]]:
