@@ -36,4 +36,4 @@ def test_modules_stay_small() -> None:
         path.relative_to(ROOT): len(path.read_text().splitlines())
         for path in (ROOT / "buildidfs").rglob("*.py")
     }
-    assert {path: count for path, count in lengths.items() if count > 400} == {}
+    assert {path: count for path, count in lengths.items() if count > 800} == {}
