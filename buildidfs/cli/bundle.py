@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, printable, size
+from buildidfs.cli.output import json_line, path_fields, printable, size
 
 if TYPE_CHECKING:
+    from buildidfs.daemon.naming import Named
     from buildidfs.formats.bundle import Manifest
     from buildidfs.model import BuildId
     from buildidfs.store import Store
@@ -33,7 +34,7 @@ _SHOWN = 20
         ],
         {
             2: "no such file, or a prefix that several build IDs share",
-            3: "written, but something was never captured, or a FILE names no build ID",
+            3: "written, but something was never captured, or files of a FILE have no build ID",
             20: "a file of the store has other bytes than it should",
             30: "nothing is known of a build ID that was given",
         },
@@ -59,13 +60,14 @@ def bundle(
 ) -> int:
     """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
     profiles and core files name, or that are given, into FILE: a tar archive in zstd. With them
-    goes a list of the source files to get for them.
+    goes a list of the source files to get for them. Files of a profile without build IDs are
+    looked up as `buildidfs repair` does it.
 
     `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
     an attempt that was cut off has left in FILE.partial is used.
     """
+    from buildidfs.cli import nameless
     from buildidfs.daemon import bundles
-    from buildidfs.daemon.naming import NAMES_NOTHING
     from buildidfs.errors import IncompleteError, UsageError
 
     if output == "-" and sys.stdout.isatty():
@@ -73,7 +75,7 @@ def bundle(
     if output == "-" and json_:
         raise UsageError("--json would go into the bundle; use -o FILE")
     with session.open_store() as store:
-        build_ids, inputs, nameless = _wanted(store, what)
+        wanted, inputs = _wanted(session, store, what)
         for path in inputs:
             if output != "-" and os.path.exists(output) and os.path.samefile(path, output):
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
@@ -81,46 +83,55 @@ def bundle(
         with session.progress("bundle") as progress:
             manifest, kept = bundles.create(
                 store,
-                build_ids,
-                inputs,
+                wanted,
+                list(inputs),
                 target,
                 include_inputs=include_inputs,
                 list_sources=not no_sources,
                 progress=progress,
             )
-    missing = [each for each in manifest.absent if each.why == "never captured"]
     if json_:
-        json_line(_as_json(manifest, kept))
+        json_line(_as_json(manifest, kept, inputs))
     elif not session.is_quiet:
         _tell(manifest)
-    for path in nameless:
-        click.echo(f"buildidfs: {printable(path)} {NAMES_NOTHING}", err=True)
-    if missing:
-        raise IncompleteError(f"{len(missing)} of {len(build_ids)} build IDs were never captured")
-    return IncompleteError.exit_code if nameless else 0
+    lacking = [nameless.tell(path, named) for path, named in inputs.items()]
+    for path, named in inputs.items():
+        if named.is_resolved and not session.is_quiet:
+            click.echo(
+                f"{printable(path)} itself names not all of these build IDs: to read it elsewhere,"
+                " send what buildidfs repair makes of it",
+                err=True,
+            )
+    reasons = [each.why for each in manifest.absent]
+    ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
+    words = [f"{ids} of {len(wanted)} build IDs"] if ids else []
+    words += [f"{supplements} dwz files of debuginfo in the bundle"] if supplements else []
+    if words:
+        raise IncompleteError(f"{' and '.join(words)} were never captured")
+    return IncompleteError.exit_code if any(lacking) else 0
 
 
-def _wanted(store: Store, what: tuple[str, ...]) -> tuple[set[BuildId], list[bytes], list[bytes]]:
-    """The build IDs that are meant, the files that name them, and those of them that name none."""
+def _wanted(
+    session: Session, store: Store, what: tuple[str, ...]
+) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
+    """The build IDs that are meant, with their paths, and the files that name them."""
     from buildidfs.daemon.naming import build_ids_named
 
-    build_ids: set[BuildId] = set()
-    inputs: list[bytes] = []
-    nameless: list[bytes] = []
+    wanted: dict[BuildId, bytes] = {}
+    inputs: dict[bytes, Named] = {}
     for each in what:
         path = os.fsencode(each)
         if os.path.exists(path):
-            named = build_ids_named(path)
-            build_ids |= named
-            inputs.append(path)
-            if not named:
-                nameless.append(path)
+            with session.progress("Looking up") as progress:
+                named = inputs[path] = build_ids_named(store, path, progress=progress)
+            for build_id, name in named.paths.items():
+                wanted.setdefault(build_id, name)
         else:
-            build_ids.add(store.match(each))
-    return build_ids, inputs, nameless
+            wanted.setdefault(store.match(each), b"")
+    return wanted, inputs
 
 
-def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:
+def _as_json(manifest: Manifest, kept: int, inputs: dict[bytes, Named]) -> dict[str, object]:
     blobs = {item.sha256: item.size for item in manifest.items}
     listed = manifest.sources
     assert listed is not None
@@ -133,6 +144,18 @@ def _as_json(manifest: Manifest, kept: int) -> dict[str, object]:
         "absent": [
             {"build_id": each.build_id, "path": each.path, "reason": each.why}
             for each in manifest.absent
+        ],
+        "nameless": [
+            {
+                "input": path_fields(path)["path"],
+                "container": each.container,
+                **path_fields(each.path),
+                "samples": each.samples,
+                "share": None if each.share is None else round(each.share, 4),
+                "reason": each.why,
+            }
+            for path, named in inputs.items()
+            for each in named.nameless
         ],
         "sources": {
             "files": None if listed.size is None else listed.files,

@@ -35,7 +35,11 @@ class KeptArgument(BuildIdArgument):
             "buildidfs pin --name incident-42 8e9f perf.data",
             "buildidfs pin --list",
         ],
-        {2: "neither a build ID nor a file that names one", 11: "no store at that place"},
+        {
+            2: "neither a build ID nor a file that names one",
+            3: "pinned, but some files of a FILE have no build ID",
+            11: "no store at that place",
+        },
     ),
 )
 @click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
@@ -43,28 +47,29 @@ class KeptArgument(BuildIdArgument):
 @click.option("--list", "list_", is_flag=True, help="List what is pinned.")
 @click.option("--json", "json_", is_flag=True, help="With --list: one JSON object a line.")
 @click.pass_obj
-def pin(
-    session: Session, what: tuple[str, ...], name: str | None, list_: bool, json_: bool
-) -> None:
+def pin(session: Session, what: tuple[str, ...], name: str | None, list_: bool, json_: bool) -> int:
     """Keep build IDs, with all that is captured of them: debuginfo, and what dwz moved out of it.
 
     FILE is a profile of perf(1) or a core file: every build ID that it names is kept, under the
-    path of the file; of a binary its own. What is not in the store yet is kept when it comes; it
-    has to be given in full. What consists of hex digits is taken for a build ID, not for a file.
+    path of the file; of a binary its own. Files of a profile without build IDs are looked up as
+    `buildidfs repair` does it. What is not in the store yet is kept when it comes; it has to be
+    given in full. What consists of hex digits is taken for a build ID, not for a file.
     """
+    from buildidfs.errors import IncompleteError
+
     if list_:
         if what:
             raise click.UsageError("--list goes without build IDs and files; with --name at most")
         with session.open_store() as store:
             _list(store, json_, None if name is None else os.fsencode(name))
-        return
+        return 0
     if json_:
         raise click.UsageError("--json belongs to --list")
     if not what:
         raise click.UsageError("nothing to pin: give build IDs or files, or --list")
     with session.open_store() as store:
-        for each in what:
-            _report(session, each, *_pinned(store, each, name))
+        lacking = [_pin(session, store, each, name) for each in what]
+    return IncompleteError.exit_code if any(lacking) else 0
 
 
 @click.command(
@@ -119,16 +124,27 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
     return not count
 
 
-def _pinned(store: Store, what: str, name: str | None) -> tuple[list[BuildId], int]:
-    """Pin what one argument means: the build IDs, and how many were not pinned so."""
-    from buildidfs.daemon import pinning
+def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
+    """Pin what one argument means; True if it is a file of which some build IDs are not known."""
+    from buildidfs.cli import nameless
+    from buildidfs.daemon import naming, pinning
+    from buildidfs.errors import UsageError
 
     label = None if name is None else os.fsencode(name)
     if _HEX.fullmatch(what):
         build_ids = [pinning.build_id(store, what)]
-        return build_ids, store.pin(build_ids, label or b"")
-    build_ids = pinning.build_ids_of(os.fsencode(what))
-    return build_ids, store.pin(build_ids, _name_of(what) if label is None else label)
+        _report(session, what, build_ids, store.pin(build_ids, label or b""))
+        return False
+    path = os.fsencode(what)
+    with session.progress("Looking up") as progress:
+        named = naming.build_ids_named(store, path, progress=progress)
+    if not named.paths:
+        nameless.tell(path, named)
+        raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")
+    build_ids = sorted(named.paths)
+    new = store.pin(build_ids, _name_of(what) if label is None else label)
+    _report(session, what, build_ids, new)
+    return nameless.tell(path, named)
 
 
 def _name_of(path: str) -> bytes:

@@ -123,7 +123,9 @@ def _missing(store: Store, ordinal: int) -> list[str]:
         link = file.debuglink
         if artifact is executable and debuginfo is None and link is not None:
             found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
-        if file.altlink is not None and store.ordinal(file.altlink.build_id) is None:
+        # Strip leaves the reference in executables, of which no debugger follows it.
+        has_dwarf = file.quality >= Quality.DEBUGINFO
+        if has_dwarf and file.altlink and store.ordinal(file.altlink.build_id) is None:
             found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
     return list(dict.fromkeys(found))
 

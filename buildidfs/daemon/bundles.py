@@ -16,7 +16,7 @@ from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.daemon import sources
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle
-from buildidfs.model import Absence, BuildId, Digest, Kind, Trust
+from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, bundlefile
 from buildidfs.store.bundlefile import BundleFile
 from buildidfs.store.bundlestore import captures, sightings
@@ -24,15 +24,19 @@ from buildidfs.store.export import is_written_through
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO
 
     from buildidfs.capture.base import Found
+    from buildidfs.formats.elf import AltLink
     from buildidfs.ingest import Summary
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
 
     Progress = Callable[[int, str], None]
+
+NOT_CAPTURED: Final = "never captured"
+NO_SUPPLEMENT: Final = "dwz file never captured, which debuginfo in the bundle refers to"
 
 _PLACES: Final = 16
 _BATCH: Final = 256
@@ -40,30 +44,35 @@ _PARTIAL: Final = ".partial"
 
 
 def collect(
-    store: Store, build_ids: Iterable[BuildId], inputs: Sequence[bundle.Input]
+    store: Store, wanted: Mapping[BuildId, bytes], inputs: Sequence[bundle.Input]
 ) -> bundle.Manifest:
-    """What a bundle of these build IDs is to have: all that is served under them, the dwz files
-    that belong to it, and the names of what is missing.
+    """The manifest of a bundle: all files served under the build IDs ``wanted``, the dwz files
+    that their debuginfo refers to, and the build IDs of which something is missing.
+
+    The values of ``wanted`` are paths that the build IDs had where they were asked for, or empty.
     """
     items: list[bundle.Item] = []
     absent: list[bundle.Absent] = []
-    given = frozenset(build_ids)
-    waiting = sorted(given, reverse=True)
-    known = set(given)
+    waiting = sorted(wanted, reverse=True)
+    supplements: dict[BuildId, AltLink] = {}
     while waiting:
         build_id = waiting.pop()
         ordinal = store.ordinal(build_id)
         found = [store.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
         artifacts = [artifact for artifact in found if artifact is not None]
-        origins = store.origins(ordinal) if ordinal is not None and artifacts else []
-        if build_id in given or not artifacts:  # no dwz file has an executable
-            absent += _missing(build_id, artifacts, origins)
+        origins = store.origins(ordinal) if ordinal is not None else []
+        if build_id in wanted:
+            path = _path(store, build_id, origins, wanted[build_id])
+            absent += _missing(build_id, artifacts, path)
+        elif not artifacts:
+            name = supplements[build_id].name.decode("utf-8", "replace")
+            absent.append(bundle.Absent(build_id.hex(), NO_SUPPLEMENT, name))
         for artifact in artifacts:
             items.append(_item(build_id, artifact, origins))
-            for other in _needed(store, artifact):
-                if other not in known:
-                    known.add(other)
-                    waiting.append(other)
+            link = _supplement(store, build_id, artifact)
+            if link is not None and link.build_id not in wanted.keys() | supplements:
+                supplements[link.build_id] = link
+                waiting.append(link.build_id)
     return bundle.Manifest(
         bundle.VERSION, socket.gethostname(), tuple(inputs), tuple(items), tuple(absent)
     )
@@ -103,13 +112,19 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _missing(
-    build_id: BuildId, artifacts: list[Artifact], origins: list[OriginRecord]
-) -> list[bundle.Absent]:
+def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: bytes) -> str:
+    """A path of a build ID for the list of what is absent: one where it was seen, or ``given``."""
+    path = origins[0].origin.path if origins else given
+    if not path:
+        rows = store.journal_of(build_id)
+        path = rows[0].path if rows else b""
+    return path.decode("utf-8", "replace")
+
+
+def _missing(build_id: BuildId, artifacts: list[Artifact], path: str) -> list[bundle.Absent]:
     kinds = {artifact.kind for artifact in artifacts}
-    path = origins[0].origin.path.decode("utf-8", "replace") if origins else ""
     if not kinds:
-        return [bundle.Absent(build_id.hex(), "never captured", path)]
+        return [bundle.Absent(build_id.hex(), NOT_CAPTURED, path)]
     if Kind.EXECUTABLE in kinds and Kind.DEBUGINFO not in kinds:
         return [bundle.Absent(build_id.hex(), "no debuginfo was captured", path)]
     if kinds == {Kind.DEBUGINFO}:
@@ -117,23 +132,24 @@ def _missing(
     return []
 
 
-def _needed(store: Store, artifact: Artifact) -> list[BuildId]:
-    """The build IDs of what an artifact refers to: its dwz file."""
-    if artifact.kind is Kind.KALLSYMS:
-        return []
+def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink | None:
+    """The dwz file that debuginfo refers to.
+
+    Strip leaves the reference in executables, which have nothing any more that needs the file.
+    """
+    if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
+        return None
     fd = store.open_blob(artifact.digest)
     try:
-        described = files.describe(fd)
+        described = files.describe(fd, build_id)
     finally:
         os.close(fd)
-    if isinstance(described, Absence) or described.altlink is None:
-        return []
-    return [described.altlink.build_id]
+    return None if isinstance(described, Absence) else described.altlink
 
 
 def create(
     store: Store,
-    build_ids: Iterable[BuildId],
+    wanted: Mapping[BuildId, bytes],
     inputs: Sequence[bytes],
     output: str | int,
     *,
@@ -168,7 +184,7 @@ def create(
                 stack.callback(os.close, given[-1])
                 size = os.fstat(given[-1]).st_size
             named.append(bundle.Input(os.path.basename(path).decode("utf-8", "replace"), size))
-        manifest = collect(store, build_ids, named)
+        manifest = collect(store, wanted, named)
         listed = stack.enter_context(tempfile.TemporaryFile())
         about = bundle.Sources(why=sources.NOT_WANTED)
         if list_sources:

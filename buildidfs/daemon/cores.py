@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, str], None]
 
-__all__ = ["build_ids_of", "coverage", "is_core", "scan_cores"]
+__all__ = ["CoreFile", "coverage", "is_core", "scan_cores"]
 
 HELD: Final = "held"
 CAPTURED: Final = "captured"
@@ -79,12 +79,6 @@ class CoreScan(msgspec.Struct):
 
     summary: Summary
     dumps: list[Dump]
-
-
-def build_ids_of(path: bytes) -> set[BuildId]:
-    """The build IDs of all that was mapped in a core file. Raises `UsageError` if it is none."""
-    with CoreFile(path) as file:
-        return {module.build_id for module in file.core.modules if module.build_id is not None}
 
 
 def coverage(store: Store, path: bytes) -> Coverage:

@@ -1,30 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that name build IDs, of whatever kind: profiles, core files, binaries."""
+"""The build IDs that a file speaks of: a profile of perf, a core file, a binary.
+
+A profile of containers that nobody recorded with build IDs names few of its files. The others are
+looked up in the store as `repair` does it, and those that stay unknown are named.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from buildidfs.errors import UsageError
+from buildidfs.formats.perfdata import CPUMODE, USER
+from buildidfs.model import BuildId
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
-    from buildidfs.model import BuildId
+    from collections.abc import Callable
+
+    from buildidfs.daemon.profiles import Reading
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
 
 _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4
 
-NAMES_NOTHING: Final = (
-    "names no build ID: a profile of files that were followed gets them by buildidfs repair"
-)
-"""What is wrong with a file of which `build_ids_named` returns nothing, and what helps."""
+
+class Nameless(msgspec.Struct, frozen=True):
+    """A file of a profile or core file whose build ID is not known, and ``why``.
+
+    ``container`` is its label, empty for the host or where that is not known. ``samples`` are those
+    that fell into the file or were called from there, ``share`` the same in per cent of all
+    samples; both are None in a core file.
+    """
+
+    path: bytes
+    why: str
+    container: str = ""
+    samples: int | None = None
+    share: float | None = None
 
 
-def build_ids_named(path: bytes) -> set[BuildId]:
+class Named(msgspec.Struct):
+    """What a file speaks of: build IDs, each with a path or name that it has there.
+
+    ``nameless`` are the files that have none, the heaviest first. ``is_resolved`` says that some of
+    the build IDs are not in the file itself: the store knows them. ``incomplete`` says in words
+    that the file is not whole, or is empty.
+    """
+
+    paths: dict[BuildId, bytes]
+    nameless: list[Nameless] = []
+    is_resolved: bool = False
+    incomplete: str = ""
+
+
+def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
     """The build IDs that a profile of perf or a core file speaks of, or the one of a binary.
 
-    Raises `UsageError` for what is none of these, or cannot be read.
+    Raises `UsageError` for a file that is none of these, or cannot be read.
     """
     try:
         if os.path.isdir(path):  # perf record --threads
@@ -35,17 +72,65 @@ def build_ids_named(path: bytes) -> set[BuildId]:
     except OSError as error:
         raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
     if head[:8] in _PERF:
-        from buildidfs.daemon import profiles
-
-        return profiles.build_ids_of(path)
+        return _of_profile(store, path, progress)
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
-        if kind == _ET_CORE:
-            from buildidfs.daemon import cores
-
-            return cores.build_ids_of(path)
-        return {_own(path)}
+        return _of_core(path) if kind == _ET_CORE else Named({_own(path): path})
     raise UsageError(f"{show(path)} is neither a profile of perf, nor a core file, nor a binary")
+
+
+def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
+    """All that a profile names itself, and what the store knows of the rest that was sampled."""
+    from buildidfs.capture.perfdata import Profile
+    from buildidfs.daemon import profiles, repair
+    from buildidfs.daemon.renaming import TOO_LONG
+
+    with Profile(path) as profile:
+        named = Named(profiles.build_ids_of(profile))
+        reading = profiles.Reading(profile, store, progress)
+        if _lacks_build_ids(reading):
+            hits = reading.hits(chains=True)
+            for hit in hits:
+                name, answer = reading.describe(hit)
+                if answer.build_id is not None and answer.build_id not in named.paths:
+                    named.paths[answer.build_id] = name
+                    named.is_resolved = True
+            named.nameless = [
+                Nameless(each.path, each.why, each.container, each.samples, each.share)
+                for each in repair.unresolved_in(reading, hits)
+                if each.why != TOO_LONG  # perf cannot hold it, the store can
+            ]
+        if profile.truncated:
+            named.incomplete = f"{show(path)} is not whole: {profile.truncated}"
+    return named
+
+
+def _lacks_build_ids(reading: Reading) -> bool:
+    """Return True unless each record of a file that was mapped has its build ID."""
+    from buildidfs.daemon.profiles import is_anonymous
+
+    return any(
+        not file.build_id
+        and file.cpumode & CPUMODE == USER
+        and file.path.startswith(b"/")
+        and not is_anonymous(file)
+        for file in reading.spaces.files
+    )
+
+
+def _of_core(path: bytes) -> Named:
+    from buildidfs.daemon import cores
+
+    named = Named({})
+    with cores.CoreFile(path) as file:
+        for module in file.core.modules:
+            if module.build_id is not None:
+                named.paths.setdefault(module.build_id, module.path)
+            else:
+                named.nameless.append(Nameless(module.path, str(module.unknown)))
+        if file.cut_off:
+            named.incomplete = f"{show(path)} is {file.cut_off}"
+    return named
 
 
 def _own(path: bytes) -> BuildId:

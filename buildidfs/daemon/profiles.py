@@ -51,13 +51,15 @@ class Reading:
     """A profile whose address spaces are known, and what its files were, as far as the store
     can tell. Making one raises `UsageError`.
 
-    ``lost`` counts records that found no room when they were made.
+    ``lost`` counts records that found no room when they were made, ``samples`` those that `hits`
+    has read.
     """
 
     def __init__(self, profile: Profile, store: Store, progress: Progress | None = None) -> None:
         self.profile = profile
         self.spaces = Spaces()
         self.lost = 0
+        self.samples = 0
         self.named: dict[bytes, Named] = {}
         self._progress = progress
         self._has_time = profile.layouts.have_time
@@ -202,12 +204,14 @@ class Reading:
         """How many samples fell where; with ``chains`` also the callers."""
         hits = Hits(self.spaces)
         layouts = self.profile.layouts
+        self.samples = 0
         for number, raw in self._records("samples", _SAMPLES):
             kind, misc, data, at, size, _, _ = raw
             head = layouts.head(data, at, size) if kind == perfevents.SAMPLE else None
             if head is None:
                 continue
             ip, pid, _, moment = head
+            self.samples += 1
             time = (moment or 0) if self._has_time else number
             if chains:
                 chain = layouts.chain(data, at, size)
@@ -276,25 +280,24 @@ def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> 
     return found
 
 
-def build_ids_of(path: bytes) -> set[BuildId]:
-    """The build IDs that a profile names itself, of files that need not be in any store.
+def build_ids_of(profile: Profile) -> dict[BuildId, bytes]:
+    """The build IDs that a profile names itself, each with a path or name that it has there."""
+    found: dict[BuildId, bytes] = {}
 
-    Raises `UsageError` for what is no profile.
-    """
-    found = set()
-    with Profile(path) as profile:
-        events = Events(profile.layouts, profile.header.order)
-        names = [named.build_id for named in profile.build_ids()]
-        for raw in profile.records(_NAMING):
-            if raw.kind == perfevents.MMAP2:
-                event = events.mapped(raw)
-                if isinstance(event, Mapped) and event.build_id:
-                    names.append(event.build_id)
-            elif (named := profile.named(raw)) is not None:
-                names.append(named.build_id)
-        for build_id in names:
-            if len(build_id) >= BuildId.MIN_BYTES:
-                found.add(BuildId(build_id))
+    def add(build_id: bytes, name: bytes) -> None:
+        if len(build_id) >= BuildId.MIN_BYTES:
+            found.setdefault(BuildId(build_id), name)
+
+    events = Events(profile.layouts, profile.header.order)
+    for named in profile.build_ids():
+        add(named.build_id, named.name)
+    for raw in profile.records(_NAMING):
+        if raw.kind == perfevents.MMAP2:
+            event = events.mapped(raw)
+            if isinstance(event, Mapped):
+                add(event.build_id, event.path)
+        elif (each := profile.named(raw)) is not None:
+            add(each.build_id, each.name)
     return found
 
 

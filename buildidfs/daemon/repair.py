@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.capture.perfdata import Part
+    from buildidfs.daemon.hits import Hit
     from buildidfs.formats.perfstream import Raw
     from buildidfs.store import Store
 
@@ -45,12 +46,17 @@ _OWN: Final = 64  # records from this number on are perf's own
 
 
 class Unresolved(msgspec.Struct, frozen=True):
-    """A file without a build ID that samples fell into: how many, and why it has none."""
+    """A file without a build ID that samples fell into, or were called from.
+
+    ``samples`` is their number, ``share`` the same in per cent of all samples. ``why`` says why the
+    file has no build ID.
+    """
 
     container: str
     path: bytes
     samples: int
     why: str
+    share: float = 0.0
 
 
 class Repaired(msgspec.Struct):
@@ -83,7 +89,7 @@ def repair(store: Store, path: bytes, out: bytes, *, progress: Progress | None =
                 raise UsageError(f"{_shown(path)} {error}") from error
         reading = Reading(profile, store, progress)
         renaming = Renaming(reading)
-        unresolved = list(_unresolved(reading))
+        unresolved = unresolved_in(reading, reading.hits(chains=True))
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
         return Repaired(
@@ -96,10 +102,10 @@ def repair(store: Store, path: bytes, out: bytes, *, progress: Progress | None =
         )
 
 
-def _unresolved(reading: Reading) -> Iterator[Unresolved]:
-    """What samples fell into and has no build ID; not what is no file."""
+def unresolved_in(reading: Reading, hits: Counter[Hit]) -> list[Unresolved]:
+    """The files without a build ID among ``hits``, the heaviest first; no anonymous memory."""
     found: Counter[tuple[str, bytes, str]] = Counter()
-    for hit, count in reading.hits(chains=True).items():
+    for hit, count in hits.items():
         if hit.file < 0:
             continue
         path, answer = reading.describe(hit)
@@ -110,8 +116,11 @@ def _unresolved(reading: Reading) -> Iterator[Unresolved]:
             why = TOO_LONG
         if path.startswith(b"/") and why != ANONYMOUS:
             found[answer.container or "", path, why] += count
-    for (container, path, why), count in found.most_common():
-        yield Unresolved(container, path, count, why)
+    whole = max(reading.samples, 1)
+    return [
+        Unresolved(container, path, count, why, 100 * count / whole)
+        for (container, path, why), count in found.most_common()
+    ]
 
 
 class _Writer:

@@ -190,11 +190,22 @@ def test_a_profile_without_build_ids_is_not_passed_over_in_silence(
     done = buildidfs("bundle", profile, next(iter(ledger.made)), "-o", file, check=False)
     assert done.rc == 3
     assert file.exists()
-    assert f"{profile} names no build ID: " in done.err
-    assert "buildidfs repair" in done.err
+    assert f"{profile} is about no file with a build ID" in done.err
     done = buildidfs("pin", profile, check=False)
     assert done.rc == 2
-    assert "buildidfs repair" in done.err
+    assert f"{profile} names no build ID: nothing is pinned" in done.err
+
+
+def test_debians_own_ls_lacks_no_dwz_file(directory: Path, buildidfs: BuildIdFs) -> None:
+    """Its .gnu_debugaltlink is a leftover: the program is stripped."""
+    sections = run([tool("readelf"), "-SW", "/bin/ls"], check=True).out
+    assert ".gnu_debugaltlink" in sections
+    buildidfs("scan", "tree", "/bin/ls")
+    done = buildidfs("bundle", "/bin/ls", "-o", directory / "ls.tar.zst", "--json")
+    (absent,) = json.loads(done.out)["absent"]
+    assert absent["reason"] == "no debuginfo was captured"
+    assert absent["path"].endswith("/bin/ls")
+    assert "dwz" not in buildidfs("show", absent["build_id"]).out
 
 
 @pytest.mark.parametrize("command", [["import"], ["mount", "--bundle"]])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from buildidfs.capture.perfdata import Profile
 from buildidfs.daemon import profiles
 from tests.support import programs
 from tests.support.burning import Burner, burner, container, recording, user_samples
@@ -119,7 +120,10 @@ def test_call_chains_count_once(known: BuildIdFs, recorded: dict[str, Path]) -> 
 
 
 def test_build_ids_that_a_profile_names(recorded: dict[str, Path], hot: Burner) -> None:
-    named = {form: profiles.build_ids_of(bytes(data)) for form, data in recorded.items()}
+    named = {}
+    for form, data in recorded.items():
+        with Profile(bytes(data)) as profile:
+            named[form] = profiles.build_ids_of(profile)
     wanted = bytes.fromhex(hot.build_id)
     assert wanted in named["build-ids"]
     assert wanted not in named["file"]  # which is what repair is for
@@ -251,6 +255,36 @@ def test_one_path_and_different_programs(
     containers = {row["build_id"]: row["container"] for row in rows if row["path"] == path}
     assert set(containers) == {program.build_id for program in both}
     assert all(label.startswith("mnt:") for label in containers.values())
+
+
+def test_bundle_and_pin_resolve_what_has_no_build_ids(
+    watched: BuildIdFs, place: Path, directory: Path
+) -> None:
+    program = burner(directory / "one", "one", 0.3)
+    data, file = directory / "perf.data", directory / "all.tar.zst"
+    with recording(data), container("tmpfs", place / "shared", program):
+        pass
+    until(lambda: is_captured(watched, program), "the capture of the program")
+    path = f"{place}/shared/app"
+    done = watched("bundle", data, "-o", file, "--json", check=False)
+    said = json.loads(done.out)
+    assert done.rc in (0, 3), done
+    assert path not in {each["path"] for each in said["nameless"] + said["absent"]}, done
+    assert "send what buildidfs repair makes of it" in done.err
+    elsewhere = BuildIdFs(directory, directory / "elsewhere")
+    elsewhere("import", file)
+    assert is_captured(elsewhere, program)
+    watched("pin", "--name", "one", data, check=False)
+    assert program.build_id in watched("pin", "--list", "--name", "one").out
+    watched("unpin", "--name", "one")
+    unaware = BuildIdFs(directory, directory / "other-store")
+    unaware("scan", "tree", tool("true"))
+    done = unaware("bundle", data, "-o", file, "--json", check=False)
+    assert done.rc == 3, done
+    left = {each["path"]: each for each in json.loads(done.out)["nameless"]}
+    assert left[path]["share"] > 5
+    assert left[path]["reason"] == "no build ID recorded, and none in the journal"
+    assert re.search(rf"^ +\d+\.\d % of the samples  {path}: no build ID", done.err, re.M), done
 
 
 def test_coverage_of_a_container_that_is_gone(

@@ -72,8 +72,9 @@ def test_modules_are_those_that_elfutils_find(host_core: Path, program: Program)
         assert file.core.arguments.endswith(b"/app/bin/hot" + b" stuck" * by_kernel)
         assert file.core.signal == (signal.SIGSEGV if by_kernel else 0)
         assert file.cut_off == ""
+        named = {str(module.build_id) for module in file.core.modules if module.build_id}
+        assert named == set(found.values())
     assert cores.is_core(os.fsencode(host_core))
-    assert {str(each) for each in cores.build_ids_of(os.fsencode(host_core))} == set(found.values())
 
 
 def test_it_is_captured_from_where_it_is(
@@ -287,13 +288,13 @@ def test_what_is_no_core(directory: Path, content: bytes | None, reason: str) ->
     assert reason in done.err
     assert not cores.is_core(os.fsencode(path))
     with pytest.raises(UsageError, match=reason):
-        cores.build_ids_of(os.fsencode(path))
+        cores.CoreFile(os.fsencode(path))
 
 
 def test_what_is_no_file(directory: Path) -> None:
     os.mkfifo(directory / "fifo")
     with pytest.raises(UsageError, match="not a regular file"):
-        cores.build_ids_of(os.fsencode(directory / "fifo"))
+        cores.CoreFile(os.fsencode(directory / "fifo"))
     with pytest.raises(UsageError, match="not a regular file"):
-        cores.build_ids_of(os.fsencode(directory))
+        cores.CoreFile(os.fsencode(directory))
     assert not cores.is_core(b"/dev/null")

@@ -12,10 +12,10 @@ import pytest
 
 from buildidfs.daemon import bundles
 from buildidfs.formats import bundle
-from buildidfs.model import BuildId, Digest, Kind
-from buildidfs.store import Store
+from buildidfs.model import BuildId, Digest, Kind, Quality
+from buildidfs.store import NewSeen, Store
 from buildidfs.store.compressed import FrameWriter
-from tests.support.captures import capture, sighting
+from tests.support.captures import NOW, capture, sighting
 from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
 
 _BUILD_ID = b"\x01" * 20
@@ -78,9 +78,9 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     with Store.create(tmp_path / "store") as store:
         for output in (plain, link):
-            bundles.create(store, [], [], os.fspath(output))
+            bundles.create(store, {}, [], os.fspath(output))
         with open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
-            bundles.create(store, [], [], os.fspath(fifo))
+            bundles.create(store, {}, [], os.fspath(fifo))
             assert reader.read(1 << 16) == plain.read_bytes()
     assert os.readlink(link) == "target"
     assert (tmp_path / "target").read_bytes() == plain.read_bytes()
@@ -92,11 +92,38 @@ def test_a_dwz_file_lacks_no_executable(tmp_path: Path) -> None:
     program = elf_file([TEXT, DWARF, altlink(b"/usr/lib/debug/.dwz/common", its)], build_id=mine)
     with Store.create(tmp_path / "store") as store:
         both_kinds = [Kind.EXECUTABLE, Kind.DEBUGINFO]
-        store.commit([capture(store, program, mine, kinds=both_kinds)])
+        store.commit([capture(store, program, mine, kinds=both_kinds, quality=Quality.DEBUGINFO)])
         common = elf_file([DWARF], build_id=its)
         store.commit([capture(store, common, its, kinds=[Kind.DEBUGINFO])])
-        both = bundles.collect(store, [BuildId(mine)], [])
+        both = bundles.collect(store, {BuildId(mine): b""}, [])
         assert {item.build_id for item in both.items} == {mine.hex(), its.hex()}
         assert both.absent == ()
-        alone = bundles.collect(store, [BuildId(its)], [])
+        alone = bundles.collect(store, {BuildId(its): b""}, [])
         assert [each.why for each in alone.absent] == ["only debuginfo was captured"]
+
+
+def test_a_stripped_program_needs_no_dwz_file(tmp_path: Path) -> None:
+    """Strip leaves .gnu_debugaltlink in programs, as in all of Debian; only DWARF refers to it."""
+    mine, its = BuildId(b"\x02" * 20), BuildId(b"\x03" * 20)
+    link = altlink(b"/usr/lib/debug/.dwz/common", its)
+    with Store.create(tmp_path / "store") as store:
+        store.commit([capture(store, elf_file([TEXT, link], build_id=mine), mine)])
+        manifest = bundles.collect(store, {mine: b""}, [])
+        assert [each.why for each in manifest.absent] == ["no debuginfo was captured"]
+        debug = elf_file([DWARF, link], build_id=mine)
+        store.commit(
+            [capture(store, debug, mine, kinds=[Kind.DEBUGINFO], quality=Quality.DEBUGINFO)]
+        )
+        manifest = bundles.collect(store, {mine: b""}, [])
+        (lacking,) = manifest.absent
+        assert (lacking.build_id, lacking.path) == (its.hex(), "/usr/lib/debug/.dwz/common")
+        assert lacking.why == bundles.NO_SUPPLEMENT
+
+
+def test_what_is_absent_has_a_path(tmp_path: Path) -> None:
+    told, seen, unknown = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
+    with Store.create(tmp_path / "store") as store:
+        store.journal([NewSeen(sighting(b"/journal", seen_ns=NOW), seen)])
+        manifest = bundles.collect(store, {told: b"/profile", seen: b"", unknown: b""}, [])
+    found = {each.build_id: each.path for each in manifest.absent}
+    assert found == {told.hex(): "/profile", seen.hex(): "/journal", unknown.hex(): ""}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.config import RetentionSettings
-from buildidfs.daemon import pinning, retention, upkeep
+from buildidfs.daemon import naming, pinning, retention, upkeep
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId, StoreFull, UsageError
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
@@ -106,7 +106,7 @@ def test_build_ids_may_be_unknown_in_full_only(store: Store) -> None:
         pinning.build_id(store, "1" * 41)
 
 
-def test_a_core_file_names_what_was_mapped(tmp_path: Path) -> None:
+def test_a_core_file_names_what_was_mapped(store: Store, tmp_path: Path) -> None:
     build_id = os.urandom(20)
     source, program, core = (tmp_path / name for name in ("a.c", "a", "core"))
     source.write_text('#include <unistd.h>\nint main(void) { write(1, "", 1); pause(); }\n')
@@ -116,24 +116,26 @@ def test_a_core_file_names_what_was_mapped(tmp_path: Path) -> None:
          "-ex", f"generate-core-file {core}", "-ex", "kill", program],
         check=True,
     )  # fmt: skip
-    found = pinning.build_ids_of(os.fsencode(core))
-    assert BuildId(build_id) in found
-    assert len(found) > 1
-    assert found == sorted(set(found))
+    found = naming.build_ids_named(store, os.fsencode(core))
+    assert found.paths[BuildId(build_id)] == os.fsencode(program)
+    assert len(found.paths) > 1
+    assert (found.nameless, found.incomplete) == ([], "")
 
 
-def test_what_names_no_build_id(tmp_path: Path) -> None:
+def test_what_names_no_build_id(store: Store, tmp_path: Path) -> None:
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x04\0"  # a core file that was cut off
-    (tmp_path / "empty.core").write_bytes(head + bytes(100))
+    core = tmp_path / "empty.core"
+    core.write_bytes(head + bytes(100))
+    found = naming.build_ids_named(store, os.fsencode(core))
+    assert (found.paths, found.nameless) == ({}, [])
     (tmp_path / "text").write_text("text")
     for path, message in (
         (tmp_path / "missing", "cannot read .*/missing: No such file"),
         (tmp_path / "text", "neither a profile of perf, nor a core file, nor a binary"),
-        (tmp_path / "empty.core", "empty.core"),
         (tmp_path, str(tmp_path)),
     ):
         with pytest.raises(UsageError, match=message):
-            pinning.build_ids_of(os.fsencode(path))
+            naming.build_ids_named(store, os.fsencode(path))
 
 
 def test_the_dwz_file_that_debuginfo_needs(store: Store) -> None:
