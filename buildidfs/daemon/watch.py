@@ -93,6 +93,7 @@ class Watch:
             self._pins,
             failed=self._not_captured,
             captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
+            forget=lambda pin: self._watcher.forget((pin.key,)),
             recovered=self._recovered,
         )
         self._patience = Patience(_FIRST_LOOK_S)

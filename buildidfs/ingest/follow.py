@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.base import Found, PinnedFile, Unreadable
 from buildidfs.capture.pins import LetGo, Pin, Pins
 from buildidfs.ingest import staging
-from buildidfs.ingest.jobs import Captured, Failed, Job, Jobs
+from buildidfs.ingest.jobs import Captured, Failed, Forget, Job, Jobs
 from buildidfs.ingest.reluctant import Reluctant
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ def _ignore_captured(sighting: Sighting, build_id: BuildId) -> None:
     """Likewise."""
 
 
+def _ignore_forget(pin: Pin) -> None:
+    """Likewise."""
+
+
 def _ignore_recovered() -> None:
     """Likewise."""
 
@@ -56,7 +60,8 @@ class Follow:
     """Takes into ``store`` what waits in ``pins``, with so many ``workers``, from now on.
 
     ``failed`` is told of each sighting that was not captured: whoever caught it should forget that
-    it did. ``captured`` is told of each file whose bytes are new. ``recovered`` is told when the
+    it did. ``captured`` is told of each file whose bytes are new, ``forget`` of each pin whose file
+    may change without a trace and has to be caught again. ``recovered`` is told when the
     store can be written again after something was lost that a scan may find. All are called in
     threads of this object and must be quick.
 
@@ -72,6 +77,7 @@ class Follow:
         workers: int = 2,
         failed: Failed = _ignore_failed,
         captured: Captured = _ignore_captured,
+        forget: Forget = _ignore_forget,
         recovered: Callable[[], None] = _ignore_recovered,
     ) -> None:
         self._store = store
@@ -83,6 +89,7 @@ class Follow:
             is_idle=self._is_idle,
             failed=failed,
             captured=captured,
+            forget=forget,
             recovered=recovered,
         )
         self._committer = self._jobs.committer

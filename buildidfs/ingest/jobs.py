@@ -40,6 +40,9 @@ _LAST_DELAY_S: Final = 1.0
 # Reasons for not being able to read a file that may pass.
 _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
+Forget = Callable[[Pin], None]
+"""Called for a pin whose file may change without a trace: it is to be caught again."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ class Jobs:
         is_idle: Callable[[], bool],
         failed: Failed,
         captured: Captured,
+        forget: Forget,
         recovered: Callable[[], None],
     ) -> None:
         self.counters = Counters()
@@ -79,6 +83,7 @@ class Jobs:
         self._is_idle = is_idle
         self._failed = failed
         self._captured = captured
+        self._forget = forget
         self._lock = threading.Lock()
         self._pending: dict[FileIdentity, Job] = {}
         self._busy = 0
@@ -160,6 +165,7 @@ class Jobs:
                 _log.info("captured %s (%s)", show(path), capture.build_id)
         else:
             self.count(held=1, new_ids=outcome.new_id)
+        self._revisit([job], capture)
         self._release([job])
         for other in more:
             self.committer.add(at_another_place(capture, other.sighting), other)
@@ -194,11 +200,18 @@ class Jobs:
             self.committer.absent(outcome)
             for each in jobs:
                 self._note(each.item)  # the bytes that had its build ID are gone
+            self._revisit(jobs, outcome)
             self._release(jobs)
         elif outcome.errno in _PASSING:
             self._try_later(jobs, outcome.reason)
         else:
             self._give_up(jobs, outcome)
+
+    def _revisit(self, jobs: list[Job], outcome: NewCapture | NewAbsence) -> None:
+        """Have files that are not to be remembered caught again when they are mapped again."""
+        for job in jobs:
+            if not outcome.remember and isinstance(job.item, Pin):
+                self._forget(job.item)
 
     def _try_later(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:

@@ -6,7 +6,9 @@ whose bytes may be held already is hashed and not copied. What is recorded is wh
 bytes say. A file that was written to meanwhile may be staged half old and half new, with the build
 ID of either; such bytes are dropped, and the file is tried again. Its times do not tell all: they
 say when a write began, however long it takes, and nothing of stores through a mapping to a page
-that is dirty already. So the kernel is asked for writers, and what may have one is read twice.
+that is dirty already. So the kernel is asked for writers, and what may have one is read twice. Such
+a file is not remembered either: its identity stands still while its bytes change, so each scan and
+each catch reads it again until the writer is gone.
 """
 
 from __future__ import annotations
@@ -69,9 +71,10 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
             if _is_hollow(pinned.fd):
                 return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
             _settle(before)
+            is_fixed = _is_fixed(pinned, before)
             outcome = _attempt(store, pinned, before)
             if _identity(pinned) == before and not _is_torn(outcome):
-                return outcome
+                return _lasting(outcome, is_fixed and _is_fixed(pinned, before))
             if isinstance(outcome, NewCapture):
                 discard(outcome)
     except OSError as error:
@@ -98,9 +101,33 @@ def _is_torn(outcome: Outcome) -> bool:
     )
 
 
+def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
+    """Return True if the file cannot change without a change of its identity.
+
+    Where the kernel does not tell, a file is taken for fixed a minute after its last change: by
+    then a disk filesystem has written its pages back, and the next store shows in its times.
+    """
+    if _is_own_copy(pinned):
+        return True
+    known = leases.has_no_writer(pinned.fd)
+    return time.time_ns() - identity.ctime_ns >= _WRITING_NS if known is None else known
+
+
+def _lasting(outcome: Outcome, is_fixed: bool) -> Outcome:
+    """The outcome, which is not remembered unless the file ``is_fixed``."""
+    if is_fixed or isinstance(outcome, Unreadable):
+        return outcome
+    return msgspec.structs.replace(outcome, remember=False)
+
+
+def _is_own_copy(pinned: PinnedFile) -> bool:
+    """Return True if the descriptor is of a copy that the scanner made."""
+    return pinned.kind in (Kind.VDSO, Kind.KALLSYMS) or pinned.is_copy
+
+
 def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
-    if pinned.kind in (Kind.VDSO, Kind.KALLSYMS) or pinned.is_copy:
-        return False  # a copy, which the scanner made
+    if _is_own_copy(pinned):
+        return False
     known = leases.has_writer(pinned.fd)
     return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
 

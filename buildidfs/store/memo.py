@@ -44,6 +44,12 @@ class MemoWriter:
         if self._txn.stat(self._seen)["entries"] > schema.MAX_SEEN:
             self._forget_near(key[::-1])
 
+    def forget(self, identity: FileIdentity) -> None:
+        """Drop the row of a file that can change without a trace in its identity."""
+        key = schema.seen_key(identity)
+        if key is not None:
+            self._txn.delete(key, db=self._seen)
+
     def _forget_gone(self, place: bytes) -> None:
         """Drop those of a few rows that are of blobs which were removed."""
         with self._txn.cursor(self._seen) as cursor:

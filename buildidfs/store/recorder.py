@@ -138,7 +138,9 @@ class Recorder:
                 if ref[0] == ordinal:
                     self._variants.raise_to(*ref, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
-        if not (isinstance(content, Staged) and content.changed):
+        if not new.remember:
+            self._memo.forget(new.sighting.origin.identity)
+        elif not (isinstance(content, Staged) and content.changed):
             self._memo.put(new.sighting.origin.identity, new.sighting.seen_ns, 0, digest)
         return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
 
@@ -337,6 +339,9 @@ class Recorder:
 
     def absent(self, new: NewAbsence) -> None:
         """Remember that a file has no build ID."""
+        if not new.remember:
+            self._memo.forget(new.identity)
+            return
         self._memo.put(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
 
 

@@ -43,6 +43,8 @@ class NewCapture(msgspec.Struct, frozen=True):
 
     ``content`` is what `Store.stage` returned, or the digest of bytes that the store holds
     already (`Store.held`). A file that is executable and debuginfo in one names both kinds.
+    ``remember`` is False for a file that may change without a trace in its identity: the next scan
+    reads it again.
     """
 
     sighting: Sighting
@@ -52,14 +54,16 @@ class NewCapture(msgspec.Struct, frozen=True):
     quality: Quality = Quality.NONE
     scripts: tuple[ByteRange, ...] = ()
     segments: int = 0
+    remember: bool = True
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
-    """A file that has no build ID, to be remembered so that it is not read again."""
+    """A file that has no build ID, so that it is not read again; ``remember`` as above."""
 
     identity: FileIdentity
     seen_ns: int
     absence: Absence
+    remember: bool = True
 
 
 class NewSeen(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.containers import container
 from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.mapped import SharedMapping, overlay
 from tests.support.mounts import COMMAND, loop_devices
 from tests.support.programs import build_id_of, sha256
 from tests.support.unable import unable
@@ -307,6 +308,38 @@ def test_library_overwritten_in_place(directory: Path, probe: Probe) -> None:
     assert {each.build_id.hex() for each in seen(watcher.store, library)} == {
         build_id for build_id, _, _ in versions
     }
+    assert is_sound(watcher.store)
+
+
+@root
+@host
+@pytest.mark.parametrize("where", ["disk", "overlay"])
+def test_library_changed_through_an_older_mapping(
+    directory: Path, probe: Probe, where: str
+) -> None:
+    """Its inode, size and times stand still: only that it has a writer tells that it may change."""
+    original = probe.lib.read_bytes()
+    old = bytes.fromhex(build_id_of(probe.lib))
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(overlay(directory / "layers")) if where != "disk" else directory
+        library = place / "lib.so"
+        library.write_bytes(original)
+        shared = stack.enter_context(SharedMapping(library))
+        watcher = stack.enter_context(watching(directory / "store", "--no-scan"))
+        before = library.stat()
+        for _ in range(3):
+            build_id = os.urandom(len(old))
+            content = original.replace(old, build_id)
+            shared.write(content)
+            right = hashlib.sha256(content).hexdigest()
+
+            def caught(build_id: str = build_id.hex(), right: str = right) -> bool:
+                run([probe.exe, library], check=True)
+                return digests(watcher.store, build_id) == {right}
+
+            until(caught, "this version", PATIENCE)
+        after = library.stat()
+        assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     assert is_sound(watcher.store)
 
 

@@ -11,15 +11,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from buildidfs.capture.spool import Spool
 from buildidfs.capture.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx
-from buildidfs.model import Origin, Sighting
-from buildidfs.store import Store
+from buildidfs.model import Absence, BuildId, Origin, Sighting
+from buildidfs.store import NewAbsence, Store, memo
 from tests.support.elfwriter import elf_file
+from tests.support.mapped import SharedMapping
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest
@@ -149,3 +151,39 @@ def test_a_copy_of_our_own_has_no_writer(tmp_path: Path, monkeypatch: pytest.Mon
     with Store.create(tmp_path / "store") as store:
         pinned = Spool().pin(sighting, len(data), [data])
         assert Ingest(store).run([pinned]).captured == 1
+
+
+@pytest.mark.parametrize("build_id", [ID, None])
+def test_file_with_a_writer_is_captured_and_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build_id: bytes | None
+) -> None:
+    """A store through an older mapping leaves no trace in the identity of the file."""
+    path = tmp_path / "mapped"
+    path.write_bytes(elf_file(build_id=build_id).ljust(4096, b"\0"))
+    monkeypatch.setattr(staging, "_RESTING_NS", 0)
+    monkeypatch.setattr(memo, "_RACY_NS", 0)
+    with Store.create(tmp_path / "store") as store:
+        with SharedMapping(path) as shared:
+            first = tree(store, path)
+            before = statx.identity_at(-1, os.fsencode(path))
+            assert (first.captured, first.absent.total()) == ((1, 0) if build_id else (0, 1))
+            assert store.recall(before) is None
+            other = elf_file(build_id=b"\x67" * 20).ljust(4096, b"\0")
+            shared.write(other)
+            assert statx.identity_at(-1, os.fsencode(path)) == before, "no trace, on this kernel"
+            again = tree(store, path)
+            assert again.captured == 1
+            assert store.ordinal(BuildId(b"\x67" * 20)) is not None
+        assert tree(store, path).held == 1
+        assert store.recall(statx.identity_at(-1, os.fsencode(path))) is not None
+
+
+def test_row_of_a_file_that_has_a_writer_now_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(elf_file(build_id=ID))
+    identity = msgspec.structs.replace(statx.identity_at(-1, os.fsencode(path)), ctime_ns=1)
+    with Store.create(tmp_path / "store") as store:
+        for remember in (True, False):
+            absence = NewAbsence(identity, time.time_ns(), Absence.NOT_ELF, remember=remember)
+            store.commit([], [absence])
+            assert (store.recall(identity) is not None) is remember

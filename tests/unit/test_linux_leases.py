@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.linux.leases import has_writer
+from buildidfs.linux.leases import has_no_writer, has_writer
 from tests.support.children import cat_program, needs_root, running
+from tests.support.mapped import SharedMapping, overlay
 from tests.support.scans import without_privileges
 
 
@@ -83,3 +84,26 @@ def test_file_of_somebody_else_tells_nothing(fd: int) -> None:
     assert has_writer(fd) is False
     with without_privileges():
         assert has_writer(fd) is None
+
+
+def test_only_files_without_a_writer_are_said_to_have_none(file: Path, fd: int) -> None:
+    assert has_no_writer(fd) is True
+    with SharedMapping(file):
+        assert has_no_writer(fd) is False
+    assert has_no_writer(fd) is True
+
+
+@needs_root("mounts an overlay")
+def test_overlay_does_not_count_mappings_and_is_not_believed(tmp_path: Path) -> None:
+    with overlay(tmp_path / "place") as merged:
+        file = merged / "file"
+        file.write_bytes(bytes(4096))
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            assert has_no_writer(descriptor) is None
+            with file.open("r+b"):
+                assert has_no_writer(descriptor) is False
+            with SharedMapping(file):
+                assert has_no_writer(descriptor) is not True
+        finally:
+            os.close(descriptor)
