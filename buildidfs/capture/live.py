@@ -64,18 +64,14 @@ class LiveSightings:
         place = caught.place
         if place.namespaces.mnt != self._own_mnt:
             self._meet(place.mnt_ns_id, caught.pid)
-        numbers = place.namespaces
-        apart = container.apart(numbers, self._initial)
-        label = ""
-        if container.in_container(apart, self._container_namespaces):
-            label = container.label(place.cgroup, numbers, self._container_namespaces)
+        apart = container.apart(place.namespaces, self._initial)
         origin = Origin(
             caught.path,
             caught.identity,
-            numbers,
+            place.namespaces,
             place.mnt_ns_id,
             place.cgroup,
-            label,
+            self.label(place),
             self._host,
             self._trust(caught, fd),
             "watch",
@@ -84,6 +80,12 @@ class LiveSightings:
             reach=0,
         )
         return Sighting(origin, caught.seen_ns)
+
+    def label(self, place: Place) -> str:
+        """The label of the container that a process at ``place`` is in, empty for the host."""
+        apart = container.apart(place.namespaces, self._initial)
+        names = self._container_namespaces
+        return container.label_by(place.cgroup, place.namespaces, apart, names)
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
         """The same, with the reach of the file, which is open at ``fd``. No filesystem is asked.

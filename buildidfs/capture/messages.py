@@ -61,12 +61,16 @@ class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A file was mapped that could not be opened any more, or not at all, and why."""
+    """A file was mapped that could not be opened any more, or not at all, and why.
+
+    ``place`` is where its process lived, as far as that is known.
+    """
 
     pid: int
     path: bytes
     reason: str
     errno: int
+    place: Place = Place(NamespaceSet(), 0, b"")
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -68,13 +68,13 @@ class Settler:
         if error is not None:
             fd = self._find(record, home, error)
             if fd < 0:
-                self._miss(record, error)
+                self._miss(record, home, error)
                 return
         try:
             identity = statx.identity(fd, ask=False)
         except OSError as failed:
             self._done.append(fd)
-            self._miss(record, failed)
+            self._miss(record, home, failed)
             return
         file = file_key(identity)
         key = place_key(home.mnt_ns_id, file, record.path)
@@ -145,7 +145,7 @@ class Settler:
             self._done.append(readable)
         return found if isinstance(found, BuildId) else None
 
-    def _miss(self, record: Mapped, error: OSError) -> None:
+    def _miss(self, record: Mapped, home: Home, error: OSError) -> None:
         """Say once for each file of a process that it was missed: one may map it all the time."""
         what = (record.pid, record.inode, record.path)
         if what in self._missed:
@@ -154,6 +154,7 @@ class Settler:
             self._missed.clear()
         self._missed.add(what)
         reason = error.strerror or str(error)
+        message = Missed(record.pid, record.path, reason, error.errno or 0, tasks.known_place(home))
         with self._state.lock:
             self._state.counts.missed += 1
-            self._state.outbox.put(Missed(record.pid, record.path, reason, error.errno or 0))
+            self._state.outbox.put(message)

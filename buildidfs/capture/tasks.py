@@ -210,6 +210,12 @@ def place(pid: int, home: Home, host: int) -> Place:
     return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted)
 
 
+def known_place(home: Home) -> Place:
+    """Where processes of this home live, as far as that is known without asking."""
+    numbers = home.namespaces or NamespaceSet()
+    return Place(numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True)
+
+
 def _cgroup(pid_fd: int) -> tuple[bytes, int]:
     text = procfs.cgroup(pid_fd)
     return cgroup.path(text), cgroups.cgroup_id(cgroup.unified(text))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LIVE_S = 1.0
 _MINUTE_S = 60.0
+_LOSSES = 32
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
@@ -46,6 +47,10 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         "scans": state.scans,
         "restarts": state.restarts,
         "idle": state.idle,
+        "losses": [
+            {"reason": loss.reason, "container": loss.container, "count": loss.count}
+            for loss in state.losses[:_LOSSES]
+        ],
     }
 
 

@@ -32,7 +32,7 @@ from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.slow import SlowMounts
 from buildidfs.capture.watcher import Watcher
 from buildidfs.daemon.scans import Scans
-from buildidfs.daemon.watchstate import Event, WatchOptions, WatchState, added
+from buildidfs.daemon.watchstate import Event, Losses, WatchOptions, WatchState, added
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import Follow
@@ -106,6 +106,7 @@ class Watch:
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
+        self._losses = Losses()
         self._restarts = 0
         self._why_ended = ""
         self._pause = _FIRST_PAUSE_S
@@ -169,6 +170,7 @@ class Watch:
             self._scans.count,
             self._restarts,
             self._scans.is_idle and not len(self._pins),
+            self._losses.rows(),
         )
 
     def close(self) -> None:
@@ -218,6 +220,8 @@ class Watch:
         elif isinstance(message, Lost):
             self._scans.everything(message.reason)
         elif isinstance(message, Missed):
+            label = self._live.label(message.place)
+            self._losses.add(message.reason, label, message.place.mnt_ns_id)
             _log.info("missed %s: %s", show(message.path), message.reason)
             if message.errno in _DENIED:
                 self._scans.process(message.pid)
@@ -341,13 +345,14 @@ class Watch:
             sighting, build_id = what.sighting, what.build_id
         else:
             sighting, build_id = what, None
+        origin = sighting.origin
+        self._losses.add(reason, origin.container, origin.mnt_ns_id)
         self._tell(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
         if now - self._named_since > 60:
             self._named_since, self._named = now, 0
         self._named += 1
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
-        origin = sighting.origin
         where = f" in {origin.container}" if origin.container else ""
         _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
 

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Final
+
 import msgspec
 
 from buildidfs.capture.messages import Counts
@@ -37,11 +41,61 @@ class Event(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """``count`` files of one container that were seen and not captured, all for one ``reason``.
+
+    ``container`` is the label, empty for the host and `OTHERS` for those beyond the bound of
+    `Losses`; ``mnt_ns_id`` numbers the mount namespace of the last of them (0: unknown), and
+    ``last_ns`` is its time (Unix, ns). ``reason`` is in words and without numbers that change.
+    """
+
+    reason: str
+    container: str
+    mnt_ns_id: int
+    count: int
+    last_ns: int
+
+
+OTHERS: Final = "(others)"
+"""Stands for all containers that there is no row left for."""
+
+_MOST_LOSSES: Final = 256
+
+
+class Losses:
+    """Counts losses by reason and container since the start, in bounded memory. Thread-safe."""
+
+    def __init__(self, most: int = _MOST_LOSSES) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[str, str], Loss] = {}
+
+    def add(self, reason: str, container: str, mnt_ns_id: int, count: int = 1) -> None:
+        """Count files that were lost just now."""
+        with self._lock:
+            if (reason, container) not in self._rows and len(self._rows) >= self._most:
+                container = OTHERS
+                if (reason, container) not in self._rows and len(self._rows) >= 2 * self._most:
+                    reason = OTHERS
+            old = self._rows.get((reason, container))
+            total = count if old is None else old.count + count
+            self._rows[reason, container] = Loss(
+                reason, container, mnt_ns_id, total, time.time_ns()
+            )
+
+    def rows(self) -> tuple[Loss, ...]:
+        """All of them, the largest first."""
+        with self._lock:
+            rows = list(self._rows.values())
+        return tuple(sorted(rows, key=lambda row: row.count, reverse=True))
+
+
 class WatchState(msgspec.Struct):
     """How a watch is doing. ``mode`` is ``following``, ``polling`` or ``interrupted``.
 
     ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
     since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
+    ``losses`` says which containers lost how many files for which reason, the largest first.
     """
 
     mode: str
@@ -53,6 +107,7 @@ class WatchState(msgspec.Struct):
     scans: int
     restarts: int
     idle: bool
+    losses: tuple[Loss, ...] = ()
 
 
 def added(one: Counts, other: Counts) -> Counts:

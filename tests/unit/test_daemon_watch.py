@@ -20,7 +20,7 @@ import pytest
 from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Message, Missed, Place
 from buildidfs.daemon import watch as watch_module
 from buildidfs.daemon.watch import Watch
-from buildidfs.daemon.watchstate import Event, WatchOptions
+from buildidfs.daemon.watchstate import OTHERS, Event, Losses, WatchOptions
 from buildidfs.linux import statx
 from buildidfs.model import BuildId
 from buildidfs.store import Store
@@ -403,3 +403,30 @@ def test_strict_without_the_privilege_is_refused(blind: Callable[..., Blind]) ->
     watch = blind(strict=True)
     assert watch.line().startswith("CapabilityError cannot follow what is mapped: ")
     assert watch.end() == ""
+
+
+def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
+    losses = Losses(most=2)
+    losses.add("not in time", "docker:a", 7)
+    losses.add("not in time", "docker:a", 8, 5)
+    losses.add("gone", "", 1)
+    for number in range(50):
+        losses.add("not in time", f"docker:{number}", number)
+        losses.add(f"reason {number}", "", number)
+    rows = {(row.reason, row.container): row.count for row in losses.rows()}
+    assert rows["not in time", "docker:a"] == 6
+    assert rows["gone", ""] == 1
+    assert rows["not in time", OTHERS] == 50
+    assert sum(rows.values()) == 107, "what there is no row for is counted all the same"
+    assert len(rows) <= 6
+    assert losses.rows()[0].count == max(rows.values())
+
+
+def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) -> None:
+    watch = make()
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    place = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
+    watch.hear(Missed(4711, b"/app/run", "No such process", 3, place))
+    (loss,) = watch.watch.state().losses
+    assert (loss.reason, loss.container) == ("No such process", "docker:0f5c3e8d1b2a")
+    assert (loss.mnt_ns_id, loss.count) == (99, 1)
