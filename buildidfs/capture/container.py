@@ -7,14 +7,16 @@ one is decided by its namespaces alone, which it cannot imitate; the label is fo
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import UsageError
 from buildidfs.formats import cgroup
+from buildidfs.linux import namespaces as its_namespaces
 from buildidfs.model import FileIdentity, NamespaceSet, Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _NAMES: Final = NamespaceSet.__struct_fields__
 _GROUP_OR_OTHER_WRITE: Final = 0o022
@@ -42,6 +44,18 @@ def apart_names(apart: int) -> list[str]:
 def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
     """Whether what was seen ``apart`` so was in a container: every one of ``names`` is in it."""
     return all(apart & 1 << _NAMES.index(name) for name in names)
+
+
+def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
+    """`reach.Root.maker` for a process whose namespaces are ``apart`` so.
+
+    What root does in a mount namespace of somebody else's counts as root's.
+    """
+    if not in_container(apart, ("mnt",)):
+        return None
+    if not in_container(apart, ("user",)):
+        return lambda: 0
+    return functools.partial(its_namespaces.user_owner, pid_fd)
 
 
 def is_contained(

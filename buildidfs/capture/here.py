@@ -88,11 +88,14 @@ class Here:
         if self._reach is None:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
         root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        pid_fd = procfs.open_pid(os.getpid())
         try:
-            root = Root(root_fd, b"/", mounts.mountinfo, user=self._namespaces.user)
+            maker = container.maker(pid_fd, self._apart)
+            root = Root(root_fd, b"/", mounts.mountinfo, user=self._namespaces.user, maker=maker)
             return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
         finally:
             os.close(root_fd)
+            os.close(pid_fd)
 
 
 def is_foreign(fd: int) -> bool:

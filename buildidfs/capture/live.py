@@ -136,6 +136,7 @@ class LiveSightings:
                     functools.partial(procfs.mountinfo, pid_fd),
                     place.mnt_ns_id,
                     place.namespaces.user,
+                    container.maker(pid_fd, container.apart(place.namespaces, self._initial)),
                 )
                 return self._reach.of(fd, identity, root)
             finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Where container managers keep the files of images, in the host's mount namespace and owned by
 # root: whoever made the image wrote them.
-_CONTAINER_STORAGE: Final = (
+CONTAINER_STORAGE: Final = (
     b"/var/lib/docker/",
     b"/var/lib/containerd/",
     b"/var/lib/containers/",
@@ -54,7 +54,7 @@ class Owners:
         anybody's. All that users can mount is (FUSE, removable media), and they could show any
         owner. Raises OSError.
         """
-        if path.startswith(_CONTAINER_STORAGE) or _COPIES.search(path):
+        if path.startswith(CONTAINER_STORAGE) or _COPIES.search(path):
             return False
         # Not by device number: one filesystem may be mounted here and there, and numbers are
         # given to the next filesystem at once.

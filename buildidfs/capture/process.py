@@ -138,8 +138,14 @@ class Process:
             root_fd = self.root_fd
         except OSError:
             return OWNER  # it is gone, and from where its paths began nobody can tell
-        mounted = functools.partial(procfs.mountinfo, self.fd)
-        root = Root(root_fd, self.root_path, mounted, self.mount_namespace, self.namespaces.user)
+        root = Root(
+            root_fd,
+            self.root_path,
+            functools.partial(procfs.mountinfo, self.fd),
+            self.mount_namespace,
+            self.namespaces.user,
+            container.maker(self.fd, self.apart),
+        )
         return finder.of(fd, identity, root, patience)
 
     def executable_mappings(self) -> list[Mapping]:

@@ -2,8 +2,11 @@
 """Who could get at a file along its path: the directories above it have permissions, too.
 
 What is found out is meant for a mode that is shown elsewhere, with the owner and group of the file:
-for each of its three classes, whether *everybody* who is in it could search every directory from
-the root of its users down (`model.Origin.reach`). Where these three cannot say it, less is said:
+for each of its three classes, whether *everybody* who is in it could search every directory down to
+the file (`model.Origin.reach`). The way begins at the root of the file's mount namespace, which for
+a process in a chroot is above its own root. Where a mount namespace shows a directory of a
+filesystem that the host has mounted, too, the way to that directory on the host counts as well
+(`_Outside` has the exceptions). Where the three classes cannot say it, less is said:
 
 - who owns a directory, or is in its group, may be in any class of a file that is another's;
 - what an access control list lets named users and groups do is not said; what it keeps them from,
@@ -11,8 +14,9 @@ the root of its users down (`model.Origin.reach`). Where these three cannot say 
   on a network filesystem counts what all have, and what the owner has;
 - into a FUSE filesystem come all (allow_other) by the mode (default_permissions), or the one
   who mounted it;
-- a file that never had a name, like a memfd, one that is not where its path leads, and one whose
-  users' root nobody can enter any more, is its owner's.
+- a file that never had a name, like a memfd, one that was deleted or is not where its path leads
+  any more, and one whose users' root nobody can enter any more, is its owner's: of a directory that
+  has the name now nobody knows that it is the one in which the file was.
 
 Root reads everything, here as there.
 """
@@ -24,14 +28,16 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs.capture.owners import CONTAINER_STORAGE
 from buildidfs.capture.patience import is_slow_type
 from buildidfs.capture.slow import SlowMounts
 from buildidfs.formats import mountinfo, posixacl
-from buildidfs.linux import mounts, openat2, statx, xattr
+from buildidfs.linux import mounts, namespaces, openat2, statx, xattr
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
@@ -44,8 +50,10 @@ SCAN_KEEP_S: Final = 1.0
 
 _SEARCH: Final = 0o111
 _READ: Final = 0o444
-_DELETED: Final = b" (deleted)"
 _MOST_KNOWN: Final = 4096
+_MOST_WAYS: Final = 16
+# Longer than a tick of the clock that change times are taken from.
+_TICK_NS: Final = 20_000_000
 _NOBODY: Final = -1
 
 
@@ -53,7 +61,9 @@ class Root(msgspec.Struct, frozen=True):
     """Where the paths of a file's users begin: ``fd`` (O_PATH will do), which is ``path`` to us.
 
     ``mnt_ns_id`` (0: ours) and ``user`` are the numbers of the mount and the user namespace of
-    these users, ``mountinfo`` tells what is mounted there.
+    these users, ``mountinfo`` tells what is mounted there. ``maker`` is None in the host's own
+    mount namespace; for any other it tells the user ID of who made the user namespace that it
+    belongs to, which is 0 for containers that root has made. Both raise OSError.
     """
 
     fd: int
@@ -61,6 +71,7 @@ class Root(msgspec.Struct, frozen=True):
     mountinfo: Callable[[], bytes]
     mnt_ns_id: int = 0
     user: int = 0
+    maker: Callable[[], int] | None = None
 
 
 class _Ground(NamedTuple):
@@ -95,10 +106,16 @@ class _Barrier(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """What was met from the root down to a directory, and the mount that this is on."""
+    """What was met from the root down to a directory, and the mount that this is on.
+
+    ``place`` is device and inode of the directory, ``begun_ns`` the Unix time before the first of
+    the directories was looked at.
+    """
 
     barriers: frozenset[_Barrier]
     ground: _Ground
+    place: tuple[int, int]
+    begun_ns: int
 
 
 class Reach:
@@ -144,7 +161,7 @@ class Reach:
         except OSError:
             os.close(own_fd)
             raise
-        own = Root(own_root, root.path, lambda: text, root.mnt_ns_id, root.user)
+        own = msgspec.structs.replace(root, fd=own_root, mountinfo=lambda: text)
 
         def question() -> int:
             try:
@@ -159,57 +176,54 @@ class Reach:
         path = _inside(os.readlink(b"/proc/self/fd/%d" % fd), root.path)
         directory, _, name = path.rpartition(b"/")
         mount = statx.unique_mount_id(fd)
-        way, parent = self._way(root, directory)
+        way, parent = self._way(root, directory, identity.ctime_ns)
         try:
-            if not self._is_there(parent, name, identity, mount, way.ground):
+            if not self._is_there(parent, name, identity, way.ground):
                 return OWNER
         finally:
             os.close(parent)
-        barriers, ground = way
+        barriers, ground = way.barriers, way.ground
         if mount is None or mount != ground.mount:  # a file may be mounted itself
             ground = self._ground(fd, identity, mount, root)
-            barriers |= _kept_by(ground)
+            barriers |= self._kept_by(ground, fd, identity, root)
         reach = self._readers(fd, identity.mode, ground)
         for barrier in barriers:
             reach &= barrier.lets_through(identity.uid, identity.gid)
         return reach
 
-    def _is_there(
-        self, parent: int, name: bytes, identity: FileIdentity, mount: int | None, ground: _Ground
-    ) -> bool:
-        """Whether a file is, or was until it was deleted, in the directory its path names."""
+    def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
+        """Whether a directory has that very file under that name."""
         try:
             fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
         except OSError:
-            pass
-        else:
-            try:
-                found = statx.identity(fd, ask=self._ask)
-            finally:
-                os.close(fd)
-            if (found.dev, found.ino) == (identity.dev, identity.ino):
-                return True
-        # Nothing else may have been mounted over that directory, or taken its name.
-        return (
-            name.endswith(_DELETED)
-            and name != b"#%d" % identity.ino + _DELETED  # O_TMPFILE: it never had a name
-            and mount is not None
-            and mount == ground.mount
-        )
+            return False
+        try:
+            found = statx.identity(fd, ask=self._ask)
+        finally:
+            os.close(fd)
+        return (found.dev, found.ino) == (identity.dev, identity.ino)
 
     # --- directories -----------------------------------------------------------------------
 
-    def _way(self, root: Root, directory: bytes) -> tuple[_Way, int]:
-        """The way to a directory, and its descriptor, which is the caller's. Raises OSError."""
+    def _way(self, root: Root, directory: bytes, changed_ns: int = 0) -> tuple[_Way, int]:
+        """The way to a directory, and its descriptor, which is the caller's. Raises OSError.
+
+        One that is remembered counts only for a file that was last changed, at ``changed_ns``,
+        before: what a directory was then says nothing of what was put there later.
+        """
         now = time.monotonic()
         if now - self._known_since > self._keep_s or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._known_since = now
         key = (root.mnt_ns_id, root.path, directory)
         way = self._known.get(key)
-        if way is not None:
+        if way is not None and changed_ns < way.begun_ns - _TICK_NS:
             flags = os.O_PATH | os.O_DIRECTORY
-            return way, openat2.open_in_root(root.fd, directory or b"/", flags)
+            fd = openat2.open_in_root(root.fd, directory or b"/", flags)
+            found = statx.identity(fd, ask=self._ask)
+            if (found.dev, found.ino) == way.place:
+                return way, fd
+            os.close(fd)
         names = [name for name in directory.split(b"/") if name]
         if len(names) > MAX_DEPTH:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), directory)
@@ -219,38 +233,174 @@ class Reach:
         return way, fd
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
+        begun_ns = time.time_ns()
+        # What is called "/" even from outside has at most what root has hidden above it.
+        barriers = set() if root.path == b"/" else self._above(root)
         fd = os.dup(root.fd)
         try:
-            ground, found = self._look(fd, None, root)
-            barriers = set(found)
+            identity, ground, found = self._look(fd, None, root)
+            barriers.update(found)
             for name in names:
                 # No link is followed: the kernel told the path, and there is none on the way.
                 entry = openat2.pin_entry(fd, name, ask=self._ask or not ground.told)
                 os.close(fd)
                 fd = entry
-                ground, found = self._look(fd, ground, root)
+                identity, ground, found = self._look(fd, ground, root)
                 barriers.update(found)
         except BaseException:
             os.close(fd)
             raise
-        return _Way(frozenset(barriers), ground), fd
+        return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
+
+    def _above(self, root: Root) -> set[_Barrier]:
+        """What the directories above a root keep out, up to the root of its mount namespace.
+
+        Raises OSError.
+        """
+        barriers: set[_Barrier] = set()
+        fd = os.dup(root.fd)
+        try:
+            here = statx.identity_on_mount(fd, ask=self._ask)
+            ground: _Ground | None = None
+            if root.maker is None:  # in a chroot a process is not told what is mounted above it
+                root = msgspec.structs.replace(root, mountinfo=mounts.initial_mountinfo)
+            for _ in range(MAX_DEPTH):
+                parent = openat2.pin_parent(fd, ask=self._ask)
+                os.close(fd)
+                fd = parent
+                above = statx.identity_on_mount(fd, ask=self._ask)
+                if (above[0].dev, above[0].ino, above[1]) == (here[0].dev, here[0].ino, here[1]):
+                    return barriers
+                here = above
+                try:
+                    _, ground, found = self._look(fd, ground, root)
+                except OSError:
+                    if root.maker is None or root.maker():
+                        raise
+                    return barriers  # what root has hidden below the root of a container
+                barriers.update(found)
+        finally:
+            os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _look(
         self, fd: int, before: _Ground | None, root: Root
-    ) -> tuple[_Ground, frozenset[_Barrier]]:
-        """The mount a directory is on, and what it keeps out. Raises OSError."""
+    ) -> tuple[FileIdentity, _Ground, frozenset[_Barrier]]:
+        """A directory, the mount that it is on, and what it keeps out. Raises OSError."""
         identity, mount = statx.identity_on_mount(fd, ask=self._ask)
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         ground, barriers = before, frozenset[_Barrier]()
         if ground is None or mount is None or mount != ground.mount:
             ground = self._ground(fd, identity, mount, root)
-            barriers = _kept_by(ground)
+            barriers = self._kept_by(ground, fd, identity, root)
         bits = self._searchers(fd, identity.mode, ground)
         if bits & _SEARCH != _SEARCH:
             owner, group, other = (bool(bits & bit) for bit in (0o100, 0o010, 0o001))
             barriers |= {_Barrier(identity.uid, identity.gid, owner, group, other)}
-        return ground, barriers
+        return identity, ground, barriers
+
+    def _kept_by(
+        self, ground: _Ground, fd: int, identity: FileIdentity, root: Root
+    ) -> frozenset[_Barrier]:
+        """What keeps out of a mount that ``fd`` is on. Raises OSError."""
+        barriers = self._outside(fd, identity, root) if root.maker is not None else frozenset()
+        if ground.only is not None:
+            barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
+        return barriers
+
+    # --- what the host has mounted as well ---------------------------------------------------
+
+    def _outside(self, fd: int, identity: FileIdentity, root: Root) -> frozenset[_Barrier]:
+        """What keeps out, on the host, of a directory that is mounted in another mount namespace.
+
+        Nothing if the host does not have that filesystem: then it belongs to the container. Nor if
+        it is the root that root has given to a container, or lies where engines keep what belongs
+        to containers: of both the container's own users count, see SECURITY.md. Raises OSError,
+        ValueError if nobody can tell.
+        """
+        assert root.maker is not None
+        number = mounts.mount_id(fd)
+        mark = b"%d " % number
+        lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
+        shown = next(mountinfo.parse(next(lines, b"")), None)
+        if shown is None:
+            raise OSError(errno.ENOENT, "not mounted where it was seen")
+        made_by_root = root.maker() == 0
+        if made_by_root and shown.mount_point == b"/":
+            return frozenset()
+        ways = self._ways_outside(shown)
+        if ways and not all(path.startswith(CONTAINER_STORAGE) for path in ways):
+            return self._least(fd, identity, number, ways)
+        if ways or made_by_root or shown.root == b"/":
+            return frozenset()
+        raise OSError(errno.ENOENT, "a part of what the host does not have")
+
+    def _ways_outside(self, shown: mountinfo.MountInfo) -> list[bytes]:
+        """Paths on the host that may lead to the root of a mount. Raises OSError."""
+        if shown.root.endswith(b"//deleted"):
+            raise OSError(errno.ENOENT, "a directory that was deleted")
+        mark = b" %d:%d " % shown.dev
+        ways = []
+        lines = (line for line in mounts.initial_mountinfo().split(b"\n") if mark in line)
+        for found in mountinfo.parse(b"\n".join(islice(lines, _MOST_WAYS))):
+            above = found.root.rstrip(b"/")
+            if found.dev == shown.dev and (shown.root + b"/").startswith(above + b"/"):
+                ways.append(found.mount_point.rstrip(b"/") + shown.root[len(above) :])
+        return ways
+
+    def _least(
+        self, fd: int, identity: FileIdentity, number: int, ways: list[bytes]
+    ) -> frozenset[_Barrier]:
+        """What keeps out along the way that keeps out least, of those that lead to the root of the
+        mount with that number. Raises OSError, ValueError if none does.
+        """
+        if stat.S_ISDIR(identity.mode):
+            identity = self._root_of_mount(fd, number)
+        host_fd, mnt_ns_id = namespaces.open_initial_root()
+        try:
+            user = self._slow.host_user
+            host = Root(host_fd, b"/", mounts.initial_mountinfo, mnt_ns_id, user)
+            found = [self._along(host, way, identity) for way in ways]
+        finally:
+            os.close(host_fd)
+        return min((barriers for barriers in found if barriers is not None), key=len)
+
+    def _root_of_mount(self, fd: int, number: int) -> FileIdentity:
+        """The uppermost directory of the mount that a directory is on. Raises OSError."""
+        fd = os.dup(fd)
+        try:
+            here = statx.identity(fd, ask=self._ask)
+            for _ in range(MAX_DEPTH):
+                parent = openat2.pin_parent(fd, ask=self._ask)
+                os.close(fd)
+                fd = parent
+                above = statx.identity(fd, ask=self._ask)
+                same = (above.dev, above.ino) == (here.dev, here.ino)
+                if same or mounts.mount_id(fd) != number:
+                    return here
+                here = above
+        finally:
+            os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+    def _along(self, host: Root, way: bytes, identity: FileIdentity) -> frozenset[_Barrier] | None:
+        """What keeps out along a path of the host; None if it leads to something else."""
+        directory, _, name = way.rpartition(b"/")
+        try:
+            if stat.S_ISDIR(identity.mode):
+                walked, fd = self._walked(host, [each for each in way.split(b"/") if each])
+                os.close(fd)
+                is_there = walked.place == (identity.dev, identity.ino)
+            else:
+                walked, fd = self._walked(host, [each for each in directory.split(b"/") if each])
+                try:
+                    is_there = self._is_there(fd, name, identity, walked.ground)
+                finally:
+                    os.close(fd)
+        except OSError:
+            return None
+        return walked.barriers if is_there else None
 
     def _ground(self, fd: int, identity: FileIdentity, mount: int | None, root: Root) -> _Ground:
         if not self._slow.is_slow(fd, identity, root.mnt_ns_id, root.user):
@@ -311,9 +461,3 @@ def _inside(path: bytes, root: bytes) -> bytes:
     if not path.startswith(root + b"/"):
         raise OSError(errno.ENOENT, "not below that root", path)
     return path[len(root) :]
-
-
-def _kept_by(ground: _Ground) -> frozenset[_Barrier]:
-    if ground.only is None:
-        return frozenset()
-    return frozenset((_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False),))

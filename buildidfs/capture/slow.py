@@ -31,7 +31,7 @@ class SlowMounts:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        self._user = namespaces.initial().user
+        self.host_user = namespaces.initial().user
         # Of files that exist in memory only, whose mount is nowhere; the number is never reused.
         fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
         try:
@@ -51,7 +51,7 @@ class SlowMounts:
 
     def is_users(self, user: int) -> bool:
         """Whether a user namespace is not the host's; so it is taken if it is not known (0)."""
-        return user != self._user
+        return user != self.host_user
 
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
         """Whether the filesystem of an open file (O_PATH will do) depends on somebody's answer.

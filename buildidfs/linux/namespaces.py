@@ -13,10 +13,12 @@ from buildidfs.model import NamespaceSet
 
 _LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"ns/cgroup")
 
+_U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 _NSIO = 0xB7
 _NS_GET_MNTNS_ID = syscalls.ioc_read(_NSIO, 5, _U64.size)
 _NS_GET_PARENT = _NSIO << 8 | 2
+_NS_GET_OWNER_UID = _NSIO << 8 | 4
 
 _INIT = 1
 _KTHREADD = 2
@@ -42,6 +44,17 @@ def mnt(pid_fd: int) -> int:
 def user(pid_fd: int) -> int:
     """The user namespace of a process alone; 0 when it is gone. Raises OSError."""
     return _inode(pid_fd, b"ns/user")
+
+
+def user_owner(pid_fd: int) -> int:
+    """The user ID of whoever made the user namespace of a process. Raises OSError."""
+    fd = os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        answer = bytearray(_U32.size)
+        fcntl.ioctl(fd, _NS_GET_OWNER_UID, answer)
+        return int(_U32.unpack(answer)[0])
+    finally:
+        os.close(fd)
 
 
 def of_pid(pid: int) -> NamespaceSet:
@@ -76,6 +89,29 @@ def initial() -> NamespaceSet:
     finally:
         os.close(pid_fd)
     return of_pid(os.getpid())
+
+
+def open_initial_root() -> tuple[int, int]:
+    """The root directory of the host (O_PATH), and the `mnt_ns_id` of its mount namespace.
+
+    It is that of the first process; where that may not be looked at, ours, if we are in the host's
+    mount namespace. Raises OSError.
+    """
+    try:
+        return _root_of(_INIT)
+    except PermissionError:
+        if of_pid(os.getpid()).mnt != initial().mnt:
+            raise
+        return _root_of(os.getpid())
+
+
+def _root_of(pid: int) -> tuple[int, int]:
+    pid_fd = procfs.open_pid(pid)
+    try:
+        number = mnt_ns_id(pid_fd)
+        return procfs.open_root(pid_fd), number
+    finally:
+        os.close(pid_fd)
 
 
 def mnt_ns_id(pid_fd: int) -> int:

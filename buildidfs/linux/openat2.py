@@ -80,6 +80,21 @@ def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
     return os.open(name, flags, dir_fd=dir_fd) if ask else _open_cached(dir_fd, name, flags)
 
 
+def pin_parent(dir_fd: int, *, ask: bool = True) -> int:
+    """Pin the directory that ``dir_fd`` is in (O_PATH), be that above the root of its users.
+
+    At the root of a mount namespace, and at our own root, that is the directory itself. Without
+    ``ask`` no filesystem is asked. Raises OSError, see `open_cached_in_root`.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    if ask:
+        return os.open(b"..", flags, dir_fd=dir_fd)
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(BlockingIOError):
+            return _openat2_once(dir_fd, b"..", flags, _RESOLVE_CACHED, in_root=False)
+    return _openat2_once(dir_fd, b"..", flags, _RESOLVE_CACHED, in_root=False)
+
+
 def open_regular_in_root(root_fd: int, path: bytes) -> int:
     """Open the regular file at ``path`` of the root ``root_fd`` for reading.
 
@@ -124,8 +139,10 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
     return walk_in_root(root_fd, path, flags)
 
 
-def _openat2_once(root_fd: int, path: bytes, flags: int, resolve: int = 0) -> int:
-    resolve |= _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS
+def _openat2_once(
+    root_fd: int, path: bytes, flags: int, resolve: int = 0, *, in_root: bool = True
+) -> int:
+    resolve |= _RESOLVE_NO_MAGICLINKS | (_RESOLVE_IN_ROOT if in_root else 0)
     how = ctypes.create_string_buffer(_OPEN_HOW.pack(flags, 0, resolve), _OPEN_HOW.size)
     name = ctypes.create_string_buffer(syscalls.check_path(path))
     return syscalls.syscall(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import shutil
 import signal
 import stat
 import tempfile
@@ -19,8 +21,9 @@ from hypothesis import strategies as st
 
 from buildidfs.capture import reach
 from buildidfs.capture.patience import Patience
+from buildidfs.capture.process import Process, Ways
 from buildidfs.capture.reach import Reach, Root
-from buildidfs.linux import mounts, namespaces, procfs, statx
+from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 from tests.support.callers import (
     ACL_GROUP,
@@ -30,7 +33,7 @@ from tests.support.callers import (
     calling_all,
     set_acl,
 )
-from tests.support.children import cat_program, needs_root, private_cat
+from tests.support.children import cat_program, needs_root, private_cat, running
 from tests.support.clients import run, tool
 from tests.support.scans import open_descriptors
 from tests.support.silentfs import served
@@ -238,18 +241,39 @@ def _may_read(who: Who, mode: int, uid: int, gid: int) -> int:
 
 
 @needs_root("gives files away")
-def test_deleted_file_was_in_its_directory(directory: Path, own_root: Root) -> None:
-    home = make(directory / "home", mode=0o700, uid=ALICE, directory=True)
-    for where, expected in ((home, OWNER), (directory, EVERYBODY)):
-        fd = os.open(make(where / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
-        (where / "file").unlink()
-        try:
-            assert Reach().of(fd, statx.identity(fd), own_root) == expected
-            # another one has its name
-            make(where / "file", mode=0o755)
-            assert Reach().of(fd, statx.identity(fd), own_root) == expected
-        finally:
-            os.close(fd)
+def test_a_deleted_file_is_its_owners(directory: Path, own_root: Root) -> None:
+    fd = os.open(make(directory / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
+    try:
+        assert Reach().of(fd, statx.identity(fd), own_root) == EVERYBODY
+        (directory / "file").unlink()
+        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        make(directory / "file", mode=0o755)  # another one has its name
+        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+    finally:
+        os.close(fd)
+
+
+@needs_root("gives files away")
+@pytest.mark.parametrize("finder", [Reach(), Reach(keep_s=60)], ids=["", "remembered"])
+def test_a_directory_that_somebody_made_again(
+    directory: Path, own_root: Root, finder: Reach
+) -> None:
+    """Its permissions say nothing of a file that was in the one before."""
+    private = make(directory / "private", mode=0o700, uid=ALICE, directory=True)
+    fd = os.open(make(private / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
+    try:
+        assert finder.of(fd, statx.identity(fd), own_root) == OWNER
+        (private / "file").unlink()
+        private.rmdir()
+        for name in ("file", "file (deleted)"):
+            again = make(private, mode=0o755, uid=BOB, directory=True)
+            make(again / name, mode=0o755, uid=BOB)
+            assert finder.of(fd, statx.identity(fd), own_root) == OWNER
+            assert reach_of(again / name, own_root, finder) == EVERYBODY
+            (again / name).unlink()
+            again.rmdir()
+    finally:
+        os.close(fd)
 
 
 def test_what_is_called_deleted_and_is_not(directory: Path, own_root: Root) -> None:
@@ -274,7 +298,7 @@ def test_directory_that_is_gone(directory: Path, own_root: Root) -> None:
         place.rmdir()
         assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
         make(place, mode=0o755, directory=True)
-        assert Reach().of(fd, statx.identity(fd), own_root) == EVERYBODY, "so it seems"
+        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER, "the directory is another"
     finally:
         os.close(fd)
 
@@ -378,6 +402,8 @@ def test_below_the_root_of_its_users(directory: Path, own_root: Root) -> None:
     fd = os.open(jail, os.O_PATH)
     try:
         root = Root(fd, os.fsencode(jail), mounts.mountinfo, user=own_root.user)
+        assert reach_of(file, root) == OWNER, "nobody else gets into the directory above"
+        home.chmod(0o711)
         assert reach_of(file, root) == EVERYBODY
         assert reach_of(make(directory / "outside", mode=0o755), root) == OWNER
     finally:
@@ -408,6 +434,74 @@ def test_in_a_mount_namespace(directory: Path, own_root: Root) -> None:
                 os.close(one)
 
 
+_BOUND = """
+set -eu
+test -z "$3" || mount --bind "$3" "$1"
+cd "$1"
+if test "$2" = root; then
+  mount --bind "$1" "$1"
+  cd "$1"
+  pivot_root . .
+  exec /cat
+fi
+exec ./cat
+"""
+
+
+def _reach_in(pid: int, path: bytes) -> int:
+    """`Origin.reach` of what a process has at a path of its own."""
+    initial = namespaces.initial()
+    with Process(pid, Ways()) as process:
+        process.look(initial, ("mnt",))
+        assert process.apart & 1 << 5
+        fd = openat2.open_in_root(process.root_fd, path, os.O_PATH)
+        try:
+            return process.reach_of(fd, statx.identity(fd), Reach(), None)
+        finally:
+            os.close(fd)
+
+
+@needs_root("makes mount namespaces")
+@pytest.mark.parametrize("whose", ["alice's", "root's"])
+def test_a_directory_of_the_host_that_a_namespace_shows(directory: Path, whose: str) -> None:
+    home = make(directory / "home", mode=0o700, uid=ALICE, gid=ALICE, directory=True)
+    shown = make(home / "shown", mode=0o755, uid=ALICE, gid=ALICE, directory=True)
+    point = make(directory / "point", mode=0o755, directory=True)
+    shutil.copy(cat_program(), shown / "cat")
+    os.chown(shown / "cat", ALICE, ALICE)
+    unshare = [tool("unshare"), "-m"]
+    if whose == "alice's":
+        become = [f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
+        unshare = [tool("setpriv"), *become, tool("unshare"), "-Urm"]
+    with running([*unshare, "sh", "-c", _BOUND, "sh", point, "", shown]) as child:
+        path = os.fsencode(point / "cat")
+        assert _reach_in(child.pid, path) == OWNER
+        home.chmod(0o711)
+        assert _reach_in(child.pid, path) == EVERYBODY
+        shown.rename(home / "hidden")
+        assert _reach_in(child.pid, path) == EVERYBODY, "a mount follows what is moved"
+        (home / "hidden").rename(directory / "elsewhere")
+        (directory / "elsewhere").chmod(0o700)
+        assert _reach_in(child.pid, path) == OWNER
+
+
+@needs_root("makes mount namespaces")
+def test_the_root_that_root_gives_to_a_container(directory: Path) -> None:
+    """Engines keep it below directories of their own, into which nobody else gets."""
+    storage = make(directory / "storage", mode=0o700, directory=True)
+    rootfs = make(storage / "rootfs", mode=0o755, directory=True)
+    needed = re.findall(r"(/\S+) \(0x", run([tool("ldd"), cat_program()], check=True).out)
+    for library in map(Path, needed):
+        (rootfs / library.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, rootfs / library.relative_to("/"))
+    shutil.copy(cat_program(), rootfs / "cat")
+    with running([tool("unshare"), "-m", "sh", "-c", _BOUND, "sh", rootfs, "root", ""]) as child:
+        assert os.readlink(f"/proc/{child.pid}/root") == "/"
+        assert _reach_in(child.pid, b"/cat") == EVERYBODY
+        rootfs.chmod(0o700)
+        assert _reach_in(child.pid, b"/cat") == OWNER
+
+
 # --- what is remembered, and who is asked --------------------------------------------------------
 
 
@@ -417,6 +511,7 @@ def test_directories_are_looked_at_once_in_a_scan(
 ) -> None:
     looked: list[int] = []
     monkeypatch.setattr(Reach, "_look", _counting(Reach._look, looked))
+    monkeypatch.setattr(reach, "_TICK_NS", 0)
     files = [make(directory / f"file{number}", mode=0o755) for number in range(5)]
     finder = Reach(keep_s=60)
     assert {reach_of(file, own_root, finder) for file in files} == {EVERYBODY}
@@ -425,6 +520,31 @@ def test_directories_are_looked_at_once_in_a_scan(
     directory.chmod(0o700)
     assert reach_of(files[0], own_root, finder) == EVERYBODY
     assert reach_of(files[0], own_root, Reach()) == OWNER
+
+
+@needs_root("gives files away")
+def test_what_is_remembered_says_nothing_of_younger_files(directory: Path, own_root: Root) -> None:
+    finder = Reach(keep_s=60)
+    place = make(directory / "place", mode=0o755, directory=True)
+    assert reach_of(make(place / "old", mode=0o755), own_root, finder) == EVERYBODY
+    place.chmod(0o700)
+    assert reach_of(make(place / "secret", mode=0o755, uid=ALICE), own_root, finder) == 0
+
+
+@needs_root("gives files away")
+def test_what_is_remembered_is_of_that_directory(
+    directory: Path, own_root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that was moved to its name brings files that are older."""
+    monkeypatch.setattr(reach, "_TICK_NS", 0)
+    finder = Reach(keep_s=60)
+    private = make(directory / "private", mode=0o700, uid=ALICE, directory=True)
+    make(private / "file", mode=0o755, uid=ALICE)
+    public = make(directory / "public", mode=0o755, directory=True)
+    assert reach_of(make(public / "file", mode=0o755), own_root, finder) == EVERYBODY
+    public.rename(directory / "elsewhere")
+    private.rename(public)
+    assert reach_of(public / "file", own_root, finder) == OWNER
 
 
 def _counting(real: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
