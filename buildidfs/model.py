@@ -173,6 +173,33 @@ EVERYBODY: Final = OWNER | GROUP | OTHERS
 """What `Origin.reach` is made of. On disk."""
 
 
+class Access(msgspec.Struct, frozen=True):
+    """Who may read a file: permission bits, as far as it can be reached with them, and for whom."""
+
+    mode: int = 0o444
+    uid: int = 0
+    gid: int = 0
+
+    def within(self, identity: FileIdentity, reach: int) -> tuple[FileIdentity, int]:
+        """Identity and reach of a member of this file, an archive that says these of it.
+
+        Where not everybody may read the archive, what everybody could read of its content is for
+        those who may. What is somebody's in it stays so if the archive is theirs as well.
+        """
+        if self.mode & 0o444 == 0o444:
+            return identity, reach
+        if identity.mode & 0o444 != 0o444 or reach != EVERYBODY:
+            theirs = identity.uid == self.uid and self.mode & 0o400
+            return identity, reach & OWNER if theirs else 0
+        bits = self.mode & 0o444
+        mode = identity.mode & ~0o777 | bits | identity.mode & bits >> 2
+        mine = msgspec.structs.replace(identity, mode=mode, uid=self.uid, gid=self.gid)
+        return mine, EVERYBODY
+
+
+PUBLIC_ACCESS: Final = Access()
+
+
 class Origin(msgspec.Struct, frozen=True):
     """Where a file was seen.
 
@@ -200,6 +227,11 @@ class Origin(msgspec.Struct, frozen=True):
     apart: int = 0
     cgroup_id: int = 0
     reach: int = EVERYBODY
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody could read the file there, and so may know of the place."""
+        return self.reach == EVERYBODY and self.identity.mode & 0o444 == 0o444
 
 
 class Sighting(msgspec.Struct, frozen=True):

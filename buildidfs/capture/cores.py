@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import vdso
 from buildidfs.capture.files import reader
+from buildidfs.capture.here import access_of
 from buildidfs.errors import UsageError
 from buildidfs.formats import core
 from buildidfs.linux import namespaces, procfs
@@ -83,7 +84,7 @@ class CoreFile:
                     return vdso.found(
                         memo, data, module.build_id,
                         namespaces=NamespaceSet(), host=os.uname().nodename, trust=Trust.UNKNOWN,
-                        scanner="core",
+                        scanner="core", access=access_of(self._fd),
                     )  # fmt: skip
         return None
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -13,10 +14,51 @@ from buildidfs.capture.owners import Owners
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach, Root
 from buildidfs.formats import cgroup, mountinfo
 from buildidfs.linux import cgroups, mounts, namespaces, procfs, statx
-from buildidfs.model import NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import (
+    GROUP,
+    OTHERS,
+    OWNER,
+    Access,
+    NamespaceSet,
+    Origin,
+    Sighting,
+    Trust,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
+
+
+@contextlib.contextmanager
+def own_root() -> Iterator[Root]:
+    """Our own root, as `Reach.of` asks for it. Raises OSError."""
+    pid_fd = procfs.open_pid(os.getpid())
+    try:
+        ours = namespaces.of(pid_fd)
+        maker = container.maker(pid_fd, container.apart(ours, namespaces.initial()))
+        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Root(root_fd, b"/", mounts.mountinfo, user=ours.user, maker=maker)
+        finally:
+            os.close(root_fd)
+    finally:
+        os.close(pid_fd)
+
+
+def access_of(fd: int) -> Access:
+    """Who may read an open file where it is now; root alone if that cannot be told.
+
+    Does not raise.
+    """
+    try:
+        identity = statx.identity(fd)
+        with own_root() as root:
+            reach = Reach().of(fd, identity, root)
+    except OSError:
+        return Access(0)
+    bits = ((OWNER, 0o400), (GROUP, 0o040), (OTHERS, 0o004))
+    mode = sum(bit for who, bit in bits if reach & who) & identity.mode
+    return Access(mode, identity.uid, identity.gid)
 
 
 class Here:
@@ -87,15 +129,8 @@ class Here:
         """The same, with the reach of the file, which is open (O_PATH will do). Raises OSError."""
         if self._reach is None:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
-        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        pid_fd = procfs.open_pid(os.getpid())
-        try:
-            maker = container.maker(pid_fd, self._apart)
-            root = Root(root_fd, b"/", mounts.mountinfo, user=self._namespaces.user, maker=maker)
+        with own_root() as root:
             return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
-        finally:
-            os.close(root_fd)
-            os.close(pid_fd)
 
 
 def is_foreign(fd: int) -> bool:

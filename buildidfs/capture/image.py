@@ -139,6 +139,7 @@ class ImageScanner:
                 yield Unreadable(path, str(error))
 
     def _is_new(self, stack: _Stack) -> bool:
+        stack.mark = _mark(stack.image)
         if self._again or stack.mark is None:
             return True
         known = self._context.memo.recall(stack.mark) is not None
@@ -232,7 +233,7 @@ class _Stack:
         self.above: list[LayerNames] = []
         self.complete = True
         self.failed = False
-        self.mark = _mark(image)
+        self.mark: FileIdentity | None = None
 
     def is_meant(self, reference: str) -> bool:
         """Whether a user who said that may mean this one."""
@@ -273,10 +274,17 @@ def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
 
 
 def _mark(image: Image) -> FileIdentity | None:
-    """What stands for "this image was read", for some time; None if it may change."""
+    """What stands for "this image was read", for some time, and for who could read it then; None if
+    it may change.
+    """
     if image.trust is not Trust.PACKAGE:
         return None
-    name = fingerprint(f"{image.label}\0{image.digests[0]}".encode())
+    try:
+        accesses = [layer.access() for layer in image.layers]
+    except OSError:
+        return None
+    who = " ".join(f"{access.mode:o},{access.uid},{access.gid}" for access in accesses)
+    name = fingerprint(f"{image.label}\0{image.digests[0]}\0{who}".encode())
     period = (time.time_ns() + name[0] % 30 * _DAY_NS) // (30 * _DAY_NS)
     scope = b"image:" + name + b"%d" % period
     return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG, 0, 0, scope)

@@ -8,6 +8,7 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Final, Protocol
 
+from buildidfs.capture.here import access_of
 from buildidfs.capture.streams import PlainStream, Region
 from buildidfs.formats import oci, tar
 from buildidfs.formats.archives import Damaged, Type, installed
@@ -16,6 +17,8 @@ from buildidfs.linux import openat2
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+    from buildidfs.model import Access
 
 _LINKS_MAX: Final = 8
 _MEMBERS_MAX: Final = 1 << 20
@@ -26,6 +29,9 @@ class Files(Protocol):
 
     def open(self, path: bytes) -> AbstractContextManager[Region]:
         """The bytes of a file; raises OSError, FileNotFoundError if there is none."""
+
+    def access(self, path: bytes) -> Access:
+        """Who may read a file; raises OSError."""
 
 
 class DirectoryFiles:
@@ -43,15 +49,20 @@ class DirectoryFiles:
         finally:
             os.close(fd)
 
+    def access(self, path: bytes) -> Access:
+        """See `Files`."""
+        with self.open(path) as region:
+            return access_of(region.fd)
+
 
 class ArchiveFiles:
     """Files in a tar archive that is not compressed, whose descriptor stays the caller's.
 
-    Raises OSError, `Damaged`.
+    ``access`` says who may read the archive. Raises OSError, `Damaged`.
     """
 
-    def __init__(self, whole: Region) -> None:
-        self._whole = whole
+    def __init__(self, whole: Region, access: Access) -> None:
+        self._access = access
         self._places: dict[bytes, Region] = {}
         self._links: dict[bytes, bytes] = {}
         stream = PlainStream(whole)
@@ -80,6 +91,10 @@ class ArchiveFiles:
         if region is None:
             raise FileNotFoundError(2, "no such file in the archive", path)
         yield region
+
+    def access(self, path: bytes) -> Access:
+        """See `Files`."""
+        return self._access
 
 
 def has(files: Files, path: bytes) -> bool:

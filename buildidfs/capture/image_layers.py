@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.capture import decompress, files, walk
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.here import access_of, own_root
 from buildidfs.capture.members import Closed, Members
+from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.streams import unpacked
 from buildidfs.errors import IntegrityError
 from buildidfs.formats import oci, tar
@@ -20,7 +22,7 @@ from buildidfs.linux import openat2, statx
 from buildidfs.model import Absence, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.image_files import Files
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.spool import Spool
     from buildidfs.capture.streams import Limits, Region
     from buildidfs.formats.whiteouts import LayerNames
-    from buildidfs.model import FileIdentity
+    from buildidfs.model import Access, FileIdentity
 
 # The kernel's names, and those of mounts in a user namespace (overlayfs.rst, "User xattr").
 _OVERLAY: Final = (b"trusted.overlay.", b"user.overlay.")
@@ -58,6 +60,9 @@ class Layer(Protocol):
 
         Raises `IntegrityError` if it is not, OSError, `CannotDecompress`.
         """
+
+    def access(self) -> Access:
+        """Who may read it; raises OSError."""
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """The ELF files that somebody sees; ``names`` is told of every path.
@@ -94,6 +99,10 @@ class TarLayer:
         if hasher.hexdigest() != self.name.partition(":")[2]:
             raise IntegrityError(f"layer {self.name} does not have that digest")
 
+    def access(self) -> Access:
+        """See `Layer`."""
+        return self._files.access(self._path)
+
     def _content(self, region: Region) -> Iterator[bytes]:
         packing = region.packing() if self._plain else None
         if packing is None:
@@ -107,6 +116,7 @@ class TarLayer:
             members = Members(
                 b"layer:" + name, name, viewers, names.note,
                 memo=context.memo, spool=context.spool, limits=context.limits,
+                access=self.access(),
             )  # fmt: skip
             stream = unpacked(region, context.limits.unpacked_bytes)
             yield from members.scan(tar.members(stream), stream)
@@ -133,12 +143,27 @@ class DirectoryLayer:
         """See `Layer`: it has to be there."""
         os.close(self._open())
 
+    def access(self) -> Access:
+        """See `Layer`."""
+        fd = self._open()
+        try:
+            return access_of(fd)
+        finally:
+            os.close(fd)
+
     def _open(self) -> int:
         return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """See `Layer`."""
         observer = _Observer(names)
+        finder = Reach(keep_s=SCAN_KEEP_S)
+
+        def reach(file: walk.OpenFile, identity: FileIdentity) -> int:
+            inside = observer.closed.reach(file.path, identity.uid)
+            with own_root() as root:  # the directory lies on the host, and so may be reached there
+                return inside & finder.of(file.fd, identity, root)
+
         start_fd = self._open()
         try:
             for file in walk.files(start_fd, b"/", walk.Mounts(), observer):
@@ -147,7 +172,7 @@ class DirectoryLayer:
                     yield self._unreadable(file)
                     continue
                 try:
-                    yield from self._found(file, names, viewers, context, observer.closed)
+                    yield from self._found(file, names, viewers, context, reach)
                 except OSError as error:
                     yield self._unreadable(walk.unreadable(file.path, error))
                 finally:
@@ -164,7 +189,7 @@ class DirectoryLayer:
         names: LayerNames,
         viewers: Viewers,
         context: Context,
-        closed: Closed,
+        reach: Callable[[walk.OpenFile, FileIdentity], int],
     ) -> Iterator[Found]:
         head = os.pread(file.fd, len(MAGIC), 0)
         if not head and _attribute(file.fd, b"whiteout") is not None:
@@ -177,9 +202,8 @@ class DirectoryLayer:
         if head != MAGIC:
             return
         identity = statx.identity(file.fd)
-        reach = closed.reach(file.path, identity.uid)
-        now = time.time_ns()
-        sightings = [Sighting(each.origin(file.path, identity, reach), now) for each in whose]
+        now, reached = time.time_ns(), reach(file, identity)
+        sightings = [Sighting(each.origin(file.path, identity, reached), now) for each in whose]
         known = context.memo.recall(identity)
         if known is None:
             answer = files.identify(file.fd)

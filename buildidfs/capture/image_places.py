@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING, Protocol
 
 from buildidfs.capture import walk
+from buildidfs.capture.here import access_of
 from buildidfs.capture.image_blobs import (
     CONTENT,
     DOCKERS_CONTENT,
@@ -62,6 +63,7 @@ def images_at(
     else:
         fd = openat2.reopen_regular(path_fd)
         open_files.callback(os.close, fd)
+        access = access_of(fd)
         whole = Region(fd, 0, os.fstat(fd).st_size)
         if whole.packing() is not None:
             fd = spool.file(limits.unpacked_bytes, unpacked(whole, limits.unpacked_bytes).all())
@@ -69,7 +71,7 @@ def images_at(
             whole = Region(fd, 0, os.fstat(fd).st_size)
         if not tar.is_tar(os.pread(fd, tar.BLOCK, 0)):
             raise Damaged("neither a tar archive nor a directory of images")
-        places = _of_files(ArchiveFiles(whole), platform)
+        places = _of_files(ArchiveFiles(whole, access), platform)
     if not places:
         raise Damaged("holds no images of a kind that is understood")
     for place in places:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.spool import Spool
     from buildidfs.capture.streams import Limits, Stream
+    from buildidfs.model import Access
 
 # What is remembered of one archive, so that hard links and closed directories are recognised: so
 # much at most, and of each name that much besides its own length.
@@ -117,6 +118,7 @@ class _Elf(msgspec.Struct, frozen=True):
 class Members:
     """Reads one archive.
 
+    ``access`` says who may read the archive: nobody else reads what is in it.
     ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
     passed over. ``scope`` makes the numbers of its members unambiguous, see `model.FileIdentity`:
     the same scope always means the same bytes. ``where`` names the archive for what cannot be read.
@@ -132,7 +134,9 @@ class Members:
         memo: Memo,
         spool: Spool,
         limits: Limits,
+        access: Access,
     ) -> None:
+        self._access = access
         self._scope = scope
         self._where = where
         self._viewers = viewers
@@ -317,11 +321,9 @@ class Members:
         )
         now = time.time_ns()
         return [
-            Sighting(
-                whose.origin(path, identity, self._closed.reach(path, member.uid)),
-                now,
-            )
+            Sighting(whose.origin(path, *within), now)
             for path in names
+            for within in (self._access.within(identity, self._closed.reach(path, member.uid)),)
             for whose in self._viewers(path)
         ]
 

@@ -23,6 +23,7 @@ import msgspec
 from buildidfs.capture import walk
 from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable
 from buildidfs.capture.decompress import CannotDecompress
+from buildidfs.capture.here import access_of
 from buildidfs.capture.members import Members, Whose
 from buildidfs.capture.packagefile import NotAPackage, Package, open_package
 from buildidfs.capture.spool import Ended, Spool
@@ -33,6 +34,8 @@ from buildidfs.model import FileIdentity, Trust, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from buildidfs.model import Access
 
 _MOST_WORKERS: Final = 8
 _AHEAD: Final = 64  # packages that are looked at before one is chosen: the largest takes longest
@@ -106,7 +109,8 @@ class PackageScanner:
         """What is in one file, if that is a package. Raises `Ended`."""
         try:
             identity = statx.identity(file.fd)
-            mark = _mark(identity)
+            access = access_of(file.fd)
+            mark = _mark(identity, access)
             if not self._again and mark is not None and self._memo.recall(mark) is not None:
                 yield _Done(unchanged=True)
                 return
@@ -120,7 +124,7 @@ class PackageScanner:
             return
         complete = True
         try:
-            for item in self._members(file, package, identity, spool):
+            for item in self._members(file, package, identity, access, spool):
                 complete = complete and not isinstance(item, Unreadable)
                 yield item
         except (Damaged, CannotDecompress, OSError) as error:
@@ -130,13 +134,18 @@ class PackageScanner:
         yield _Done(mark if complete and unchanged else None)
 
     def _members(
-        self, file: walk.OpenFile, package: Package, identity: FileIdentity, spool: Spool
+        self,
+        file: walk.OpenFile,
+        package: Package,
+        identity: FileIdentity,
+        access: Access,
+        spool: Spool,
     ) -> Iterator[Found]:
         name = os.fsdecode(os.path.basename(file.path))
         whose = Whose(f"package:{package.name or name}", name, Trust.PACKAGE, "package")
         members = Members(
             _scope(identity), file.path, lambda _: (whose,),
-            memo=self._memo, spool=spool, limits=self._limits,
+            memo=self._memo, spool=spool, limits=self._limits, access=access,
         )  # fmt: skip
         return members.scan(package.members, package.stream)
 
@@ -247,13 +256,16 @@ def _unreadable(path: bytes, error: Exception) -> Unreadable:
     return Unreadable(path, str(error))
 
 
-def _mark(identity: FileIdentity) -> FileIdentity | None:
-    """What stands for "this package was read", for some time; None if it cannot be recognised."""
+def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
+    """What stands for "this package was read", for some time, and for who could read it then; None
+    if it cannot be recognised.
+    """
     if identity.scope is None:
         return None
     # Not all on one day.
     period = (time.time_ns() + identity.ino % 30 * _DAY_NS) // (30 * _DAY_NS)
-    return msgspec.structs.replace(identity, scope=identity.scope + b"!package%d" % period)
+    text = b"!package%d/%o" % (period, access.mode)
+    return msgspec.structs.replace(identity, scope=identity.scope + text)
 
 
 def _scope(identity: FileIdentity) -> bytes:

@@ -18,6 +18,8 @@ from buildidfs.formats import elf, procmaps
 from buildidfs.linux import procfs, procmap_query
 from buildidfs.model import (
     EVERYBODY,
+    PUBLIC_ACCESS,
+    Access,
     BuildId,
     FileIdentity,
     Kind,
@@ -86,11 +88,14 @@ def found(
     host: str,
     trust: Trust,
     scanner: str,
+    access: Access = PUBLIC_ACCESS,
 ) -> PinnedFile | SeenAgain:
-    """The sighting of a vDSO with these bytes. Raises OSError."""
+    """The sighting of a vDSO with these bytes, in a file for ``access``. Raises OSError."""
     # There is no file to ask for its identity, so the bytes themselves are it.
     scope = b"vdso:" + fingerprint(data)
     identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
+    # Who has no process of that word size may run one.
+    identity, reach = access.within(identity, EVERYBODY)
     origin = Origin(
         PATH,
         identity,
@@ -98,7 +103,7 @@ def found(
         host=host,
         trust=trust,
         scanner=scanner,
-        reach=EVERYBODY,  # who has no process of that word size may run one
+        reach=reach,
     )
     sighting = Sighting(origin, time.time_ns())
     known = memo.recall(identity)

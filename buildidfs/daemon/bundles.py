@@ -13,6 +13,7 @@ import msgspec
 
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, reached
+from buildidfs.capture.here import access_of
 from buildidfs.daemon import sources
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found
     from buildidfs.formats.elf import AltLink
     from buildidfs.ingest import Summary
-    from buildidfs.model import Artifact
+    from buildidfs.model import Access, Artifact
     from buildidfs.store import OriginRecord, Store
 
     Progress = Callable[[int, str], None]
@@ -79,7 +80,11 @@ def collect(
 
 
 def _item(build_id: BuildId, artifact: Artifact, origins: list[OriginRecord]) -> bundle.Item:
-    seen = [record for record in origins if record.digest == artifact.digest][:_PLACES]
+    seen = [record for record in origins if record.digest == artifact.digest]
+    # Of one at least everybody may know, if everybody may read the file.
+    first = next((record for record in seen if record.origin.is_public), None)
+    seen = [record for record in seen if record is not first]
+    seen = ([] if first is None else [first]) + seen[: _PLACES - (first is not None)]
     return bundle.Item(
         build_id.hex(),
         artifact.kind.name.lower(),
@@ -105,6 +110,7 @@ def _place(record: OriginRecord) -> bundle.Place:
         _plain(origin.host),
         _plain(origin.container),
         b"" if path.encode() == origin.path else origin.path,
+        origin.is_public,
     )
 
 
@@ -253,14 +259,17 @@ def import_(
     from buildidfs.ingest import Ingest
 
     with BundleFile(path) as file:
+        access = access_of(file.fileno())
         verified: set[Digest] = set()
-        summary = Ingest(store).run(_pinned(store, file, trust, verified), progress)
-        _record_places(store, file.manifest, trust, verified)
+        summary = Ingest(store).run(_pinned(store, file, trust, access, verified), progress)
+        _record_places(store, file.manifest, trust, access, verified)
         file.check_sources()
         return file.manifest, summary
 
 
-def _pinned(store: Store, file: BundleFile, trust: Trust, verified: set[Digest]) -> Iterator[Found]:
+def _pinned(
+    store: Store, file: BundleFile, trust: Trust, access: Access, verified: set[Digest]
+) -> Iterator[Found]:
     """The files that the store does not have; ``verified`` gets those that the bundle has."""
     done: set[tuple[str, str]] = set()
     for item in file.manifest.items:
@@ -279,7 +288,7 @@ def _pinned(store: Store, file: BundleFile, trust: Trust, verified: set[Digest])
             if has not in (build_id, Absence.NO_BUILD_ID) and kind is not Kind.KALLSYMS:
                 raise IntegrityError(f"blob {digest} of the bundle: {has}")
             yield PinnedFile(
-                sightings(item, trust)[0],
+                sightings(item, trust, access)[0],
                 os.dup(copy.fileno()),
                 kind,
                 None if isinstance(has, BuildId) else build_id,
@@ -287,11 +296,15 @@ def _pinned(store: Store, file: BundleFile, trust: Trust, verified: set[Digest])
 
 
 def _record_places(
-    store: Store, manifest: bundle.Manifest, trust: Trust, verified: set[Digest]
+    store: Store,
+    manifest: bundle.Manifest,
+    trust: Trust,
+    access: Access,
+    verified: set[Digest],
 ) -> None:
     """Record all places of what the store has by now."""
     batch: list[NewCapture] = []
-    for new in captures(manifest, trust, lambda digest, size: digest):
+    for new in captures(manifest, trust, access, lambda digest, size: digest):
         assert isinstance(new.content, Digest)
         held = store.held(new.content)
         if held is None or held.build_id != new.build_id:

@@ -42,7 +42,8 @@ Text = Annotated[str, Meta(max_length=8192)]
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where bytes were seen, and when first and last (Unix time, ns).
 
-    ``path`` is text, and ``path_b64`` the bytes where they are not UTF-8.
+    ``path`` is text, and ``path_b64`` the bytes where they are not UTF-8. ``public`` says that
+    everybody could read the file there.
     """
 
     path: Text
@@ -51,6 +52,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     host: Text = ""
     container: Text = ""
     path_b64: Annotated[bytes, Meta(max_length=8192)] = b""
+    public: bool = False
 
     @property
     def raw_path(self) -> bytes:

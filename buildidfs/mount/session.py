@@ -81,10 +81,12 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
 def _opened(options: MountOptions) -> Store:
     if not options.bundle:
         return Store.open(options.store, read_only=True)
+    from buildidfs.capture.here import access_of
     from buildidfs.store.bundlefile import BundleFile
     from buildidfs.store.bundlestore import open_bundle
 
-    return open_bundle(BundleFile(options.store))
+    file = BundleFile(options.store)
+    return open_bundle(file, access_of(file.fileno()))
 
 
 def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:

@@ -136,6 +136,10 @@ class BundleFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """The descriptor of the file."""
+        return self._content.fileno()
+
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         self._content.close()

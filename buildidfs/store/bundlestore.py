@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.formats import bundle, elf
 from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
     Absence,
     BuildId,
     ByteRange,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.formats.elf import ElfFile
+    from buildidfs.model import Access
     from buildidfs.store.bundlefile import BundleFile, Part
 
 _PREFIX: Final = "buildidfs-bundle-"
@@ -48,11 +51,15 @@ _BATCH: Final = 256
 
 
 def captures(
-    manifest: bundle.Manifest, trust: Trust, content: Callable[[Digest, int], Staged | Digest]
+    manifest: bundle.Manifest,
+    trust: Trust,
+    access: Access,
+    content: Callable[[Digest, int], Staged | Digest],
 ) -> Iterator[NewCapture]:
     """What the manifest says was captured; ``content`` gives the bytes of each.
 
-    No place is believed more than ``trust``, whatever was made of it where the bundle comes from.
+    Only those who may read the bundle (``access``) may read what is in it. No place is believed
+    more than ``trust``, whatever was made of it where the bundle comes from.
     """
     items = sorted(manifest.items, key=lambda item: (item.sha256, item.build_id))
     for (sha256, build_id), group in groupby(items, lambda item: (item.sha256, item.build_id)):
@@ -60,7 +67,7 @@ def captures(
         first = same[0]
         digest = Digest(bytes.fromhex(sha256))
         held = content(digest, first.size)
-        for sighting in sightings(first, trust):
+        for sighting in sightings(first, trust, access):
             yield NewCapture(
                 sighting,
                 held,
@@ -72,37 +79,37 @@ def captures(
             )
 
 
-def sightings(item: bundle.Item, trust: Trust) -> list[Sighting]:
-    """Where the bytes of an item were seen, the first of all first.
+def sightings(item: bundle.Item, trust: Trust, access: Access) -> list[Sighting]:
+    """Where the bytes of an item were seen, the first of all first; ``access`` is to the bundle.
 
     Who may read them here is root, unless everybody could there: user IDs are those of that host.
     """
     public = item.mode & 0o444 == 0o444
-    identity = FileIdentity(
-        0, 0, item.size, item.mtime_ns, item.mtime_ns, 0o100555 if public else 0o100500, 0, 0
-    )
-    places = item.places or (bundle.Place(f"/{item.sha256}", 0, 0),)
+    identity = FileIdentity(0, 0, item.size, item.mtime_ns, item.mtime_ns, 0o100555, 0, 0)
+    places = item.places
+    if not places or (public and not any(place.public for place in places)):
+        places = (*places, bundle.Place(f"/{item.sha256}", 0, 0, public=public))
     believed = Trust(min(item.trust, trust))
-    return [
-        Sighting(
-            Origin(
-                place.raw_path,
-                identity,
-                container=place.container,
-                host=place.host,
-                trust=believed,
-                scanner="bundle",
-            ),
-            max(place.last_seen_ns, 0),
+    found = []
+    for place in sorted(places, key=lambda place: place.first_seen_ns):
+        its, reach = access.within(identity, EVERYBODY if public and place.public else OWNER)
+        origin = Origin(
+            place.raw_path,
+            its,
+            container=place.container,
+            host=place.host,
+            trust=believed,
+            scanner="bundle",
+            reach=reach,
         )
-        for place in sorted(places, key=lambda place: place.first_seen_ns)
-    ]
+        found.append(Sighting(origin, max(place.last_seen_ns, 0)))
+    return found
 
 
 class BundleStore(Store):
     """A store that is a bundle; see `open_bundle`. Nothing can be captured into it."""
 
-    def __init__(self, path: bytes, file: BundleFile, cleaned: int) -> None:
+    def __init__(self, path: bytes, file: BundleFile, access: Access, cleaned: int) -> None:
         env = environment.acquire(path, read_only=False)
         super().__init__(path, env, _BundleBlobs(path, file), read_only=False)
         self._file = file
@@ -117,7 +124,7 @@ class BundleStore(Store):
             return staged[digest]
 
         batch: list[NewCapture] = []
-        for new in captures(file.manifest, Trust.CONTAINER, content):
+        for new in captures(file.manifest, Trust.CONTAINER, access, content):
             batch.append(new)
             if len(batch) == _BATCH:
                 self.commit(batch)
@@ -209,8 +216,11 @@ class _BundleBlobs(Blobs):
         return set()
 
 
-def open_bundle(file: BundleFile) -> BundleStore:
-    """A store with what is in a bundle, which it closes. Raises `StoreError`, `IntegrityError`."""
+def open_bundle(file: BundleFile, access: Access) -> BundleStore:
+    """A store with what is in a bundle, which it closes, for those with ``access`` to that.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
     try:
         _sweep()
         place = next(place for place in _PLACES if place is None or os.access(place, os.W_OK))
@@ -220,7 +230,7 @@ def open_bundle(file: BundleFile) -> BundleStore:
         fcntl.flock(cleaned, fcntl.LOCK_EX)
         path = os.fsencode(directory)
         layout.make(path, None)
-        return BundleStore(path, file, cleaned)
+        return BundleStore(path, file, access, cleaned)
     except OSError as error:
         raise StoreError(f"no place for the index of a bundle: {error.strerror}") from error
 

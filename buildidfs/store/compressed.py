@@ -145,6 +145,10 @@ class CompressedBlob:
             self.close()
             raise
 
+    def fileno(self) -> int:
+        """The descriptor of the compressed file."""
+        return self._fd
+
     @property
     def size(self) -> int:
         """Bytes of content."""

@@ -20,6 +20,7 @@ from buildidfs.capture.streams import Limits
 from buildidfs.errors import UsageError
 from buildidfs.formats.oci import Platform
 from buildidfs.model import Absence, Trust
+from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
 from tests.support.images import LayerBlob, Layout, docker_save, layer
 from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
@@ -46,8 +47,8 @@ def _nothing_left_open_or_running() -> Iterator[None]:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "layout")
+def layout(directory: Path) -> Layout:
+    return Layout(directory / "layout")
 
 
 @pytest.fixture
@@ -99,6 +100,24 @@ def test_sighting(layout: Layout) -> None:
     assert (origin.trust, origin.scanner) == (Trust.PACKAGE, "image")
     assert (origin.identity.mode, origin.identity.uid) == (0o100755, 3)
     assert origin.identity.scope == b"layer:" + one.digest.encode()
+
+
+@needs_root("gives files away")
+def test_only_readers_of_a_layer_may_read_what_is_in_it(layout: Layout) -> None:
+    one = layer([(entry("usr/bin/app", mode=0o755, uid=3), A)])
+    layout.image("app:one", one)
+    blob = layout.path(one.digest)
+    os.chown(blob, 7, 8)
+    memory = Memory()
+    for mode, shown_as in ((0o640, (0o550, 7, 8)), (0o600, (0o500, 7, 8)), (0o644, (0o755, 3, 0))):
+        blob.chmod(mode)
+        scanned = scanner(layout.directory, memo=memory)
+        (seen,) = scan(scanned).pinned
+        identity = seen.pinned.sighting.origin.identity
+        assert (identity.mode & 0o777, identity.uid, identity.gid) == shown_as
+        assert scan(scanner(layout.directory, memo=memory)).pinned
+        memory.update({mark: Known(absence=Absence.NOT_ELF) for mark in scanned.whole})
+        assert not scan(scanner(layout.directory, memo=memory)).pinned, "it was read before"
 
 
 @pytest.mark.parametrize(

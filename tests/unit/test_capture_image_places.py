@@ -22,7 +22,7 @@ from buildidfs.capture.streams import Limits, Region
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archives import Damaged
 from buildidfs.formats.oci import Platform
-from buildidfs.model import Trust
+from buildidfs.model import PUBLIC_ACCESS, Trust
 from tests.support.elfwriter import elf_file
 from tests.support.images import DockerRoot, Layout, docker_save, layer
 from tests.support.scans import open_descriptors
@@ -215,7 +215,7 @@ def test_files_of_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "archive"
     path.write_bytes(tar(members))
     with path.open("rb") as file:
-        files = ArchiveFiles(Region(file.fileno(), 0, path.stat().st_size))
+        files = ArchiveFiles(Region(file.fileno(), 0, path.stat().st_size), PUBLIC_ACCESS)
         for name in (b"/a/file", b"a/file", b"../a/file", b"/a/soft", b"/b/hard"):
             assert content(files, name) == b"content", name
         for name in (b"/loop", b"/out", b"/missing", b"/etc/passwd"):

@@ -15,7 +15,16 @@ from buildidfs.capture.spool import Spool
 from buildidfs.capture.streams import Limits, Stream
 from buildidfs.formats import tar as tar_format
 from buildidfs.formats.archives import Damaged
-from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, FileIdentity, Trust
+from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
+    PUBLIC_ACCESS,
+    Absence,
+    Access,
+    BuildId,
+    FileIdentity,
+    Trust,
+)
 from tests.support.elfwriter import elf_file
 from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
 from tests.support.sources import entry, tar
@@ -37,7 +46,12 @@ class Archive:
     """One archive, to be read as often as a test wants."""
 
     def __init__(
-        self, data: bytes, *, memo: Memory | None = None, limits: Limits | None = None
+        self,
+        data: bytes,
+        *,
+        memo: Memory | None = None,
+        limits: Limits | None = None,
+        access: Access = PUBLIC_ACCESS,
     ) -> None:
         self.data = data
         self.shown: dict[bytes, Sequence[Whose]] = {}
@@ -48,6 +62,7 @@ class Archive:
             memo=Memory() if memo is None else memo,
             spool=Spool(),
             limits=limits or Limits(),
+            access=access,
         )
 
     def read(self, only: dict[int, list[bytes]] | None = None) -> Scan:
@@ -250,3 +265,27 @@ def test_directories_that_are_closed(
     result = Archive(tar([(directory, b""), (inside, ELF), (outside, ELF)])).read()
     shown = {seen.path: seen.pinned.sighting.origin.reach for seen in result.pinned}
     assert shown == {b"/var/private/below/app": reach, b"/var/app": EVERYBODY}
+
+
+@pytest.mark.parametrize(
+    ("archive", "member", "expected"),
+    [
+        pytest.param((0o444, 7, 8), (0o600, 0, 0), (0o600, 0, 0, EVERYBODY), id="public"),
+        pytest.param((0o400, 7, 8), (0o755, 0, 0), (0o500, 7, 8, EVERYBODY), id="of one user"),
+        pytest.param((0o440, 7, 8), (0o644, 0, 0), (0o440, 7, 8, EVERYBODY), id="of a group"),
+        pytest.param((0o404, 7, 8), (0o755, 7, 0), (0o505, 7, 8, EVERYBODY), id="of no group"),
+        pytest.param((0o000, 0, 0), (0o755, 7, 8), (0o000, 0, 0, EVERYBODY), id="of nobody"),
+        pytest.param((0o400, 7, 8), (0o600, 7, 0), (0o600, 7, 0, OWNER), id="twice the user's"),
+        pytest.param((0o400, 7, 8), (0o600, 0, 0), (0o600, 0, 0, 0), id="root's in a user's"),
+        pytest.param((0o040, 7, 8), (0o640, 7, 8), (0o640, 7, 8, 0), id="not the user's"),
+    ],
+)
+def test_readers_of_a_member_may_read_the_archive(
+    archive: tuple[int, int, int], member: tuple[int, int, int], expected: tuple[int, ...]
+) -> None:
+    mode, uid, gid = member
+    data = tar([(entry("./app", mode=mode, uid=uid, gid=gid), ELF)])
+    (seen,) = Archive(data, access=Access(*archive)).read().pinned
+    origin = seen.pinned.sighting.origin
+    shown = (origin.identity.mode & 0o7777, origin.identity.uid, origin.identity.gid, origin.reach)
+    assert shown == expected

@@ -21,7 +21,7 @@ from buildidfs.capture.tree import TreeScanner
 from buildidfs.formats import tar as tar_format
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import statx
-from buildidfs.model import Absence, BuildId, Kind, Trust
+from buildidfs.model import PUBLIC_ACCESS, Absence, BuildId, Kind, Trust
 from tests.support import debugforms
 from tests.support.clients import run, tool
 from tests.support.elfwriter import elf_file
@@ -204,6 +204,7 @@ def archive(entries: list[tuple[str, Path]], memory: Memory | None = None) -> Sc
     members = Members(
         b"scope", b"/app.deb", lambda path: (whose,),
         memo=Memory() if memory is None else memory, spool=Spool(), limits=Limits(),
+        access=PUBLIC_ACCESS,
     )  # fmt: skip
     stream = Stream(iter([data]), 1 << 40)
     return scan(members.scan(tar_format.members(stream), stream))
