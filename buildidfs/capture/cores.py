@@ -16,7 +16,7 @@ from buildidfs.capture.files import reader
 from buildidfs.capture.here import access_of
 from buildidfs.errors import UsageError
 from buildidfs.formats import core
-from buildidfs.linux import namespaces, procfs
+from buildidfs.linux import machine, namespaces, procfs
 from buildidfs.model import NamespaceSet, Trust
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CoreFile:
                 if len(data) == place.size:
                     return vdso.found(
                         memo, data, module.build_id,
-                        namespaces=NamespaceSet(), host=os.uname().nodename, trust=Trust.UNKNOWN,
+                        namespaces=NamespaceSet(), host=machine.host_name(), trust=Trust.UNKNOWN,
                         scanner="core", access=access_of(self._fd),
                     )  # fmt: skip
         return None

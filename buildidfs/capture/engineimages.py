@@ -24,7 +24,7 @@ from buildidfs.capture.patience import Patience
 from buildidfs.formats import cgroup, engines, oci
 from buildidfs.formats.archives import Damaged
 from buildidfs.formats.engines import RunImage
-from buildidfs.linux import openat2
+from buildidfs.linux import machine, openat2
 
 if TYPE_CHECKING:
     from buildidfs.model import Origin
@@ -89,7 +89,7 @@ class EngineImages:
         known a minute later again, when somebody asks. Does not raise.
         """
         container = cgroup.container_id(origin.cgroup) if origin.container else ""
-        if not container or origin.host != os.uname().nodename:
+        if not container or origin.host != machine.host_name():
             return ""
         with self._lock:
             text, until = self._known.get(container, ("", -math.inf))
@@ -123,9 +123,12 @@ class EngineImages:
 
 def _own_roots() -> Iterator[bytes]:
     yield b"/"
-    with contextlib.suppress(OSError):
-        if os.readlink("/proc/1/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            yield b"/proc/1/root"
+    for pid in machine.first_processes():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+                return
+            yield b"/proc/%d/root" % pid
+            return
 
 
 class _Host:

@@ -13,7 +13,7 @@ from buildidfs.capture.base import reached
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach, Root
 from buildidfs.formats import cgroup, mountinfo
-from buildidfs.linux import cgroups, mounts, namespaces, procfs, statx
+from buildidfs.linux import cgroups, machine, mounts, namespaces, procfs, statx
 from buildidfs.model import (
     GROUP,
     OTHERS,
@@ -75,7 +75,7 @@ class Here:
         container_namespaces: Collection[str] = ("mnt",),
     ) -> None:
         self._scanner = scanner
-        self._host = os.uname().nodename if host is None else host
+        self._host = host or machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
         self._reach: Reach | None = None

@@ -20,7 +20,7 @@ from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadabl
 from buildidfs.capture.here import Here
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import notes
-from buildidfs.linux import namespaces, openat2, statx
+from buildidfs.linux import machine, namespaces, openat2, statx
 from buildidfs.model import (
     EVERYBODY,
     BuildId,
@@ -72,10 +72,9 @@ class KernelScanner:
         self._memo = memo
         self._all_files = all_files
         self._root = root
-        uname = os.uname()
-        self._release = os.fsencode(release or uname.release)
+        self._release = os.fsencode(release or os.uname().release)
         self._spool_directory = spool_directory
-        self._host = uname.nodename if host is None else host
+        self._host = host or machine.host_name()
         self._initial = initial
         self._container_namespaces = container_namespaces
 

@@ -17,7 +17,7 @@ from buildidfs.capture import container
 from buildidfs.capture.base import reached
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.reach import Reach, Root
-from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LiveSightings:
         slow: SlowMounts | None = None,
     ) -> None:
         self._container_namespaces = tuple(container_namespaces)
-        self._host = os.uname().nodename if host is None else host
+        self._host = host or machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()

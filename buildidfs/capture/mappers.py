@@ -17,7 +17,7 @@ import msgspec
 from buildidfs.capture import files
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.patience import Devices, Patience
-from buildidfs.capture.process import Moved, Process, Ways, denied
+from buildidfs.capture.process import Moved, Process, Ways, denied, out_of_sight
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.model import BuildId
 
@@ -84,6 +84,7 @@ class Mappers:
         self._mount_namespaces: set[str] = set()
 
     def __iter__(self) -> Iterator[Mapper | Nameless | Unreadable]:
+        yield from out_of_sight()
         for pid in procfs.pids():
             try:
                 with Process(pid, self._ways) as process:

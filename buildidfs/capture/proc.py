@@ -24,7 +24,7 @@ from buildidfs.capture.process import Moved, Process, Ways, denied
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
-from buildidfs.linux import mounts, namespaces, openat2, procfs
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ProcScanner:
         self._containers = containers
         self._containers_only = containers_only
         self._container_namespaces = tuple(container_namespaces)
-        self._host = os.uname().nodename if host is None else host
+        self._host = host or machine.host_name()
         self._initial = initial
         self._ways = ways
         self._patience = patience or Patience()

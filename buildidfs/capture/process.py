@@ -16,9 +16,19 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
+from buildidfs.capture.base import Unreadable
 from buildidfs.capture.reach import Root
 from buildidfs.formats import cgroup, elf, procmaps
-from buildidfs.linux import capabilities, cgroups, namespaces, openat2, procfs, procmap_query, statx
+from buildidfs.linux import (
+    capabilities,
+    cgroups,
+    machine,
+    namespaces,
+    openat2,
+    procfs,
+    procmap_query,
+    statx,
+)
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
@@ -290,6 +300,12 @@ class Process:
         except OSError:
             return None
         return answer if isinstance(answer, BuildId) else None
+
+
+def out_of_sight() -> list[Unreadable]:
+    """The processes of this machine that no scan from here can see, as one entry; or no entry."""
+    spot = machine.blind_spot()
+    return [] if spot is None else [Unreadable(b"/proc", f"{spot.unseen}: {spot.remedy}")]
 
 
 def denied(error: OSError) -> str:

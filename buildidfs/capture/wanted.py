@@ -26,7 +26,7 @@ from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.process import Process, Ways, denied
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.tree import TreeScanner
-from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import BuildId, Origin, Sighting
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class _Elsewhere:
     def __init__(self, memo: Memo, scanner: str) -> None:
         self._memo = memo
         self._scanner = scanner
-        self._host = os.uname().nodename
+        self._host = machine.host_name()
         self._patience = Patience()
         self._reach = Reach(keep_s=SCAN_KEEP_S)
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())

@@ -27,6 +27,10 @@ CONFIG_HELP = (
     "Configuration file, see buildidfs.toml(5).  [default: /etc/buildidfs.toml, or"
     " $XDG_CONFIG_HOME/buildidfs.toml when not root]"
 )
+HOSTNAME_HELP = (
+    "What to call this machine in what is captured.  [default: its own name; in a container"
+    " $NODE_NAME, or the name of the host]"
+)
 
 
 def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
@@ -63,8 +67,11 @@ class LazyGroup(click.Group):
 class Session:
     """One run of the command: global options, resolved when a command asks for them."""
 
-    def __init__(self, store: str | None, config: str | None, verbosity: int) -> None:
+    def __init__(
+        self, store: str | None, config: str | None, verbosity: int, hostname: str | None = None
+    ) -> None:
         self.verbosity = verbosity
+        self._hostname = hostname
         self._store = store
         self._config = config
         self._settings: Settings | None = None
@@ -129,6 +136,8 @@ class Session:
     def arguments(self) -> list[str]:
         """The global options with which another process of the program has the same session."""
         words = ["--store", os.path.abspath(self.store_path)]
+        if self._hostname is not None:
+            words += ["--hostname", self._hostname]
         if self._config is not None:
             words += ["--config", os.path.abspath(self._config)]
         return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
@@ -138,8 +147,10 @@ class Session:
 
         ``create`` is for those who capture: from then on room is made for it, see ``[retention]``.
         """
+        from buildidfs.linux import machine
         from buildidfs.store import Store
 
+        machine.call(self._hostname or "", os.environ.get("NODE_NAME", ""))
         path = self.store_path
         if not create:
             return Store.open(path, read_only=not os.access(path, os.W_OK))

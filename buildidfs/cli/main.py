@@ -11,7 +11,14 @@ import click
 
 from buildidfs import __version__
 from buildidfs.cli import streams
-from buildidfs.cli.common import CONFIG_HELP, STORE_HELP, LazyGroup, Session, exit_status
+from buildidfs.cli.common import (
+    CONFIG_HELP,
+    HOSTNAME_HELP,
+    STORE_HELP,
+    LazyGroup,
+    Session,
+    exit_status,
+)
 from buildidfs.errors import BuildIdFsError
 
 _INTERRUPTED = 128 + 2
@@ -68,15 +75,21 @@ _BROKEN_PIPE = 128 + 13
 )
 @click.option("--store", metavar="DIR", envvar="BUILDIDFS_STORE", help=STORE_HELP)
 @click.option("--config", metavar="FILE", help=CONFIG_HELP)
+@click.option("--hostname", metavar="NAME", help=HOSTNAME_HELP)
 @click.option("-v", "--verbose", count=True, help="Say what is being done; -vv for everything.")
 @click.option("-q", "--quiet", count=True, help="Show errors only.")
 @click.version_option(__version__, prog_name="buildidfs", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(
-    ctx: click.Context, store: str | None, config: str | None, verbose: int, quiet: int
+    ctx: click.Context,
+    store: str | None,
+    config: str | None,
+    hostname: str | None,
+    verbose: int,
+    quiet: int,
 ) -> None:
     """Every binary a host ever ran, readable by build ID, after the container is gone."""
-    ctx.obj = Session(store, config, verbose - quiet)
+    ctx.obj = Session(store, config, verbose - quiet, hostname)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ def stats(session: Session, json_: bool) -> None:
     """
     from buildidfs.capture import census
     from buildidfs.daemon import retention
-    from buildidfs.linux import capabilities
+    from buildidfs.linux import capabilities, machine
 
     with session.open_store() as store:
         held = store.stats()
@@ -77,6 +77,9 @@ def stats(session: Session, json_: bool) -> None:
     )
     for reason, count in host.absent.most_common():
         click.echo(f"           {count} without a build ID: {reason}")
+    spot = machine.blind_spot()
+    if spot is not None:
+        click.echo(f"           {spot.unseen}: {spot.remedy}")
     if host.refused:
         lacking = capabilities.missing_for_scan()
         why = f"; needs {', '.join(lacking)}: run as root" if lacking else ""

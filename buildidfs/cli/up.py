@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PARTLY = 3
 _PATIENCE_S = 60
 _FIRST_SCAN_S = 20
+_WATCHING = "Watching what starts to run"
 
 _TRY = """
 Try:
@@ -32,7 +33,7 @@ Try:
         ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
         {
             2: "this store is up already, with another mount point",
-            3: "up, but what starts to run is not followed; the reason is named",
+            3: "up, but what starts to run is not followed, or not all of it; the reason is named",
             12: "somebody else is just starting it",
             40: "cannot mount: busy, not empty, no /dev/fuse, no fusermount3",
         },
@@ -139,7 +140,7 @@ def _report(session: Session, *, is_new: bool) -> int:
         first = "Up." if is_new else "Already up."
         click.echo(f"{first} {held.ids} build IDs captured ({size(held.blob_bytes)}) in {path}.")
         if watch is not None and watch.state == "running":
-            click.echo(f"Watching what starts to run (pid {watch.pid}){_left(path)}.")
+            click.echo(f"{_doing(path)} (pid {watch.pid}){_left(path)}.")
         if mount is not None and mount.state == "running":
             click.echo(f"Mounted at {point} (pid {mount.pid}).")
             click.echo(_TRY.format(point))
@@ -147,16 +148,28 @@ def _report(session: Session, *, is_new: bool) -> int:
 
 
 def _say_what_is_amiss(path: str) -> bool:
-    """Pass on what the watch says is less than it could be; whether it follows all the same."""
+    """Pass on what the watch says is less than it could be; False if it cannot follow all."""
     from buildidfs.cli.output import printable
     from buildidfs.daemon import up as daemon_up
+    from buildidfs.daemon.watchstate import PARTIAL
 
     watching = daemon_up.watching(path)
     facts = {} if watching is None else watching.facts
     degraded = facts.get("degraded")
     for text in degraded if isinstance(degraded, list) else []:
         click.echo(f"buildidfs: {printable(str(text).encode(errors='replace'))}", err=True)
-    return facts.get("mode") != "polling"
+    return facts.get("mode") not in PARTIAL
+
+
+def _doing(path: str) -> str:
+    """What the watch does, in words."""
+    from buildidfs.daemon import up as daemon_up
+
+    watching = daemon_up.watching(path)
+    return {
+        "confined": "Watching what starts to run in this PID namespace only",
+        "polling": "Scanning every 2 s what runs",
+    }.get("" if watching is None else str(watching.facts.get("mode")), _WATCHING)
 
 
 def _left(path: str) -> str:

@@ -33,7 +33,11 @@ _TOLD_S = 2.0
             "buildidfs watch --strict --exclude '/tmp/*'",
             "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
-        {10: "store error", 60: "a privilege is missing that --strict needs"},
+        {
+            3: "it could not follow everything: events are refused, or processes are out of sight",
+            10: "store error",
+            60: "a privilege is missing that --strict needs, or /proc is of others",
+        },
     ),
 )
 @click.option(
@@ -102,10 +106,12 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     import threading
 
     from buildidfs import daemon
-    from buildidfs.cli.watch_output import Presenter
+    from buildidfs.cli.watch_output import Presenter, one_line
     from buildidfs.daemon.scrubbing import Scrubbing
     from buildidfs.daemon.upkeep import Upkeep, compress_after
     from buildidfs.daemon.watch import Watch
+    from buildidfs.daemon.watchstate import PARTIAL
+    from buildidfs.errors import IncompleteError
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.store.presence import Presence
 
@@ -126,13 +132,14 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
                 Presence(store.path, "watch", mode="starting", strict=options.strict) as presence,
             ):
                 watching.start()
-                notifier.ready("following what is mapped")
+                notifier.ready(one_line(watching.state()))
                 _follow(watching, stop, presenter, presence, notifier)
                 notifier.stopping()
         finally:
             watching.close()
-        presenter.end(watching.state())
-    return 0
+        state = watching.state()
+        presenter.end(state)
+    return IncompleteError.exit_code if state.mode in PARTIAL else 0
 
 
 def _follow(

@@ -20,6 +20,13 @@ _MINUTE_S = 60.0
 _LOSSES = 32
 
 
+MODES = {
+    "confined": "following this PID namespace only",
+    "polling": "scanning every 2 s instead of following",
+}
+"""The modes of a watch that need more than one word."""
+
+
 def as_facts(state: WatchState) -> dict[str, Any]:
     """How a watch is doing, for programs: one flat object."""
     ingest, catcher = state.ingest, state.catcher
@@ -58,7 +65,7 @@ def one_line(state: WatchState) -> str:
     """How a watch is doing, for people."""
     ingest, catcher = state.ingest, state.catcher
     parts = [
-        state.mode,
+        MODES.get(state.mode, state.mode),
         f"{ingest.captured} captured ({size(ingest.copied_bytes)}, {ingest.new_ids} new build IDs)",
         f"{ingest.held} already held",
         f"{state.waiting} waiting ({size(state.waiting_bytes)})",

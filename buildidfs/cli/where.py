@@ -125,12 +125,15 @@ def _live_text(mappers: list[Mapper]) -> None:
 
 def _report(refused: list[Unreadable]) -> int:
     """Say what could not be looked at; the exit status."""
-    if not refused:
-        return 0
-    count = len(refused)
-    click.echo(
-        f"buildidfs: {count} process{'' if count == 1 else 'es'} could not be looked at"
-        f" ({printable(refused[0].path)}: {refused[0].reason})",
-        err=True,
-    )
-    return IncompleteError.exit_code
+    processes = [each for each in refused if each.path != b"/proc"]
+    for each in refused:
+        if each not in processes:
+            click.echo(f"buildidfs: {each.reason}", err=True)
+    if processes:
+        count = len(processes)
+        click.echo(
+            f"buildidfs: {count} process{'' if count == 1 else 'es'} could not be looked at"
+            f" ({printable(processes[0].path)}: {processes[0].reason})",
+            err=True,
+        )
+    return IncompleteError.exit_code if refused else 0

@@ -51,12 +51,15 @@ def in_processes(
     containers: Sequence[str] | None = None,
     containers_only: bool = False,
 ) -> Iterator[Found]:
-    """What `scan_processes` captures, for who wants only some of it."""
+    """The files that `scan_processes` captures, for callers that want only some of them."""
     from buildidfs.capture.kernel import KernelScanner
     from buildidfs.capture.proc import ProcScanner
+    from buildidfs.capture.process import out_of_sight
     from buildidfs.ingest import StoreMemo
 
     memo = StoreMemo(store)
+    if pids is None:
+        yield from out_of_sight()
     with as_owner(settings) as reads_as_owner:
         yield from ProcScanner(
             memo,

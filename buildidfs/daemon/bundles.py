@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import tempfile
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from buildidfs.capture.here import access_of
 from buildidfs.daemon import sources
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle
+from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, bundlefile
 from buildidfs.store.bundlefile import BundleFile
@@ -75,7 +75,7 @@ def collect(
                 supplements[link.build_id] = link
                 waiting.append(link.build_id)
     return bundle.Manifest(
-        bundle.VERSION, socket.gethostname(), tuple(inputs), tuple(items), tuple(absent)
+        bundle.VERSION, machine.host_name(), tuple(inputs), tuple(items), tuple(absent)
     )
 
 

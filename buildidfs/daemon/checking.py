@@ -18,6 +18,7 @@ import msgspec
 from buildidfs import daemon
 from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
+from buildidfs.linux import machine
 from buildidfs.store import Store, layout, rebuild, repair
 from buildidfs.store.readable import is_readable
 from buildidfs.store.rows import Fault
@@ -219,7 +220,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
 
 def _paths(store: Store, digests: set[Digest]) -> Iterator[bytes]:
     """Where on this host bytes were seen."""
-    host, seen = os.uname().nodename, set()
+    host, seen = machine.host_name(), set()
     for digest in digests:
         for ordinal in store.checker().ordinals_of(digest):
             for record in store.origins(ordinal):

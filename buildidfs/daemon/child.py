@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from buildidfs.errors import IncompleteError
 from buildidfs.linux import parents
 from buildidfs.linux.sdnotify import Inbox
 
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 _MOST_OF_A_LINE = 4096
 _CHUNK = 65536
+
+# A watch that could not follow everything says so when it was told to end.
+_ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 
 # What `log.setup` puts before a message, and sd-daemon(3) before that.
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
@@ -219,7 +223,7 @@ class Child:
         self._said()  # all of it: a pipe holds no more than one read takes
         self._pass_on(self._line)
         self._close_output()
-        if self.code == 0:
+        if self.code in _ENDED_WELL:
             log.info("%s: ended", self.program.name)
             self._change(state="ended", pid=0, since=time.time_ns(), status="")
         elif self.code < 0:

@@ -36,7 +36,7 @@ from buildidfs.daemon.watchstate import Event, Losses, WatchOptions, WatchState,
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import Follow
-from buildidfs.linux import openat2
+from buildidfs.linux import machine, openat2
 from buildidfs.model import BuildId, Sighting
 from buildidfs.store.failures import show
 
@@ -68,7 +68,8 @@ class Watch:
 
     Call `tend` now and then, a few times a second, in the thread that called `start`.
     ``as_owner`` reads the FUSE filesystems of other users; ``tell`` hears of each capture, in
-    threads of this object.
+    threads of this object. Raises `CapabilityError` where /proc does not show the processes that
+    events tell of.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Watch:
         as_owner: AsOwner | None = None,
         tell: Callable[[Event], None] = lambda event: None,
     ) -> None:
+        if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
+            raise CapabilityError(f"cannot follow what is mapped: {spot.unseen}; {spot.remedy}")
         self._tell = tell
         self._options = options
         self._as_owner = as_owner
@@ -128,8 +131,7 @@ class Watch:
             if self._options.strict:
                 raise
             self._mode = "polling"
-            self._degraded = (f"{error}: scanning every {POLL_S:g} s instead",)
-            _log.warning("%s", self._degraded[0])
+            self._less((f"{error}: scanning every {POLL_S:g} s instead", *_blind_spots()))
         self._scans.start()
         if self._mode == "polling":
             self._scans.every(POLL_S)
@@ -191,17 +193,22 @@ class Watch:
 
     def _begin_to_follow(self) -> None:
         ready = self._watcher.start()
-        self._mode = "following"
+        blind_spots = _blind_spots()
+        self._mode = "confined" if blind_spots else "following"
         self._followed_since = time.monotonic()
-        if ready.degraded != self._degraded:
-            self._degraded = ready.degraded
-            for text in ready.degraded:
+        self._less((*blind_spots, *ready.degraded))
+
+    def _less(self, degraded: tuple[str, ...]) -> None:
+        """Take note of everything that is less than it could be, and log it once."""
+        if degraded != self._degraded:
+            self._degraded = degraded
+            for text in degraded:
                 _log.warning("%s", text)
 
     def _ended(self, reason: str) -> None:
         """The catcher is gone: try again, later each time unless it was well for a while."""
         now = time.monotonic()
-        if self._mode == "following" and now - self._followed_since > _LAST_PAUSE_S:
+        if self._mode != "interrupted" and now - self._followed_since > _LAST_PAUSE_S:
             self._pause = _FIRST_PAUSE_S
         self._mode, self._why_ended = "interrupted", reason
         self._earlier, self._counts = added(self._earlier, self._counts), Counts()
@@ -355,6 +362,12 @@ class Watch:
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
         where = f" in {origin.container}" if origin.container else ""
         _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+
+
+def _blind_spots() -> tuple[str, ...]:
+    """The processes that cannot be followed from here, in a sentence, and the remedy."""
+    spot = machine.blind_spot()
+    return () if spot is None else (f"{spot.unseen}: {spot.remedy}",)
 
 
 def _prepare_process() -> None:

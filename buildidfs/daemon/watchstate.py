@@ -13,6 +13,9 @@ from buildidfs.capture.messages import Counts
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId, Sighting
 
+PARTIAL: Final = frozenset(("confined", "polling"))
+"""The modes in which a watch cannot follow everything that starts on the machine."""
+
 
 class WatchOptions(msgspec.Struct, frozen=True):
     """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
@@ -91,8 +94,10 @@ class Losses:
 
 
 class WatchState(msgspec.Struct):
-    """How a watch is doing. ``mode`` is ``following``, ``polling`` or ``interrupted``.
+    """How a watch is doing.
 
+    ``mode`` is ``following``; ``confined`` if only the processes of its own PID namespace can be
+    followed; ``polling`` where events are refused; ``interrupted`` while there is no catcher.
     ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
     since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
     ``losses`` says which containers lost how many files for which reason, the largest first.

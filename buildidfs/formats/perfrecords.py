@@ -98,8 +98,9 @@ Record = Mapped | Forked | Exited | Entered | Lost
 def decode(data: bytes, *, paths: bool = False) -> Iterator[Record]:
     """The records in whole bytes of a ring, in its order; others are passed over.
 
-    With ``paths`` so are mappings of what has no path, which each program has one of. Ends early at
-    what is not a record: the kernel writes whole ones only.
+    So are those of processes outside the PID namespace that the events were opened in: all of them
+    have the number 0. With ``paths`` so are mappings of what has no path, which each program has
+    one of. Ends early at what is not a record: the kernel writes whole ones only.
     """
     position, end = 0, len(data)
     while position + _HEADER.size <= end:
@@ -128,7 +129,7 @@ def _mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
     pid, tid, start, length, _, major, minor, inode, generation, prot = _MAPPED.unpack_from(
         data, position + _HEADER.size
     )
-    if not prot & _PROT_EXEC:
+    if not prot & _PROT_EXEC or not pid:
         return None
     path = data[name:stop]
     terminator = path.find(b"\0")
@@ -156,14 +157,14 @@ def _forked(data: bytes, position: int, size: int, misc: int) -> Forked | None:
     if size < _HEADER.size + _TASK.size:
         return None
     pid, parent, tid, _, time = _TASK.unpack_from(data, position + _HEADER.size)
-    return Forked(time, pid, parent) if pid == tid else None
+    return Forked(time, pid, parent) if pid and pid == tid else None
 
 
 def _exited(data: bytes, position: int, size: int, misc: int) -> Exited | None:
     if size < _HEADER.size + _TASK.size:
         return None
     pid, _, tid, _, time = _TASK.unpack_from(data, position + _HEADER.size)
-    return Exited(time, pid) if pid == tid else None
+    return Exited(time, pid) if pid and pid == tid else None
 
 
 def _entered(data: bytes, position: int, size: int, misc: int) -> Entered | None:
@@ -172,7 +173,7 @@ def _entered(data: bytes, position: int, size: int, misc: int) -> Entered | None
     if stop < first:
         return None
     pid, tid, count = _IN.unpack_from(data, position + _HEADER.size)
-    if pid != tid or count > (stop - first) // _NAMESPACE.size:
+    if not pid or pid != tid or count > (stop - first) // _NAMESPACE.size:
         return None
     inodes = [
         _NAMESPACE.unpack_from(data, first + number * _NAMESPACE.size)[1]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.linux import statx
+from buildidfs.linux import machine, statx
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust
 from buildidfs.store import pins, schema
 from buildidfs.store.index import Index
@@ -259,7 +259,7 @@ def had_again(origins: list[OriginRecord]) -> str:
 def _on_this_host(record: OriginRecord) -> str:
     """The file is where it was, and nobody has touched it since."""
     origin = record.origin
-    if origin.trust is not Trust.HOST or origin.host != os.uname().nodename:
+    if origin.trust is not Trust.HOST or origin.host != machine.host_name():
         return ""
     with contextlib.suppress(OSError, ValueError):
         # No server is asked: one that does not answer must not keep captures waiting for room.

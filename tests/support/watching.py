@@ -71,14 +71,14 @@ class Watcher:
     """A running ``buildidfs watch``."""
 
     def __init__(
-        self, store: Path, process: subprocess.Popen[bytes], log: Path, told: Told
+        self, store: Path, process: subprocess.Popen[bytes], log: Path, told: Told, code: int = 0
     ) -> None:
         self.store = store
         self.pid = process.pid
         self.told = told
         self._process = process
         self._log = log
-        self._code = 0
+        self._code = code
 
     @property
     def log(self) -> str:
@@ -171,9 +171,9 @@ class Watcher:
 
 @contextlib.contextmanager
 def watching(
-    store: Path, *options: str, command: Sequence[Argument] = tuple(COMMAND)
+    store: Path, *options: str, command: Sequence[Argument] = tuple(COMMAND), code: int = 0
 ) -> Iterator[Watcher]:
-    """Run ``watch`` on a store, from when it says it is ready; expect that it stops well.
+    """Run ``watch`` on a store, from when it says it is ready; expect that it ends with ``code``.
 
     The log is beside the store. Whatever happens, no process of it outlives the block.
     """
@@ -187,7 +187,7 @@ def watching(
             cwd=_REPOSITORY,
             env={**os.environ, "NOTIFY_SOCKET": told.address},
         )
-        watcher = Watcher(store, process, log, told)
+        watcher = Watcher(store, process, log, told, code)
         try:
             until(lambda: _is_ready(process, watcher), "READY=1 of watch", 60)
             yield watcher

@@ -541,7 +541,9 @@ def _children(pid: int) -> list[int]:
 
 
 def test_without_the_privilege_it_scans(directory: Path) -> None:
-    watched = watching(directory / "store", "--json", "--exclude", "*", command=unable(*COMMAND))
+    watched = watching(
+        directory / "store", "--json", "--exclude", "*", command=unable(*COMMAND), code=3
+    )
     with watched as watcher:
         until(lambda: watcher.facts["scans"] >= 2, "scans", PATIENCE)
         assert watcher.facts["mode"] == "polling"

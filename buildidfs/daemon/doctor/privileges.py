@@ -9,17 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from buildidfs.daemon.doctor.values import Answer, Probe, degraded, failed, ok
-from buildidfs.linux import capabilities, namespaces
+from buildidfs.linux import capabilities, machine, namespaces
 
 if TYPE_CHECKING:
     from buildidfs.config import Settings
 
 AREA = "privileges"
-
-# The first namespaces have these numbers on every system: enum init_ns_ino of linux/nsfs.h.
-_FIRST_USER = 0xEFFFFFFD
-_FIRST_PID = 0xEFFFFFFC
-
 
 _Verdict = Callable[[str, str], Answer]
 
@@ -151,7 +146,7 @@ def paranoid() -> int:
 
 
 def _user_namespace() -> Answer:
-    if namespaces.of_pid(os.getpid()).user == _FIRST_USER:
+    if namespaces.of_pid(os.getpid()).user == machine.FIRST_USER:
         return ok("the first one: capabilities count everywhere")
     return failed(
         "not the first one: capabilities count for what was made in it only, and root is a user",
@@ -160,17 +155,10 @@ def _user_namespace() -> Answer:
 
 
 def _pid_namespace() -> Answer:
-    if os.readlink("/proc/self") != str(os.getpid()):
-        return failed(
-            "/proc shows the processes of another PID namespace, under numbers that mean others",
-            "mount -t proc proc /proc in this mount namespace (unshare --mount-proc does)",
-        )
-    if namespaces.of_pid(os.getpid()).pid == _FIRST_PID:
+    spot = machine.blind_spot()
+    if spot is None:
         return ok("the first one: all processes are seen")
-    return failed(
-        "not the first one: only the processes of this container are seen",
-        "run it on the host, or in a container with --pid=host",
-    )
+    return failed(spot.unseen, spot.remedy)
 
 
 def _mount_namespace() -> Answer:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that this process runs on: its name, and which of its processes can be seen.
+
+Both depend on namespaces: a container has a name of its own, and a PID namespace shows only the
+processes in it. Sources: namespaces(7), pid_namespaces(7), uts_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from typing import Final, Literal, NamedTuple
+
+from buildidfs.linux import syscalls
+
+# The first namespaces have these numbers on every system: enum init_ns_ino of linux/nsfs.h.
+FIRST_USER: Final = 0xEFFFFFFD
+FIRST_PID: Final = 0xEFFFFFFC
+FIRST_UTS: Final = 0xEFFFFFFE
+
+View = Literal["all", "own", "foreign"]
+"""``all`` processes of the machine, those of our ``own`` PID namespace, or /proc is ``foreign``:
+that of another PID namespace, with numbers that mean other processes there.
+"""
+
+_CLONE_NEWUTS: Final = 0x04000000
+
+
+class _Given:
+    """What the command line and the environment say."""
+
+    name = ""
+    node = ""
+
+
+def view() -> View:
+    """Which processes this one sees."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return "foreign"
+    except OSError:
+        return "foreign"
+    return "all" if _inode("/proc/self/ns/pid") == FIRST_PID else "own"
+
+
+class BlindSpot(NamedTuple):
+    """Processes that cannot be seen, and what to do about it; both are clauses for a person."""
+
+    unseen: str
+    remedy: str
+
+
+_OWN: Final = BlindSpot(
+    "only the processes of this PID namespace are seen, not those of the host and of other"
+    " containers",
+    "run it on the host, or in a container with the host's PID namespace (--pid=host, hostPID:"
+    " true in a pod)",
+)
+_FOREIGN: Final = BlindSpot(
+    "/proc shows the processes of another PID namespace, under numbers that mean others here",
+    "mount -t proc proc /proc in this mount namespace (unshare --mount-proc does)",
+)
+
+
+def blind_spot() -> BlindSpot | None:
+    """The processes that are out of sight; None if all can be seen."""
+    return {"all": None, "own": _OWN, "foreign": _FOREIGN}[view()]
+
+
+def call(name: str, node: str = "") -> None:
+    """Set the name that this process gives to the machine; empty for the one that is found.
+
+    ``node`` is the name that an orchestrator has for the machine (``NODE_NAME`` in a pod). It
+    counts inside a container only, where the name of the host itself is out of sight.
+    """
+    _Given.name, _Given.node = name, node
+    host_name.cache_clear()
+
+
+@functools.cache
+def host_name() -> str:
+    """The name of this machine; inside a container that of the host, if it can be found out.
+
+    In this order: the one given to `call`, the ``node`` given there, the one in the first UTS
+    namespace, the one in our own. The answer is the same for as long as the process lives.
+    """
+    if _Given.name:
+        return _Given.name
+    own = os.uname().nodename
+    if _inode("/proc/self/ns/uts") == FIRST_UTS and not _is_contained():
+        return own
+    return _Given.node or _first_name() or own
+
+
+def first_processes() -> tuple[int, ...]:
+    """The processes to ask for what is the host's, the best first: init, then kthreadd, which may
+    be looked at where init may not. In a PID namespace other than the first, its own init alone.
+    """
+    return (1, 2) if view() == "all" else (1,)
+
+
+def _is_contained() -> bool:
+    """Whether this process is in a container that shares the name of the host."""
+    own = _inode("/proc/self/ns/mnt")
+    if view() != "all":
+        return True
+    others = (_inode(f"/proc/{pid}/ns/mnt") for pid in first_processes())
+    return next((other != own for other in others if other), False)
+
+
+def _first_name() -> str:
+    """The name in the first UTS namespace; empty if that may not be entered."""
+    for pid in first_processes():
+        with contextlib.suppress(OSError):
+            fd = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_ino == FIRST_UTS:
+                    return _name_in(fd)
+            finally:
+                os.close(fd)
+    return ""
+
+
+def _name_in(uts_fd: int) -> str:
+    """The name of the machine in a UTS namespace; empty without CAP_SYS_ADMIN."""
+    found: list[str] = []
+
+    def look() -> None:
+        # Only this thread enters, and it ends with that.
+        if syscalls.libc.setns(uts_fd, _CLONE_NEWUTS) == 0:
+            found.append(os.uname().nodename)
+
+    thread = threading.Thread(target=look, name="buildidfs-uts")
+    thread.start()
+    thread.join()
+    return found[0] if found else ""
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0

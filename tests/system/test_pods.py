@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs in a container: with the host's PID namespace it sees the host, without it says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildidfs.linux import machine
+from tests.support.children import copied_cat
+from tests.support.clients import Argument, Result, run, tool
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND
+from tests.support.pods import NAME, in_pod
+from tests.support.waiting import until
+from tests.support.watching import watching
+
+pytestmark = [pytest.mark.root, pytest.mark.host]
+
+UNSEEN = "only the processes of this PID namespace are seen"
+
+
+def _script(store: Path, *commands: str) -> list[Argument]:
+    """A shell that runs commands of buildidfs on a store one by one, and prints how each ended."""
+    start = shlex.join([*COMMAND, "--store", str(store)])
+    lines = [f"{start} {command}; echo code $?" for command in commands]
+    return [tool("sh"), "-c", "\n".join(lines)]
+
+
+def _confined(*words: Argument) -> Result:
+    """Run a command in a PID namespace of its own."""
+    return run([tool("unshare"), "--pid", "--fork", "--mount-proc", *words], cwd=ROOT, timeout=120)
+
+
+def _codes(done: Result) -> list[int]:
+    return [int(line[5:]) for line in done.out.splitlines() if line.startswith("code ")]
+
+
+def _which(store: Path, path: Path) -> list[dict[str, Any]]:
+    done = run(
+        [*COMMAND, "--store", store, "which", "--json", "--glob", f"*{path.name}"],
+        cwd=ROOT,
+    )
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def test_up_in_another_pid_namespace_says_what_it_does_not_see(directory: Path) -> None:
+    store = directory / "store"
+    log = directory / "log"
+    commands = f"up --no-mount --log {log}", "status", "scan proc", "coverage --live", "down"
+    done = _confined(*_script(store, *commands))
+    up, _, scan, live, down = _codes(done)
+    assert (up, scan, live, down) == (3, 3, 3, 0), done
+    assert "in this PID namespace only" in done.out
+    assert f"buildidfs: {UNSEEN}" in done.err
+    assert "--pid=host" in done.err
+    (status,) = [line for line in done.out.splitlines() if line.startswith("watch ")]
+    assert UNSEEN in status
+    assert UNSEEN in log.read_text()
+
+
+def test_watch_in_another_pid_namespace_follows_what_is_there(directory: Path) -> None:
+    """Processes outside, of which the kernel tells without a number, are not taken for missed."""
+    apart = [tool("unshare"), "--pid", "--fork", "--mount-proc", *COMMAND]
+    store, outside, inside = directory / "store", directory / "outside", directory / "inside"
+    with watching(store, "--json", "--no-scan", command=apart, code=3) as watcher:
+        child = watcher.processes()[1]
+        for path, enter in ((outside, []), (inside, [tool("nsenter"), "-t", str(child), "-p"])):
+            shutil.copy(tool("cat"), path)
+            run([*enter, path, "/dev/null"], check=True)
+        until(lambda: _seen(watcher.events, inside), "the capture")
+        os.kill(child, signal.SIGTERM)
+    assert UNSEEN in watcher.log
+    last = watcher.events[-1]
+    assert (last["event"], last["mode"], last["missed"]) == ("stopped", "confined", 0)
+    assert [row["held"] for row in _which(store, inside)] == [True]
+    assert _which(store, outside) == []
+
+
+def _seen(events: list[dict[str, Any]], path: Path) -> bool:
+    return any(each.get("path") == str(path) for each in events)
+
+
+def test_proc_of_another_pid_namespace_is_refused(directory: Path) -> None:
+    words = [*COMMAND, "--store", directory / "store", "watch"]
+    done = run([tool("unshare"), "--pid", "--fork", *words], cwd=ROOT)
+    assert done.rc == 60, done
+    assert "/proc shows the processes of another PID namespace" in done.err
+    assert "mount -t proc" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ("", {}, machine.host_name()),
+        ("", {"NODE_NAME": "node-1"}, "node-1"),
+        ("--hostname node-2", {"NODE_NAME": "node-1"}, "node-2"),
+    ],
+)
+def test_pod_with_the_pids_of_the_host_captures_the_host(
+    directory: Path, words: str, environ: dict[str, str], expected: str
+) -> None:
+    store = directory / "store"
+    with copied_cat(directory / "program") as running:
+        scan = _script(store, f"{words} scan proc --pid {running.pid}", "doctor")
+        done = in_pod(directory / "pod", scan, host_pid=True, environ=environ)
+    assert _codes(done)[0] == 0, done
+    assert "all processes are seen" in done.out
+    (row,) = _which(store, directory / "program")
+    assert row["host"] == expected
+    assert row["container"] == ""
+
+
+def test_pod_without_them_says_so_and_has_its_own_name(directory: Path) -> None:
+    store = directory / "store"
+    done = in_pod(directory / "pod", _script(store, "scan proc"), host_pid=False)
+    assert _codes(done) == [3], done
+    assert UNSEEN in done.err
+    python = Path(sys.executable).resolve()
+    assert {row["host"] for row in _which(store, python)} == {NAME}
+
+
+def test_pod_looks_for_engines_on_the_host(directory: Path) -> None:
+    look = """
+from buildidfs.capture import engineimages
+print(*map(bytes.decode, engineimages._own_roots()))
+"""
+    words = [*COMMAND[:1], "-c", look]
+    done = in_pod(directory / "pod", words, host_pid=True)
+    assert done.out.split() in (["/", "/proc/1/root"], ["/", "/proc/2/root"]), done
+    done = in_pod(directory / "pod2", words, host_pid=False)
+    assert done.out.split() == ["/"], done
