@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from buildidfs.formats import jsontext
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -47,8 +49,8 @@ def path_fields(raw: bytes) -> dict[str, str]:
 
 
 def json_line(values: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own."""
-    sys.stdout.buffer.write(_encode(values) + b"\n")
+    """Print one JSON object on a line of its own, with nothing in it that a terminal obeys."""
+    sys.stdout.buffer.write(jsontext.escaped(_encode(values)) + b"\n")
 
 
 def size(count: int) -> str:

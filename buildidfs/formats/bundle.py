@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from buildidfs.errors import IntegrityError
+from buildidfs.formats import jsontext
 from buildidfs.model import Digest, Kind
 
 VERSION: Final = 1
@@ -158,7 +159,7 @@ class _Version(msgspec.Struct):
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it stands in the archive: lines, since people look at it."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    return msgspec.json.format(jsontext.escaped(msgspec.json.encode(manifest)), indent=1) + b"\n"
 
 
 def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
@@ -170,7 +171,7 @@ def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -
         b"" if _is_text(path) else path,
         b"" if _is_text(directory) else directory,
     )
-    return msgspec.json.encode(source) + b"\n"
+    return jsontext.escaped(msgspec.json.encode(source)) + b"\n"
 
 
 def _is_text(data: bytes) -> bool:

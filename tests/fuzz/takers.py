@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import zstandard
 
 from buildidfs import config, names
@@ -21,6 +22,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.companions import Companions
 from buildidfs.capture.files import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
+from buildidfs.formats import jsontext
 from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import options
@@ -213,7 +215,28 @@ def _huge_names() -> Iterator[bytes]:
         yield filled(unit, 65536)
 
 
+# --- names in JSON -------------------------------------------------------------------------------
+
+
+def _check_json(data: bytes) -> None:
+    value = data.decode("utf-8", "replace")
+    text = jsontext.escaped(msgspec.json.encode(value))
+    assert text.decode().isprintable()
+    assert msgspec.json.decode(text) == value
+
+
+def _seed_json() -> Iterator[bytes]:
+    yield "/a\x9b31m\u202e\U000e0001\x7fb".encode()
+
+
+def _huge_json() -> Iterator[bytes]:
+    yield filled("\x9b".encode())
+    yield filled("\U000e0001".encode())
+    yield filled("\u4e2d".encode())
+
+
 TARGETS: Final = {
+    "json": Target(_check_json, _seed_json, _huge_json, ("jsontext",)),
     "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),
     "links": Target(_check_links, _seed_links, _huge_links, most=_LINK_BYTES),
     "config": Target(_check_config, _seed_config, _huge_config, most=1 << 13),
