@@ -37,7 +37,7 @@ _REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
             2: "not ID+0xADDR, a prefix that several build IDs share, or no symbolizer installed",
             11: "no store at that place; 13 unknown format",
             30: "nothing is known of a build ID, or none of the addresses has a name",
-            60: "the symbolizer cannot be run as another user",
+            60: "the symbolizer would have kept a privilege, and was not started",
         },
     ),
 )
@@ -73,7 +73,7 @@ def symbolize(
 
     ID is a build ID (a unique prefix is enough) and ADDR an address as the ELF file counts, which
     is what nm(1) prints and llvm-symbolizer takes. Without arguments standard input is read, one
-    on a line. The program that is asked runs as nobody.
+    on a line. The program that is asked runs without any privilege.
     """
     from buildidfs.daemon.symbolize import Symbolizer
 

@@ -191,7 +191,7 @@ def create(
                 size = os.fstat(given[-1]).st_size
             named.append(bundle.Input(os.path.basename(path).decode("utf-8", "replace"), size))
         manifest = collect(store, wanted, named)
-        listed = stack.enter_context(tempfile.TemporaryFile())
+        listed = stack.enter_context(_scratch())
         about = bundle.Sources(why=sources.NOT_WANTED)
         if list_sources:
             about = _list_sources(store, manifest.items, listed, progress)
@@ -201,6 +201,14 @@ def create(
             return manifest, 0
         kept = _write_file(store, manifest, given, listed.fileno(), output, tell)
     return manifest, kept
+
+
+def _scratch() -> IO[bytes]:
+    """An empty file without a name; in memory where no directory can be written to."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.memfd_create("buildidfs-bundle"), "w+b")
 
 
 def _list_sources(

@@ -58,11 +58,11 @@ def write(
     lines = _List(file)
     absent = []
     deadline = time.monotonic() + _SECONDS
-    for number, (build_id, digest) in enumerate(chosen.items(), 1):
+    for number, item in enumerate(chosen, 1):
         try:
-            _ask(store, program, build_id, digest, lines, deadline)
+            _ask(store, program, item, lines, deadline)
         except (Failed, UsageError) as error:
-            absent.append(bundle.Absent(build_id, str(error)))
+            absent.append(bundle.Absent(item.build_id, str(error)))
         except CapabilityError as error:
             return bundle.Sources(why=str(error))
         if progress is not None:
@@ -70,7 +70,7 @@ def write(
     return bundle.Sources(lines.size, lines.end(), lines.files, "", tuple(absent))
 
 
-def _with_debuginfo(items: Iterable[bundle.Item]) -> dict[str, Digest]:
+def _with_debuginfo(items: Iterable[bundle.Item]) -> list[bundle.Item]:
     """The file to ask for each build ID: that which a debugger would read."""
     chosen: dict[str, bundle.Item] = {}
     for item in items:
@@ -78,23 +78,22 @@ def _with_debuginfo(items: Iterable[bundle.Item]) -> dict[str, Digest]:
             before = chosen.get(item.build_id)
             if before is None or item.kind_of is Kind.DEBUGINFO:
                 chosen[item.build_id] = item
-    return {key: Digest(bytes.fromhex(item.sha256)) for key, item in chosen.items()}
+    return list(chosen.values())
 
 
-def _ask(
-    store: Store, program: str, build_id: str, digest: Digest, lines: _List, deadline: float
-) -> None:
+def _ask(store: Store, program: str, item: bundle.Item, lines: _List, deadline: float) -> None:
     """List the sources of one file. Raises `Failed`, `UsageError`, `CapabilityError`."""
     if time.monotonic() >= deadline:
         raise Failed(TOO_LATE)
     with Slots(1) as slots:
-        slots.fill(functools.partial(_copy, store, digest))
+        digest = Digest(bytes.fromhex(item.sha256))
+        slots.fill(item.size, functools.partial(_copy, store, digest))
         until = min(deadline, time.monotonic() + symbolizers.ANSWER_S)
         # What takes longer, and more memory, comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
-            child = Child([program, option, f"/proc/self/fd/{slots.fds[0]}"], slots)
+            child = Child([program, option, os.fsdecode(slots.path(0))], slots)
             try:
-                for line in found(build_id, child.lines(until)):
+                for line in found(item.build_id, child.lines(until)):
                     lines.add(line, is_file=found is _paths)
             except Failed as error:
                 raise Failed(f"{os.path.basename(program)}: {error}") from error

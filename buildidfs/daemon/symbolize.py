@@ -33,8 +33,6 @@ NO_EXECUTABLE: Final = (
 )
 NO_NAME: Final = "no symbol"
 
-# A program is started again with other files when it was given so many bytes of them.
-_MOST_BYTES: Final = 8 << 30
 _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
 _TRIES: Final = 2
@@ -184,9 +182,11 @@ class Symbolizer:
         wanted = [artifact] if file.supplement is None else [artifact, file.supplement[1]]
         size = sum(each.size for each in wanted)
         slots = self._slots
-        if slots is None or slots.left < len(wanted) or self._bytes + size > _MOST_BYTES:
+        if slots is None or slots.left < len(wanted) or self._bytes + size > slots.most_bytes:
             slots = self._renew()
-        file.slot, *others = [slots.fill(functools.partial(self._copy, each)) for each in wanted]
+        file.slot, *others = [
+            slots.fill(each.size, functools.partial(self._copy, each)) for each in wanted
+        ]
         for slot in others:
             assert file.supplement is not None
             slots.name(slot, file.supplement[0])

@@ -9,7 +9,11 @@ does not answer in time, is started again.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import logging
 import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from buildidfs.formats.symbolized import Frame
     from buildidfs.model import BuildId
 
+log = logging.getLogger(__name__)
+
 NAMES: Final = ("llvm-symbolizer", "eu-addr2line")
 
 LIMITS: Final = confinement.Limits(memory=4 << 30, addresses=32 << 30, seconds=3600)
@@ -41,6 +47,11 @@ ANSWER_S: Final = 60.0
 
 _ANSWER_BYTES: Final = 4 << 20
 _CHILDREN: Final = 16  # of a program that is asked about one file only
+_SPARE: Final = 8  # slots, of two descriptors each, that are given up where there are no more
+_FEWEST: Final = 4
+
+_MOST_BYTES: Final = 8 << 30
+_MOST_BYTES_OF_MEMORY: Final = 1 << 30
 _NEWEST_LLVM: Final = 30
 
 _ENDED_WELL: Final = "ended with status 0"
@@ -64,60 +75,122 @@ class Program(Protocol):
 
 
 class Slots:
-    """Files without names that a program may open, empty until `fill`; a context manager.
+    """Files that a program may open, empty until `fill`; a context manager.
 
-    They are in $TMPDIR, and gone when nobody has them open any more. ``directory`` is one for
-    eu-addr2line to look for debug files by build ID in, see `name`. Raises `UsageError` where there
-    is no room for them.
+    They are in $TMPDIR, or else in memory, without names where /proc can show them to the program,
+    and gone with the slots. ``directory`` is one for programs to look for debug files by build ID
+    in, see `name`; None if there is no place for it. Raises `UsageError` where there is no room.
     """
 
     def __init__(self, count: int = SLOTS) -> None:
-        uid, gid = confinement.unprivileged()
-        self.fds: list[int] = []
-        self._writable = []
+        self._paths: list[bytes] = []
+        self._writable: list[int] = []
         self._used = 0
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self.directory: str | None = None
+        self.fds: list[int] = []
+        """What the program has to be given; empty where it opens files by their names."""
+        self._nameless = os.path.exists("/proc/self/fd/0") or os.path.exists("/proc/self/fd/1")
+        # A user that nobody else is has nothing but the rights of all; none but we and the program
+        # reach a file without a name, and a name that nobody can guess.
+        self._mode = 0o444 if confinement.changes_user() else 0o400
         try:
-            self._directory = tempfile.TemporaryDirectory(prefix="buildidfs-")
-            self.directory = self._directory.name
-            os.chmod(self.directory, 0o711)
-            for _ in range(count):
-                # Open for as long as the slots are.
-                file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-                self._writable.append(file)
-                os.fchmod(file.fileno(), 0o400)
-                if os.geteuid() == 0:
-                    os.fchown(file.fileno(), uid, gid)
-                path = f"/proc/self/fd/{file.fileno()}"
-                self.fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._make_directory()
+            self._make_files(count)
         except OSError as error:
             self.close()
             raise _no_room(error) from error
 
+    def _make_directory(self) -> None:
+        try:
+            self._directory = tempfile.TemporaryDirectory(prefix="buildidfs-")
+        except OSError:
+            if not self._nameless:
+                raise
+            return
+        self.directory = self._directory.name
+        os.chmod(self.directory, 0o711)
+
+    def _make_files(self, count: int) -> None:
+        try:
+            while len(self._writable) < count:
+                self._make_file()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or len(self._writable) < _SPARE:
+                raise
+            # So that there are some for pipes, and to read what is copied.
+            for _ in range(min(_SPARE, len(self._writable) - _FEWEST)):
+                self._drop()
+
+    def _make_file(self) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if not self._nameless:
+            assert self.directory is not None
+            path = os.path.join(os.fsencode(self.directory), secrets.token_hex(16).encode())
+            self._writable.append(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600))
+            os.fchmod(self._writable[-1], self._mode)
+            self._paths.append(path)
+            return
+        if self.directory is not None:
+            with tempfile.TemporaryFile(buffering=0, dir=self.directory) as file:
+                self._writable.append(os.dup(file.fileno()))
+        else:
+            self._writable.append(os.memfd_create("buildidfs-symbolizer"))
+        os.fchmod(self._writable[-1], self._mode)
+        self.fds.append(os.open(f"/proc/self/fd/{self._writable[-1]}", os.O_RDONLY | os.O_CLOEXEC))
+        self._paths.append(b"/proc/self/fd/%d" % self.fds[-1])
+
+    def _drop(self) -> None:
+        os.close(self._writable.pop())
+        if self._nameless and len(self.fds) > len(self._writable):
+            os.close(self.fds.pop())
+        del self._paths[len(self._writable) :]
+
+    @property
+    def most_bytes(self) -> int:
+        """How much may be in them, all together."""
+        return _MOST_BYTES if self.directory is not None else _MOST_BYTES_OF_MEMORY
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._writable)
+
     @property
     def left(self) -> int:
         """How many are empty."""
-        return len(self.fds) - self._used
+        return len(self._writable) - self._used
 
-    def fill(self, write: Callable[[int], None]) -> int:
-        """Have ``write`` write a file; its slot. Ask first whether there is one left."""
+    def path(self, slot: int) -> bytes:
+        """Where the program finds a file."""
+        return self._paths[slot]
+
+    def fill(self, size: int, write: Callable[[int], None]) -> int:
+        """Have ``write`` write a file of ``size`` bytes; its slot. Ask first whether one is left.
+
+        Raises `UsageError`.
+        """
         slot = self._used
         self._used += 1
         try:
-            write(self._writable[slot].fileno())
+            if size > self.most_bytes:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            write(self._writable[slot])
         except OSError as error:
             raise _no_room(error) from error
         return slot
 
     def name(self, slot: int, build_id: BuildId) -> None:
         """Let a file be found by its build ID. Raises `UsageError`."""
+        if self.directory is None:
+            return
         first, rest = names.split(build_id)
         place = os.path.join(os.fsencode(self.directory), b".build-id", first)
+        link = os.path.join(place, rest + names.DEBUG_SUFFIX)
         try:
-            os.makedirs(place, 0o711, exist_ok=True)
-            link = os.path.join(place, rest + names.DEBUG_SUFFIX)
+            _make_searchable(place)
             with contextlib.suppress(FileExistsError):
-                os.symlink(b"/proc/self/fd/%d" % self.fds[slot], link)
+                os.symlink(self._paths[slot], link)
         except OSError as error:
             raise _no_room(error) from error
 
@@ -126,11 +199,9 @@ class Slots:
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
-        for file in self._writable:
-            file.close()
-        for fd in self.fds:
+        for fd in (*self._writable, *self.fds):
             os.close(fd)
-        self._writable, self.fds = [], []
+        self._writable, self.fds, self._paths = [], [], []
 
     def __enter__(self) -> Slots:
         return self
@@ -139,12 +210,30 @@ class Slots:
         self.close()
 
 
+def _make_searchable(place: bytes) -> None:
+    """Make a directory, and the one above it, that all may search, whatever the umask is."""
+    for path in (os.path.dirname(place), place):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            os.chmod(path, 0o711)
+
+
 def _no_room(error: OSError) -> UsageError:
-    place = tempfile.gettempdir()
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UsageError(
+            f"no temporary file for the symbolizer: {error.strerror}; raise ulimit -n"
+        )
     return UsageError(
-        f"no temporary file for the symbolizer in {place}: {error.strerror};"
+        f"no temporary file for the symbolizer in {_place()}: {error.strerror};"
         " set TMPDIR to a directory with room"
     )
+
+
+def _place() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return os.environ.get("TMPDIR", "/tmp")  # which is none that can be written to
 
 
 def find(wanted: str | None = None) -> tuple[str, str]:
@@ -194,8 +283,7 @@ class Llvm:
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address."""
-        path = b"/proc/self/fd/%d" % self._slots.fds[slot]
-        self._child.write(b'"%s" 0x%x\n' % (path, address))
+        self._child.write(b'"%s" 0x%x\n' % (self._slots.path(slot), address))
         return symbolized.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
     def close(self) -> None:
@@ -215,12 +303,13 @@ class Elfutils:
         """The frames at an address."""
         child = self._children.get(slot)
         if child is None:
-            file = f"--executable=/proc/self/fd/{self._slots.fds[slot]}"
-            options = ["--functions", "--inlines", "--demangle", "--addresses", "--absolute"]
-            options.append(f"--debuginfo-path={self._slots.directory}")
-            child = self._children[slot] = Child([self._path, file, *options], self._slots)
-            if len(self._children) > _CHILDREN:
+            while len(self._children) >= min(_CHILDREN, self._slots.count):
                 self._children.popitem(last=False)[1].close()
+            file = f"--executable={os.fsdecode(self._slots.path(slot))}"
+            options = ["--functions", "--inlines", "--demangle", "--addresses", "--absolute"]
+            if self._slots.directory is not None:
+                options.append(f"--debuginfo-path={self._slots.directory}")
+            child = self._children[slot] = Child([self._path, file, *options], self._slots)
         self._children.move_to_end(slot)
         child.write(b"0x%x\n%s\n" % (address, _NOWHERE))
         deadline = time.monotonic() + ANSWER_S
@@ -243,27 +332,19 @@ class Child:
 
     def __init__(self, argv: list[str], slots: Slots) -> None:
         """Raises `CapabilityError`, `UsageError`."""
-        parent = os.getpid()
         try:
-            self._process = subprocess.Popen(
+            self._process, notes = confinement.start(
                 argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                bufsize=0,
+                LIMITS,
                 env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
                 pass_fds=slots.fds,
-                preexec_fn=lambda: confinement.confine(parent, LIMITS),
             )
-        except subprocess.SubprocessError as error:
-            raise CapabilityError(
-                f"cannot run {argv[0]} as another user; needs CAP_SETUID and CAP_SETGID: run it"
-                " as root with all capabilities, or as an ordinary user"
-            ) from error
-        except OSError as error:
-            user = confinement.unprivileged()[0]
-            raise UsageError(f"cannot run {argv[0]} as user {user}: {error.strerror}") from error
+        except confinement.NotConfined as error:
+            raise CapabilityError(f"{argv[0]} was not started: {error}") from error
+        except confinement.NotStarted as error:
+            raise UsageError(str(error)) from error
+        for note in notes:
+            _warn(f"{os.path.basename(argv[0])} {note}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in = self._process.stdin
@@ -319,6 +400,10 @@ class Child:
 
     def close(self) -> None:
         """End it; safe to call twice."""
-        self._process.kill()
-        with self._process:
-            pass
+        confinement.end(self._process)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Say once what a program was left with."""
+    log.warning("%s", text)

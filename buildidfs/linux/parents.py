@@ -20,5 +20,6 @@ def end_with(parent: int, number: signal.Signals) -> None:
     """
     if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise last_error()
-    if os.getppid() != parent:
+    # 0 is a parent outside our PID namespace; the heir of one that is gone is inside.
+    if os.getppid() not in (parent, 0):
         os.kill(os.getpid(), number)

@@ -19,9 +19,9 @@ from tests.support.commands import ROOT
 #: (audit architecture, numbers)
 _MACHINES = {
     "x86_64": (0xC000003E, {"ioctl": 16, "fcntl": 72, "perf_event_open": 298, "fanotify_init": 300,
-                            "sched_setscheduler": 144, "openat2": 437}),
+                            "sched_setscheduler": 144, "openat2": 437, "unshare": 272}),
     "aarch64": (0xC00000B7, {"ioctl": 29, "fcntl": 25, "perf_event_open": 241, "fanotify_init": 262,
-                             "sched_setscheduler": 119, "openat2": 437}),
+                             "sched_setscheduler": 119, "openat2": 437, "unshare": 97}),
 }  # fmt: skip
 
 # struct seccomp_data: nr, arch, instruction_pointer, args (u64 each, low half first)
@@ -30,17 +30,20 @@ _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 # $1 is the program of the filter in hexadecimal; what follows are the words of the command.
-_INSTALL = """
-import ctypes, sys
+_FILTER = """
+import ctypes, os, sys
 code = bytes.fromhex(sys.argv[1])
 class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 prctl = ctypes.CDLL(None).prctl
 assert prctl(38, 1, 0, 0, 0) == 0
 assert prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0) == 0
+"""
+_INSTALL = f"""{_FILTER}
 from buildidfs.cli.main import main
 raise SystemExit(main(sys.argv[2:]))
 """
+_RUN = f"{_FILTER}os.execvp(sys.argv[2], sys.argv[2:])"
 
 
 def forbidding(name: str, error: int, request: int | None, *arguments: Argument) -> Result:
@@ -48,6 +51,17 @@ def forbidding(name: str, error: int, request: int | None, *arguments: Argument)
 
     With a ``request``, only if its second argument is that one.
     """
+    program = _program(name, error, request)
+    return run([sys.executable, "-c", _INSTALL, program.hex(), *arguments], cwd=ROOT)
+
+
+def refusing(name: str, error: int, *argv: Argument) -> list[Argument]:
+    """The command ``argv`` while the system call ``name`` fails with ``error``."""
+    return [sys.executable, "-c", _RUN, _program(name, error, None).hex(), *argv]
+
+
+def _program(name: str, error: int, request: int | None) -> bytes:
+    """The filter, for the machine that this is."""
     machine = _MACHINES.get(os.uname().machine)
     if machine is None:
         pytest.skip(f"no numbers of system calls known for {os.uname().machine}")
@@ -57,8 +71,7 @@ def forbidding(name: str, error: int, request: int | None, *arguments: Argument)
     program = _instruction(_LOAD, _ARCHITECTURE) + _jump(architecture, 2 * len(wanted) + 1)
     for place, (offset, value) in enumerate(wanted):
         program += _instruction(_LOAD, offset) + _jump(value, 2 * (len(wanted) - place) - 1)
-    program += _instruction(_RETURN, _ERRNO | error) + _instruction(_RETURN, _ALLOW)
-    return run([sys.executable, "-c", _INSTALL, program.hex(), *arguments], cwd=ROOT)
+    return program + _instruction(_RETURN, _ERRNO | error) + _instruction(_RETURN, _ALLOW)
 
 
 def _instruction(code: int, value: int) -> bytes:

@@ -202,11 +202,13 @@ def name_at(symbolizer: Symbolizer, binary: Binary, symbol: str) -> list[str]:
 
 
 @pytest.mark.root
-def test_it_runs_as_nobody(symbolizer: Symbolizer, program: Program) -> None:
+def test_it_runs_as_a_user_of_its_own(symbolizer: Symbolizer, program: Program) -> None:
     assert name_at(symbolizer, program.exe, "main") == ["main"]
     child = child_of(symbolizer)
     status = Path(f"/proc/{child}/status").read_text()
-    assert re.search(r"^Uid:(\t65534){4}$", status, re.MULTILINE)
+    uids = re.search(r"^Uid:((?:\t\d+){4})$", status, re.MULTILINE)
+    assert uids is not None
+    assert min(map(int, uids[1].split())) >= 1 << 30
     assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
     assert Path(f"/proc/{child}/environ").read_bytes().split(b"\0")[:-1] == [
         b"PATH=/bin:/usr/bin", b"LC_ALL=C.UTF-8",
@@ -251,12 +253,34 @@ def test_more_files_than_it_can_be_given(
         assert name_at(symbolizer, binary, symbol) == [symbol]
 
 
-def test_no_room_for_its_files(
+def test_no_directory_for_its_files(
     symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They are kept in memory, as long as they are small."""
     monkeypatch.setattr(symbolizers.tempfile, "tempdir", "/nonexistent")
+    assert name_at(symbolizer, program.exe, "main") == ["main"]
+    symbolizer.close()
+    symbolizer._known.clear()
+    symbolizer._files.clear()
+    monkeypatch.setattr(symbolizers, "_MOST_BYTES_OF_MEMORY", 1000)
     with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
         name_at(symbolizer, program.exe, "main")
+
+
+@pytest.mark.root
+def test_no_room_for_its_files(
+    symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> None:
+    small = directory / "small"
+    small.mkdir()
+    run([tool("mount"), "-t", "tmpfs", "-o", "size=4k", "small", small], check=True)
+    try:
+        monkeypatch.setattr(symbolizers.tempfile, "tempdir", os.fspath(small))
+        with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
+            name_at(symbolizer, program.exe, "main")
+        symbolizer.close()
+    finally:
+        run([tool("umount"), "-l", small])
 
 
 def test_program_that_fails_always(store: BuildIdFs, program: Program, directory: Path) -> None:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``symbolize`` and ``bundle`` give their answers in every environment that a caller may be in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.environments import ENVIRONMENTS, USER, Environment, as_user, cgroup
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.programs import build_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.client, pytest.mark.root]
+
+WAYS = ("argument", "input", "perf script", "bundle")
+USERS = ("root", "user")
+
+
+class Subject(NamedTuple):
+    """A program in the stores of both users, and an address in it."""
+
+    directory: Path
+    build_id: str
+    request: str
+    script: str
+
+    def store(self, user: str) -> Path:
+        """The store of a user."""
+        return self.directory / user / "store"
+
+
+@pytest.fixture(scope="module")
+def subject(scratch: Path) -> Iterator[Subject]:
+    directory = scratch / "environments"
+    directory.mkdir(mode=0o711)
+    source, binary = directory / "subject.c", directory / "subject"
+    source.write_text("int main(int argc, char **argv) { return argv ? argc : 1; }\n")
+    run([tool("gcc"), "-g", "-o", binary, source], check=True)
+    symbols = run([tool("nm"), binary], check=True).out
+    (address,) = (line.split()[0] for line in symbols.splitlines() if line.endswith(" T main"))
+    build_id = build_id_of(binary)
+    for user in USERS:
+        (directory / user).mkdir(mode=0o711)
+        BuildIdFs(directory / user)("add", binary)
+    run([tool("chown"), "-R", f"{USER}:{USER}", directory / "user"], check=True)
+    page = 0x1000
+    first = int(address, 16) // page * page
+    script = (
+        f"subject 7/7 1.000000: PERF_RECORD_MMAP2 7/7: [0x{0x10000 + first:x}(0x1000) @ 0x{first:x}"
+        f" <{build_id}>]: r-xp /subject\n"
+        f"subject 7 1.000001: 1 cycles: \n"
+        f"\t{int(address, 16):16x} [unknown] (/subject)\n\n"
+    )
+    for kind in ("pids",):
+        cgroup(kind).mkdir()
+    try:
+        yield Subject(directory, build_id, f"{build_id}+0x{address}", script)
+    finally:
+        for kind in ("pids",):
+            cgroup(kind).rmdir()
+
+
+@contextlib.contextmanager
+def standard_input(kind: str, text: str, place: Path) -> Iterator[int]:
+    """A descriptor of a kind, from which this text can be read."""
+    with contextlib.ExitStack() as stack:
+        if kind == "file":
+            (place / "input").write_text(text)
+            reading = os.open(place / "input", os.O_RDONLY)
+        elif kind == "socket":
+            ours, its = socket.socketpair()
+            ours.sendall(text.encode())
+            ours.close()
+            reading = its.detach()
+        elif kind == "terminal":
+            writing, reading = pty.openpty()
+            stack.callback(os.close, writing)
+            os.write(writing, text.encode() + b"\x04")
+        else:
+            reading, writing = os.pipe()
+            os.write(writing, text.encode())
+            os.close(writing)
+        stack.callback(os.close, reading)
+        yield reading
+
+
+def ask(
+    subject: Subject, environment: Environment, user: str, way: str, place: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the program once."""
+    place.mkdir()
+    words: list[str | Path] = {
+        "argument": ["symbolize", subject.request],
+        "input": ["symbolize"],
+        "perf script": ["symbolize", "--perf-script"],
+        "bundle": ["bundle", subject.build_id, "-o", str(place / "made"), "--json"],
+    }[way]
+    text = {"input": f"{subject.request}\n", "perf script": subject.script}.get(way, "")
+    argv = [*environment.before(place), *COMMAND, "--store", subject.store(user), *words]
+    if user == "user":
+        os.chown(place, USER, USER)
+        argv = [*as_user(place), *argv]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, value in environment.env.items():
+        variables.pop(name, None)
+        if value is not None:
+            variables[name] = f"{value}:{ROOT}" if name == "PYTHONPATH" else value
+    if environment.stdin == "closed":
+        argv = ["/bin/sh", "-c", 'exec "$@" 0<&-', "sh", *argv]
+    with standard_input(environment.stdin, text, place) as reading:
+        return subprocess.run(
+            [os.fspath(word) for word in argv],
+            stdin=reading, capture_output=True, text=True, errors="replace", check=False,
+            timeout=120, cwd=ROOT, env=variables,
+        )  # fmt: skip
+
+
+def failure(subject: Subject, environment: Environment, user: str, way: str, place: Path) -> str:
+    """What is wrong with an answer; nothing if it is the right one."""
+    if environment.stdin == "closed" and way in ("input", "perf script"):
+        return ""
+    done = ask(subject, environment, user, way, place)
+    well = {
+        "argument": f"{subject.request} main {subject.directory}/subject.c:1",
+        "input": f"{subject.request} main {subject.directory}/subject.c:1",
+        "perf script": "main+0x0 (/subject)",
+        "bundle": '"absent":[]}',
+    }[way] in done.stdout
+    if way == "bundle" and well:
+        well = json.loads(done.stdout)["sources"]["files"] >= 1
+    told = environment.notes in done.stderr and bool(done.stderr) == bool(environment.notes)
+    if done.returncode == 0 and well and told:
+        return ""
+    return f"{environment.name}, {user}, {way}: {done.returncode} {done.stdout!r} {done.stderr!r}"
+
+
+def cases(users: tuple[str, ...]) -> list[tuple[Environment, str]]:
+    """Every environment with each user who can have it."""
+    return [
+        (environment, user)
+        for environment in ENVIRONMENTS
+        for user in users
+        if user == "root" or not environment.root_only
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(ENVIRONMENTS)), ids=lambda n: ENVIRONMENTS[n].name)
+def test_environment(subject: Subject, number: int) -> None:
+    """One way each, as root, or as a user every third time; the other ways with the next."""
+    environment = ENVIRONMENTS[number]
+    user = "user" if number % 3 == 2 and not environment.root_only else "root"
+    way = WAYS[number % 4] if environment.stdin != "closed" else WAYS[number % 2 * 3]
+    assert failure(subject, environment, user, way, subject.directory / f"{number}") == ""
+
+
+@pytest.mark.slow
+def test_every_environment_user_and_way(subject: Subject) -> None:
+    failures = [
+        said
+        for number, (environment, user) in enumerate(cases(USERS))
+        for at, way in enumerate(WAYS)
+        if (said := failure(subject, environment, user, way, subject.directory / f"{number}-{at}"))
+    ]
+    assert not failures, "\n".join(failures)
