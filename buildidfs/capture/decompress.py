@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from buildidfs.capture.files import memory_file, write_all
+from buildidfs.formats import zstdsections
 from buildidfs.formats.archives import Packing
 
 if TYPE_CHECKING:
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 512 << 20
 """The most that `decompressed` puts into memory, unless it is told otherwise."""
+
+SECTIONS_MAX: Final = 4 << 30
+"""The most that `unpack_sections` adds to a file."""
+
+# DWARF becomes 3 to 5 times as large.
+_SECTIONS_RATIO: Final = 32
+_SECTIONS_LEAST: Final = 16 << 20
 
 _PIECE: Final = 256 << 10
 # "xz -9" wants 65 MiB. What wants more than this was made to exhaust somebody's memory.
@@ -71,6 +79,37 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
         os.close(memory_fd)
         raise
     return memory_fd
+
+
+def unpack_sections(fd: int, limit: int) -> None:
+    """Make sections that zstd compressed plain in an ELF file, behind its end.
+
+    They become ``limit`` bytes at most, and no more than debug information does. Raises
+    `CannotDecompress`, and then those before are plain; OSError.
+    """
+    size = end = os.fstat(fd).st_size
+    limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
+    for section in zstdsections.find(lambda offset, length: os.pread(fd, length, offset), size):
+        start = at = section.start(end)
+        if section.plain > min(limit - (end - size), section.most - start):
+            raise CannotDecompress("more debug information when decompressed than is read")
+        for piece in plain(chunks(fd, section.offset, section.size), Packing.ZSTD):
+            if at + len(piece) > start + section.plain:
+                break
+            _write_at(fd, piece, at)
+            at += len(piece)
+        if at != start + section.plain:
+            raise CannotDecompress("damaged: a section does not have the size that it claims")
+        _write_at(fd, section.header(start), section.header_at)
+        end = at
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
 
 
 class _Decoder(Protocol):

@@ -21,7 +21,22 @@ if TYPE_CHECKING:
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
+_PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
 _REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
+
+
+class _Program(click.types.StringParamType):
+    """The name of a program, perhaps with its version."""
+
+    name = "program"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name itself; anything else is wrong usage."""
+        if _PROGRAM.fullmatch(value) is None:
+            self.fail(
+                f"{value!r} is neither llvm-symbolizer[-VERSION] nor eu-addr2line", param, ctx
+            )
+        return value
 
 
 @click.command(
@@ -54,8 +69,10 @@ _REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
 @click.option(
     "--with",
     "program",
-    type=click.Choice(["llvm-symbolizer", "eu-addr2line"]),
-    help="Which program to ask.  [default: the first that is installed]",
+    metavar="PROGRAM",
+    type=_Program(),
+    help="Which program to ask: llvm-symbolizer, eu-addr2line, or one with its version behind"
+    " (llvm-symbolizer-19).  [default: the newest that is installed]",
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object for each address.")
 @click.pass_obj

@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.capture import decompress
 from buildidfs.daemon import symbolizers
 from buildidfs.daemon.symbolizers import Child, Failed, Slots
 from buildidfs.errors import CapabilityError, UsageError
@@ -87,7 +88,7 @@ def _ask(store: Store, program: str, item: bundle.Item, lines: _List, deadline: 
         raise Failed(TOO_LATE)
     with Slots(1) as slots:
         digest = Digest(bytes.fromhex(item.sha256))
-        slots.fill(item.size, functools.partial(_copy, store, digest))
+        slots.fill(item.size, functools.partial(_copy, store, digest, slots))
         until = min(deadline, time.monotonic() + symbolizers.ANSWER_S)
         # What takes longer, and more memory, comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
@@ -101,10 +102,13 @@ def _ask(store: Store, program: str, item: bundle.Item, lines: _List, deadline: 
                 child.close()
 
 
-def _copy(store: Store, digest: Digest, target: int) -> None:
+def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
     source = store.open_blob(digest)
     try:
         copy.content(source, target)
+        decompress.unpack_sections(target, slots.most_bytes)
+    except decompress.CannotDecompress as error:
+        raise Failed(f"its debug information cannot be read: {error}") from error
     finally:
         os.close(source)
 

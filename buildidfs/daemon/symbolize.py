@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import files
+from buildidfs.capture import decompress, files
 from buildidfs.daemon import symbolizers
 from buildidfs.daemon.symbolizers import Failed
 from buildidfs.errors import StoreError
@@ -32,6 +32,7 @@ NO_EXECUTABLE: Final = (
     "only its debuginfo was captured, which does not tell where offsets are loaded"
 )
 NO_NAME: Final = "no symbol"
+PACKED: Final = "debug information was left out"
 
 _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
@@ -39,25 +40,37 @@ _TRIES: Final = 2
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is at an address: frames, the innermost first. If there are none, ``why`` says why."""
+    """What is at an address: frames, the innermost first. ``why`` says why there are none, or why
+    there could be more.
+    """
 
     frames: tuple[Frame, ...] = ()
     why: str = ""
 
 
-class _File(msgspec.Struct):
-    """The file to ask about for a build ID, and what it takes to read its addresses.
+class _Copy(msgspec.Struct):
+    """A file to ask about, with what dwz moved out of it.
 
-    ``slot`` is its copy among those that the program may open, -1 for none yet. What dwz moved out
-    of it is in ``supplement``.
+    ``slot`` is its copy among those that the program may open, -1 for none yet. ``failed`` says
+    that the program cannot read it, ``lacks`` what was left out of the copy.
     """
 
-    artifact: Artifact | None
+    artifact: Artifact
     supplement: tuple[BuildId, Artifact] | None = None
-    loads: list[Segment] = []
-    has_offsets: bool = False
     slot: int = -1
     failures: int = 0
+    failed: str = ""
+    lacks: str = ""
+
+
+class _File(msgspec.Struct):
+    """The files to ask about for a build ID, the one that tells most first, and what it takes to
+    read its addresses.
+    """
+
+    copies: list[_Copy]
+    loads: list[Segment] = []
+    has_offsets: bool = False
     why: str = ""
 
 
@@ -131,23 +144,21 @@ class Symbolizer:
         return file
 
     def _choose(self, build_id: BuildId) -> _File:
-        """The file with the best symbols; its addresses are those of the executable."""
+        """The files with symbols, the best first; addresses are those of the executable."""
         store = self._store
         ordinal = store.ordinal(build_id)
         if ordinal is None or not store.kinds(ordinal):
-            return _File(None, why=NEVER_CAPTURED)
+            return _File([], why=NEVER_CAPTURED)
         executable = store.artifact(ordinal, Kind.EXECUTABLE) or store.artifact(ordinal, Kind.VDSO)
         debuginfo = store.artifact(ordinal, Kind.DEBUGINFO)
-        if executable is None or (
-            debuginfo is not None and debuginfo.quality >= executable.quality
-        ):
-            chosen = debuginfo
-        else:
-            chosen = executable
-        loaded = executable or debuginfo
-        if chosen is None or loaded is None:
-            return _File(None, why=NO_ELF_FILE)
-        return _File(chosen, self._supplement(chosen), self._loads(loaded), executable is not None)
+        found = [each for each in (debuginfo, executable) if each is not None]
+        if not found:
+            return _File([], why=NO_ELF_FILE)
+        found.sort(key=lambda each: -each.quality)
+        copies = [_Copy(each, self._supplement(each)) for each in found]
+        if len({each.digest for each in found}) == 1:
+            del copies[1:]
+        return _File(copies, self._loads(executable or found[0]), executable is not None)
 
     def _supplement(self, artifact: Artifact) -> tuple[BuildId, Artifact] | None:
         fd = self._store.open_blob(artifact.digest)
@@ -175,28 +186,36 @@ class Symbolizer:
         finally:
             os.close(fd)
 
-    def _slot(self, file: _File, artifact: Artifact) -> int:
+    def _slot(self, wanted: _Copy) -> int:
         """Where the program finds a copy of the file."""
-        if file.slot >= 0:
-            return file.slot
-        wanted = [artifact] if file.supplement is None else [artifact, file.supplement[1]]
-        size = sum(each.size for each in wanted)
+        if wanted.slot >= 0:
+            return wanted.slot
+        artifacts = [wanted.artifact]
+        if wanted.supplement is not None:
+            artifacts.append(wanted.supplement[1])
+        size = sum(each.size for each in artifacts)
         slots = self._slots
-        if slots is None or slots.left < len(wanted) or self._bytes + size > slots.most_bytes:
+        if slots is None or slots.left < len(artifacts) or self._bytes + size > slots.most_bytes:
             slots = self._renew()
-        file.slot, *others = [
-            slots.fill(each.size, functools.partial(self._copy, each)) for each in wanted
+        lacks: list[str] = []
+        wanted.slot, *others = [
+            slots.fill(each.size, functools.partial(self._copy, each, slots, lacks))
+            for each in artifacts
         ]
+        wanted.lacks = lacks[0] if lacks else ""
         for slot in others:
-            assert file.supplement is not None
-            slots.name(slot, file.supplement[0])
+            assert wanted.supplement is not None
+            slots.name(slot, wanted.supplement[0])
         self._bytes += size
-        return file.slot
+        return wanted.slot
 
-    def _copy(self, artifact: Artifact, target: int) -> None:
+    def _copy(self, artifact: Artifact, slots: Slots, lacks: list[str], target: int) -> None:
         source = self._store.open_blob(artifact.digest)
         try:
             copy.content(source, target)
+            decompress.unpack_sections(target, slots.most_bytes)
+        except decompress.CannotDecompress as error:
+            lacks.append(f"{PACKED} ({error})")
         finally:
             os.close(source)
 
@@ -204,7 +223,8 @@ class Symbolizer:
         """Begin again with empty slots, and a program that has looked at nothing."""
         self.close()
         for file in self._files.values():
-            file.slot = -1
+            for each in file.copies:
+                each.slot = -1
         self._bytes = 0
         self._slots = symbolizers.Slots()
         return self._slots
@@ -212,23 +232,31 @@ class Symbolizer:
     # --- the program -----------------------------------------------------------------------
 
     def _look(self, file: _File, address: int) -> Answer:
-        artifact = file.artifact
-        if artifact is None or file.why:
+        if file.why:
             return Answer((), file.why)
         if file.loads and not elfloads.is_loaded(file.loads, address):
             return Answer((), NOT_LOADED)
-        slot = self._slot(file, artifact)
-        while True:
-            try:
-                frames = self._started().ask(slot, address)
+        frames: list[Frame] = []
+        why: list[str] = []
+        for each in file.copies:
+            if frames and frames[-1].function and frames[-1].line:
                 break
+            frames = _merged(frames, self._ask(each, address))
+            why += filter(None, (each.failed, each.lacks))
+        return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
+
+    def _ask(self, asked: _Copy, address: int) -> list[Frame]:
+        """What the program says of one file; nothing, and why in there, if that makes it fail."""
+        while not asked.failed:
+            slot = self._slot(asked)
+            try:
+                return self._started().ask(slot, address)
             except Failed as error:
                 self._stop()
-                file.failures += 1
-                if file.failures >= _TRIES:
-                    file.why = f"{self.name} failed: {error}"
-                    return Answer((), file.why)
-        return Answer(tuple(frames), "" if frames else NO_NAME)
+                asked.failures += 1
+                if asked.failures >= _TRIES:
+                    asked.failed = f"{self.name} failed: {error}"
+        return []
 
     def _started(self) -> Program:
         if self._program is None:
@@ -240,3 +268,20 @@ class Symbolizer:
         if self._program is not None:
             self._program.close()
             self._program = None
+
+
+def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
+    """The frames that tell of lines, with the name of the function from the other file if need be.
+
+    A debug file may lack symbols that only the executable has: those for linking.
+    """
+    best, other = first, second
+    if not best or (not any(each.line for each in best) and any(each.line for each in other)):
+        best, other = other, best
+    if best and other and not best[-1].function:
+        last, named = best[-1], other[-1]
+        return [
+            *best[:-1],
+            msgspec.structs.replace(last, function=named.function, start=named.start),
+        ]
+    return best

@@ -13,6 +13,7 @@ import errno
 import functools
 import logging
 import os
+import re
 import secrets
 import select
 import shutil
@@ -28,7 +29,7 @@ from buildidfs.formats import symbolized
 from buildidfs.linux import confinement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from buildidfs.formats.symbolized import Frame
     from buildidfs.model import BuildId
@@ -52,7 +53,10 @@ _FEWEST: Final = 4
 
 _MOST_BYTES: Final = 8 << 30
 _MOST_BYTES_OF_MEMORY: Final = 1 << 30
-_NEWEST_LLVM: Final = 30
+_NEWEST_LLVM: Final = 40
+_OLDEST_SYMBOLIZER: Final = 13
+_OLDEST_DUMPER: Final = 15
+_VERSION_S: Final = 10.0
 
 _ENDED_WELL: Final = "ended with status 0"
 
@@ -237,15 +241,18 @@ def _place() -> str:
 
 
 def find(wanted: str | None = None) -> tuple[str, str]:
-    """Name and path of the program to ask, ``wanted`` or the first of `NAMES` that is installed.
+    """Name and path of the program to ask: ``wanted``, which is one of `NAMES` with a version
+    behind it perhaps (``llvm-symbolizer-19``), or the first of them that is installed.
 
-    Raises `UsageError` with the remedy if there is none.
+    Of several versions that is the newest. Raises `UsageError` with the remedy if there is none.
     """
-    for name in NAMES if wanted is None else (wanted,):
-        spellings = [name]
-        if name == "llvm-symbolizer":
-            spellings += _versions(name, 13)
-        path = _installed(spellings)
+    for name in NAMES:
+        if wanted is None or wanted == name:
+            path = _newest(name, _OLDEST_SYMBOLIZER) if name == NAMES[0] else _installed(name)
+        elif re.fullmatch(rf"{name}-\d+", wanted):
+            path = _installed(wanted)
+        else:
+            continue
         if path is not None:
             return name, path
     missing = f"neither {' nor '.join(NAMES)} is" if wanted is None else f"{wanted} is not"
@@ -253,20 +260,44 @@ def find(wanted: str | None = None) -> tuple[str, str]:
 
 
 def find_dumper() -> str | None:
-    """Path of an llvm-dwarfdump that lists sources, which that of LLVM 15 was the first to do.
+    """Path of the newest llvm-dwarfdump that lists sources."""
+    return _newest("llvm-dwarfdump", _OLDEST_DUMPER)
 
-    One with its version in its name comes first: of the other that is not known.
+
+def _newest(name: str, oldest: int) -> str | None:
+    """Path of the newest program of that name, which ``oldest`` is the first useful version of.
+
+    Distributions put the version behind the name, and call one of them by the name alone.
     """
-    return _installed([*_versions("llvm-dwarfdump", 15), "llvm-dwarfdump"])
+    found = [
+        (version, path)
+        for version in range(_NEWEST_LLVM, oldest - 1, -1)
+        if (path := _installed(f"{name}-{version}")) is not None
+    ]
+    plain = _installed(name)
+    version = 0 if plain is None else _version(plain)
+    if plain is not None and (version >= oldest or not version):
+        found.append((version, plain))
+    return max(found)[1] if found else None
 
 
-def _versions(name: str, oldest: int) -> list[str]:
-    """What distributions call the program of each LLVM, the newest first."""
-    return [f"{name}-{version}" for version in range(_NEWEST_LLVM, oldest - 1, -1)]
+def _version(path: str) -> int:
+    """The version of LLVM that a program belongs to; 0 if it does not tell."""
+    found = re.search(r"/llvm-?(\d+)(?:[./]|\Z)", os.path.realpath(path))
+    if found is None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(
+                [path, "--version"],
+                stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_VERSION_S,
+            ).stdout  # fmt: skip
+            found = re.search(r"LLVM version (\d{1,4})", said.decode("utf-8", "replace"))
+    return 0 if found is None else int(found[1])
 
 
-def _installed(spellings: Iterable[str]) -> str | None:
-    return next(filter(None, map(shutil.which, spellings)), None)
+def _installed(name: str) -> str | None:
+    """Path of a program in the directories of PATH, without those that depend on where we are."""
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)) or os.sep)
 
 
 def start(name: str, path: str, slots: Slots) -> Program:

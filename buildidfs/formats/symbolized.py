@@ -19,6 +19,7 @@ MOST_FRAMES: Final = 256
 
 _DIGITS: Final = 20  # of a number that fits 64 bits
 _INLINED: Final = b" inlined at "
+_VERSION: Final = re.compile(r"@@?(?!plt$)[A-Za-z_][\w.-]*$")
 _UNKNOWN: Final = ("??", "")
 
 _DIRECTORY: Final = re.compile(rb' *DW_AT_comp_dir\t\("(.*)"\)', re.DOTALL)
@@ -63,7 +64,7 @@ def of_llvm(line: bytes) -> list[Frame]:
         symbols = _decode(line.decode("utf-8", "replace")).symbol[:MOST_FRAMES]
         return _known(
             Frame(
-                _name(symbol.function_name),
+                _function(symbol.function_name),
                 _name(symbol.file_name),
                 symbol.line,
                 symbol.column,
@@ -83,7 +84,9 @@ def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
     for index, (function, place) in enumerate(pairs):
         name = function.split(_INLINED)[0].decode("utf-8", "replace")
         file, line, column = _place(place)
-        frames.append(Frame(_name(name), file, line, column, None, inlined=index < len(pairs) - 1))
+        frames.append(
+            Frame(_function(name), file, line, column, None, inlined=index < len(pairs) - 1)
+        )
     return _known(frames)
 
 
@@ -114,6 +117,11 @@ def _place(text: bytes) -> tuple[str, int, int]:
 
 def _name(text: str) -> str:
     return "" if text in _UNKNOWN else text
+
+
+def _function(text: str) -> str:
+    """A name without the version that a symbol for linking ends in (``memcpy@@GLIBC_2.14``)."""
+    return _name(_VERSION.sub("", text))
 
 
 def _known(frames: Iterable[Frame]) -> list[Frame]:

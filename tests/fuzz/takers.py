@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,13 +24,14 @@ from buildidfs.capture.companions import Companions
 from buildidfs.capture.files import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats import jsontext
+from buildidfs.formats.elfheader import SHF_COMPRESSED
 from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import options
 from tests.fuzz import elves
 from tests.fuzz.insides import store
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
-from tests.support.elfwriter import TEXT, elf_file
+from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.scans import Memory
 
 # --- compressed files ----------------------------------------------------------------------------
@@ -215,6 +217,51 @@ def _huge_names() -> Iterator[bytes]:
         yield filled(unit, 65536)
 
 
+# --- debug information that is compressed --------------------------------------------------------
+
+
+def _check_sections(data: bytes) -> None:
+    fd = memory_file(b"sections", data)
+    try:
+        error = refusal(
+            lambda: decompress.unpack_sections(fd, 1 << 30), decompress.CannotDecompress
+        )
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    assert error is None or str(error).isprintable()
+    assert len(data) <= size <= 33 * len(data) + _LIMIT
+
+
+def _packed(plain: bytes, *, size: int | None = None) -> bytes:
+    """What a section has in it that zstd has compressed."""
+    head = struct.pack("<I4xQQ", 2, len(plain) if size is None else size, 1)
+    return head + zstandard.compress(plain)
+
+
+def _sections(content: bytes, count: int = 1) -> bytes:
+    """A file with so many sections that have the same content, in the same place."""
+    first = Section(b".debug_info", content, flags=SHF_COMPRESSED)
+    file = elf_file([TEXT, first], build_id=elves.BUILD_ID)
+    other = Section(
+        b".debug_str", flags=SHF_COMPRESSED, size=len(content), offset=file.index(content)
+    )
+    return elf_file([TEXT, first, *[other] * (count - 1)], build_id=elves.BUILD_ID)
+
+
+def _seed_sections() -> Iterator[bytes]:
+    yield _sections(_packed(b"DWARF" * 100))
+    yield _sections(_packed(b"DWARF" * 100, size=9))
+    yield _sections(_packed(bytes(1 << 20)))
+
+
+def _huge_sections() -> Iterator[bytes]:
+    yield _sections(_packed(bytes(40 << 20)))
+    yield _sections(_packed(b"", size=(1 << 64) - 1))
+    yield _sections(_packed(os.urandom(MEGABYTE - 80_000)))
+    yield _sections(_packed(bytes(1 << 20)), 5000)
+
+
 # --- names in JSON -------------------------------------------------------------------------------
 
 
@@ -237,6 +284,7 @@ def _huge_json() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "json": Target(_check_json, _seed_json, _huge_json, ("jsontext",)),
+    "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("zstdsections",)),
     "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),
     "links": Target(_check_links, _seed_links, _huge_links, most=_LINK_BYTES),
     "config": Target(_check_config, _seed_config, _huge_config, most=1 << 13),

@@ -30,6 +30,9 @@ _DOCKER = (
 _SOME = "+dac_override,+net_raw,+setuid,+sys_ptrace"
 _GIB = 1 << 30
 
+# What this Python, with the program, is made of; one may be below another.
+_PYTHON = (sys.base_prefix, sys.prefix, str(ROOT))
+
 
 class Environment(NamedTuple):
     """``before`` are the words before a command, a function of a new directory, with ``env``.
@@ -262,7 +265,7 @@ def as_user(place: Path, number: int = USER) -> list[Argument]:
         path: next(
             (each for each in reversed(Path(path).parents) if not each.stat().st_mode & 0o001), None
         )
-        for path in (sys.base_prefix, str(ROOT))
+        for path in _PYTHON
     }
     script = ["set -e"]
     for index, (path, top) in enumerate(closed.items()):

@@ -24,7 +24,7 @@ from tests.support.commands import calling
 from tests.support.containers import container
 from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
 from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.programs import SOURCE_DIR, Binary, line_of
+from tests.support.programs import SOURCE_DIR, Binary, build_id_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +104,111 @@ def test_debug_files_that_dwz_has_made_smaller(
     assert answer.startswith(f"{word} exe_static_hot {SOURCE_DIR}/hot.c:{line_of('exe_entry')}")
 
 
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_debug_information_that_zstd_has_compressed(
+    tmp_path: Path, program: Program, asked: str
+) -> None:
+    """LLVM before 16 and many builds of elfutils cannot read it themselves."""
+    packed = tmp_path / "tree/packed"
+    packed.parent.mkdir()
+    compiled = program.exe.compiled
+    run([tool("objcopy"), "--compress-debug-sections=zstd", compiled, packed], check=True)
+    assert "ZSTD" in run([tool("readelf"), "-tW", packed], check=True).out
+    made = BuildIdFs(tmp_path)
+    made("scan", "tree", packed)
+    (word,) = requests(program.exe, "exe_static_hot")
+    answer = made("symbolize", "--with", asked, word)
+    assert answer.out.startswith(f"{word} exe_static_hot {SOURCE_DIR}/hot.c:{line_of('exe_entry')}")
+    assert answer.err == ""
+    sources = json.loads(
+        made("bundle", program.exe.build_id, "-o", tmp_path / "bundle", "--json").out
+    )["sources"]
+    assert sources["files"] > 0
+    assert sources["absent"] == []
+
+
+def test_damaged_zstd_is_told(tmp_path: Path, program: Program) -> None:
+    """The function has a name still, and why it has no line is no secret."""
+    packed = tmp_path / "packed"
+    run(
+        [tool("objcopy"), "--compress-debug-sections=zstd", program.exe.compiled, packed],
+        check=True,
+    )
+    data = bytearray(packed.read_bytes())
+    for at in [each.start() for each in re.finditer(rb"\x28\xb5\x2f\xfd", data)]:
+        data[at : at + 4] = b"none"
+    packed.write_bytes(data)
+    made = BuildIdFs(tmp_path)
+    made("scan", "tree", packed)
+    (word,) = requests(program.exe, "exe_static_hot")
+    answer = made("symbolize", word)
+    assert re.fullmatch(rf"{re.escape(word)} exe_static_hot (\?\?|hot\.c):0\n", answer.out)
+    assert f"{symbolize.PACKED} (damaged: " in answer.err
+
+
+@pytest.fixture(scope="module")
+def halves(scratch: Path) -> tuple[BuildIdFs, Path]:
+    """A library whose debug file has no symbols, so that those for linking are nowhere else."""
+    place = scratch / "halves"
+    place.mkdir()
+    (place / "c.c").write_text("int in_c(int x) { return x + 1; }\n")
+    (place / "s.s").write_text(
+        ".globl in_assembly\n.type in_assembly,@function\nin_assembly: ret\n"
+        ".size in_assembly,.-in_assembly\n.globl first\n.type first,@function\nfirst: ret\n"
+        ".size first,.-first\n.symver first,versioned@@FIRST_1.0\n.section .note.GNU-stack\n"
+    )
+    names = "in_c; in_assembly; versioned"
+    (place / "map").write_text(f"FIRST_1.0 {{ global: {names}; local: *; }};\n")
+    run([tool("gcc"), "-c", "-o", place / "s.o", place / "s.s"], check=True)
+    whole, library, debug = (place / name for name in ("whole.so", "half.so", "half.debug"))
+    run(
+        [tool("gcc"), "-g", "-shared", "-fPIC", f"-Wl,--version-script={place}/map", "-o", whole,
+         place / "c.c", place / "s.o"],
+        check=True,
+    )  # fmt: skip
+    run([tool("strip"), "-o", library, whole], check=True)
+    run([tool("objcopy"), "--only-keep-debug", whole, debug], check=True)
+    run([tool("strip"), "--strip-all", "--keep-section=.debug_*", debug], check=True)
+    assert "in_assembly" not in run([tool("nm"), debug]).out
+    made = BuildIdFs(place)
+    made("add", library, debug)
+    return made, whole
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_executable_and_debug_file_together(halves: tuple[BuildIdFs, Path], asked: str) -> None:
+    made, whole = halves
+    build_id = build_id_of(whole)
+    symbols = run([tool("nm"), whole], check=True).out
+    words = {
+        name: f"{build_id}+0x{line.split()[0]}"
+        for name in ("in_c", "in_assembly")
+        for line in symbols.splitlines()
+        if re.search(rf" T {name}\b", line)
+    }
+    answers = made("symbolize", "--with", asked, *words.values())
+    first, second = answers.out.splitlines()
+    assert first.startswith(f"{words['in_c']} in_c {whole.parent}/c.c:1")
+    assert second == f"{words['in_assembly']} in_assembly ??:0"
+    assert answers.err == ""
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+def test_versions_of_symbols_are_dropped(
+    halves: tuple[BuildIdFs, Path], tmp_path: Path, asked: str
+) -> None:
+    _, whole = halves
+    stripped = tmp_path / "whole.so"
+    run([tool("strip"), "-g", "-o", stripped, whole], check=True)
+    symbols = run([tool("nm"), stripped], check=True).out
+    (line,) = (each for each in symbols.splitlines() if "versioned" in each)
+    assert line.endswith(" versioned@@FIRST_1.0")
+    made = BuildIdFs(tmp_path)
+    made("add", stripped)
+    word = f"{build_id_of(whole)}+0x{line.split()[0]}"
+    assert made("symbolize", "--with", asked, word).out == f"{word} versioned ??:0\n"
+
+
 def test_offsets_in_the_file(store: BuildIdFs, program: Program) -> None:
     address = program.exe.address("exe_static_hot")
     headers = run([tool("readelf"), "-lW", program.exe.shipped], check=True).out
@@ -153,6 +258,8 @@ def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
         (["\x1b[31m+0x1"], 2, "not ID+0xADDR: '\\\\x1b[31m+0x1'"),
         (["8e9f8e9f+0x1"], 30, "nothing is known of build ID 8e9f8e9f"),
         (["--perf-script", "--json"], 2, "--perf-script filters text"),
+        (["--with", "sh", "8e9f+0x1"], 2, "neither llvm-symbolizer[-VERSION] nor eu-addr2line"),
+        (["--with", "llvm-symbolizer-999", "8e9f+0x1"], 2, "-999 is not installed"),
         (["--lines", "8e9f+0x1"], 2, "belong to --perf-script"),
         (["--perf-script", "--buildid-list", "/nonexistent"], 2, "/nonexistent: No such file"),
         (["--perf-script", "--buildid-list", "/etc/passwd"], 2, "no output of perf buildid-list"),
@@ -286,8 +393,7 @@ def test_no_room_for_its_files(
 def test_program_that_fails_always(store: BuildIdFs, program: Program, directory: Path) -> None:
     words = requests(program.exe, "main")
     calling(directory / "llvm-symbolizer", ["/bin/false"])
-    path = {"PATH": f"{directory}:{os.environ['PATH']}"}
-    done = store("symbolize", *words, check=False, env=path)
+    done = store("symbolize", *words, check=False, env={"PATH": os.fspath(directory)})
     assert done.rc == 30
     assert done.err.startswith(f"buildidfs: {program.exe.build_id}: llvm-symbolizer failed: ended")
 
