@@ -52,6 +52,9 @@ DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"
 """gdb and elfutils look for a dwz file below ``.dwz/`` with what follows this in its own path."""
 
+MERGED = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
+"""Directories of the root that are links into /usr where distributions have merged the two."""
+
 MAX_NAME = 255
 """NAME_MAX of Linux: no directory entry is longer."""
 

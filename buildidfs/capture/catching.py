@@ -22,7 +22,7 @@ from buildidfs.capture import messages
 from buildidfs.capture.catcher import Catcher
 from buildidfs.capture.messages import Failed, Options
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import parents, scheduling
+from buildidfs.linux import capabilities, parents, scheduling
 
 # Of two threads that have something to do, the one that waits gets its turn after this.
 _SWITCH_INTERVAL_S = 0.00002
@@ -92,8 +92,9 @@ def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
     """Let the other end know why there is no catcher."""
     if isinstance(error, OSError):
         reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
-        lacking = "; it takes CAP_PERFMON or CAP_SYS_ADMIN: run it as root" if privilege else ""
-        message = Failed(f"{reason}{lacking}", privilege)
+        if privilege:
+            reason += f"; {capabilities.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
+        message = Failed(reason, privilege)
     else:
         message = Failed(str(error), privilege=True)
     with contextlib.suppress(OSError):  # nobody listens any more

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class Census(msgspec.Struct):
-    """What was counted; of ``refused`` processes something could not be looked at.
+    """What was counted; of ``refused`` processes something could not be looked at, and nothing of
+    ``unseen`` ones, which are among them.
 
     ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct
     files behind them, ``elf`` those that are ELF.
@@ -38,6 +39,7 @@ class Census(msgspec.Struct):
 
     processes: int = 0
     refused: int = 0
+    unseen: int = 0
     references: int = 0
     files: int = 0
     elf: int = 0
@@ -66,7 +68,7 @@ def take(
             if not procfs.is_kernel_thread(pid_fd):
                 count.process(pid_fd)
         except OSError as error:
-            count.refuse(error)
+            count.refuse(error, whole=True)
         finally:
             os.close(pid_fd)
             count.next_process()
@@ -183,10 +185,14 @@ class _Count:
             self.census.absent[answer] += 1
         self.census.elf += 1
 
-    def refuse(self, error: OSError) -> None:
-        """Note what we may not see; what has ended or been closed meanwhile is no loss."""
+    def refuse(self, error: OSError, *, whole: bool = False) -> None:
+        """Note that a file of the process may not be seen, or the ``whole`` process.
+
+        An end of the process, or a file that was closed meanwhile, is no loss.
+        """
         if error.errno not in (errno.ENOENT, errno.ESRCH):
             self._refused = True
+            self.census.unseen += whole
 
     def next_process(self) -> None:
         """Count the process that was looked at if some of it was refused."""

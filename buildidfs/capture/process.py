@@ -314,7 +314,7 @@ def denied(error: OSError) -> str:
     if error.errno in _DENIED and "CAP_" not in reason:
         lacking = capabilities.missing_for_scan()
         if lacking:
-            reason += f"; needs {', '.join(lacking)}: run as root"
+            reason += f"; {capabilities.how_to_get(*lacking)}"
     return reason
 
 

@@ -29,8 +29,8 @@ def identify_tree(
 ) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
     """The build ID of every regular file at or below ``paths``, or why there is none.
 
-    Nothing is captured, nothing remembered. Paths begin with the one given. What can be opened
-    is told in the same way as `TreeScanner` tells it.
+    Nothing is captured, nothing remembered. Paths begin with the one given. The answers are those
+    of `TreeScanner`.
     """
     known = walk.Mounts()
     for path in paths:
@@ -40,18 +40,43 @@ def identify_tree(
             yield path, walk.unreadable(path, error)
             continue
         try:
+            open_at = _opener(start_fd, path)
             for file in walk.files(start_fd, path, known):
                 if isinstance(file, Unreadable):
                     yield file.path, file
                     continue
                 try:
-                    yield file.path, _identify(file.fd)
+                    yield file.path, _judged(file, open_at)[0]
                 except OSError as error:
                     yield file.path, walk.unreadable(file.path, error)
                 finally:
                     os.close(file.fd)
         finally:
             os.close(start_fd)
+
+
+def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
+    """A function that opens files of a tree, whose start is shown as ``shown``, by their paths."""
+
+    def open_at(path: bytes) -> int:
+        return openat2.open_regular_in_root(start_fd, path.removeprefix(shown))
+
+    return open_at
+
+
+def _judged(
+    file: walk.OpenFile, open_at: Callable[[bytes], int]
+) -> tuple[BuildId | Absence, Kind | None]:
+    """What a file is kept under, or why it is not; its kind where the file does not tell it.
+
+    Raises OSError.
+    """
+    answer = _identify(file.fd)
+    if answer is Absence.NO_BUILD_ID:
+        package_id = companions.package_id(file.path, file.fd, open_at)
+        if package_id:
+            return package_id, Kind.DEBUGINFO
+    return answer, None
 
 
 def _identify(fd: int) -> BuildId | Absence:
@@ -96,10 +121,7 @@ class TreeScanner:
                 # A path such as /proc/PID/root/usr leads into a mount namespace not ours.
                 foreign = is_foreign(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
-
-                def open_at(path: bytes, start_fd: int = start_fd, shown: bytes = shown) -> int:
-                    return openat2.open_regular_in_root(start_fd, path.removeprefix(shown))
-
+                open_at = _opener(start_fd, shown)
                 for file in walk.files(start_fd, shown, known):
                     if isinstance(file, Unreadable):
                         yield file
@@ -112,12 +134,7 @@ class TreeScanner:
         """Judge a file; takes over its descriptor. ``open_at`` opens others by their paths."""
         keep = False
         try:
-            answer = _identify(file.fd)
-            kind = None
-            if answer is Absence.NO_BUILD_ID and (
-                package_id := companions.package_id(file.path, file.fd, open_at)
-            ):
-                answer, kind = package_id, Kind.DEBUGINFO
+            answer, kind = _judged(file, open_at)
             sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
             if isinstance(answer, Absence):
                 return SeenAgain(sighting, Known(absence=answer))

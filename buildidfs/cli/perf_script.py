@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from buildidfs.formats.perfscript import Frame
     from buildidfs.model import BuildId
 
-_NO_BUILD_ID = (
-    "no build ID: give perf script --show-mmap-events --show-task-events, of a profile recorded"
-    " with --buildid-mmap, or --buildid-list"
-)
+# What is left without a name before a symbolizer was asked. The remedy depends on all of the text.
+_NO_MAPPING = "no mapping"
+_NO_BUILD_ID = "no build ID"
 _SHOWN = 10
 _LISTED = re.compile(rb"^ *[0-9A-Fa-f]{4,} +\S", re.MULTILINE)
 
@@ -45,7 +44,7 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
             continue
         location = script.locate(frame)
         if location is None:
-            why[frame.dso, "no mapping told of: give perf script --show-mmap-events"] += 1
+            why[frame.dso, _NO_MAPPING] += 1
             output.write(line)
             continue
         build_id = location.build_id or listed.get(location.path)
@@ -61,7 +60,7 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
             why[location.path, answer.why] += 1
             output.write(line)
     output.flush()
-    _report(why)
+    _report(script, why)
 
 
 def _named(frame: Frame, answer: Answer, address: int | None, *, with_lines: bool) -> bytes:
@@ -99,8 +98,30 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
     return perfscript.parse_build_ids(text)
 
 
-def _report(why: Counter[tuple[bytes, str]]) -> None:
-    for (path, reason), count in why.most_common(_SHOWN):
+def _remedy(script: perfscript.Script, reason: str) -> str:
+    """What is wrong, and what helps with this text: events that are in it are not asked for."""
+    if reason == _NO_MAPPING:
+        if not script.has_mappings:
+            return "no mapping told of: give perf script --show-mmap-events --show-task-events"
+        if not script.has_tasks:
+            return "no mapping told of at that address: give perf script --show-task-events, too"
+        return "no event tells of a mapping at that address: it was lost, or is older than perf"
+    if reason == _NO_BUILD_ID:
+        if not script.has_mappings:
+            return (
+                "no build ID: give perf script --show-mmap-events --show-task-events, or"
+                " --buildid-list"
+            )
+        return (
+            "no build ID in the profile: run perf script on what buildidfs repair makes of it, or"
+            " give --buildid-list"
+        )
+    return reason
+
+
+def _report(script: perfscript.Script, why: Counter[tuple[bytes, str]]) -> None:
+    for (path, key), count in why.most_common(_SHOWN):
+        reason = _remedy(script, key)
         frames = f"{count} frame{'' if count == 1 else 's'}"
         click.echo(f"buildidfs: {printable(path)}: {frames} without a name: {reason}", err=True)
     if len(why) > _SHOWN:

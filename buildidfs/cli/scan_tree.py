@@ -39,7 +39,7 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
-        return _identify(wanted, json_)
+        return _identify(wanted, json_, verbose=session.verbosity > 0)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
         summary = daemon.scan_tree(store, session.settings, wanted, progress=show)
     if json_:
@@ -49,8 +49,8 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     return IncompleteError.exit_code if summary.unreadable else 0
 
 
-def _identify(paths: list[bytes], json_: bool) -> int:
-    """Print build ID and path of every ELF file that has one; count the rest."""
+def _identify(paths: list[bytes], json_: bool, *, verbose: bool) -> int:
+    """Print build ID and path of every file that a scan would take in; count the rest."""
     import sys
     from collections import Counter
 
@@ -73,8 +73,9 @@ def _identify(paths: list[bytes], json_: bool) -> int:
             click.echo(f"buildidfs: {printable(path)}: {answer.reason}", err=True)
         else:
             absent[answer] += 1
+            if verbose and answer not in (Absence.NOT_ELF, Absence.EMPTY):
+                click.echo(f"buildidfs: {printable(path)}: {answer}", err=True)
     sys.stdout.flush()
     for reason, count in absent.most_common():
-        if reason is not Absence.NOT_ELF:
-            click.echo(f"{count} without a build ID: {reason}", err=True)
+        click.echo(f"{count} without a build ID: {reason}", err=True)
     return IncompleteError.exit_code if unreadable else 0

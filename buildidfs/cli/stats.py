@@ -22,7 +22,8 @@ from buildidfs.cli.output import json_line, limits, limits_fields, size
 def stats(session: Session, json_: bool) -> None:
     """Count what the store holds, and what the running processes have open or mapped.
 
-    Coverage is the share of the build IDs in use on this host now that the store holds.
+    Coverage is the share of the build IDs in use on this host now that the store holds; only
+    processes that may be looked at count.
     """
     from buildidfs.capture import census
     from buildidfs.daemon import retention
@@ -51,6 +52,7 @@ def stats(session: Session, json_: bool) -> None:
                 **limits_fields(policy),
                 "host_processes": host.processes,
                 "host_refused": host.refused,
+                "host_unseen": host.unseen,
                 "host_references": host.references,
                 "host_files": host.files,
                 "host_elf_files": host.elf,
@@ -82,8 +84,12 @@ def stats(session: Session, json_: bool) -> None:
         click.echo(f"           {spot.unseen}: {spot.remedy}")
     if host.refused:
         lacking = capabilities.missing_for_scan()
-        why = f"; needs {', '.join(lacking)}: run as root" if lacking else ""
+        why = f"; {capabilities.how_to_get(*lacking)}" if lacking else ""
         click.echo(
             f"           {host.refused} processes could not be looked at, or only in part{why}"
         )
-    click.echo(f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%})")
+    seen = host.processes - host.unseen
+    of_those = f", of {seen} of {host.processes} processes only" if host.unseen else ""
+    click.echo(
+        f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%}){of_those}"
+    )

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 def which(session: Session, path: str, container: str | None, is_glob: bool, json_: bool) -> None:
     """Show every build ID that was seen at PATH, in whatever container, the last one first.
 
-    PATH is whole, and that of those who ran it, with all symbolic links followed. A line says
-    missing where the store holds no bytes.
+    PATH is whole. It is taken with and without /usr where distributions have merged the two, and
+    with its symbolic links as they are on this host; a line for another path than PATH names it. A
+    line says missing where the store holds no bytes.
     """
     from buildidfs.daemon import lookups
     from buildidfs.errors import ArtifactMissing
@@ -46,7 +47,9 @@ def which(session: Session, path: str, container: str | None, is_glob: bool, jso
         if is_glob:
             places = lookups.at_paths(store, path, container)
         else:
-            places = lookups.at_path(store, os.fsencode(path), container)
+            # The name that ldd prints is a link, and the kernel tells what that leads to.
+            here = [os.fsencode(os.path.realpath(path))] if container is None else []
+            places = lookups.at_path(store, os.fsencode(path), container, others=here)
     if not places:
         where = "" if container is None else f" in container {container}"
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
@@ -56,7 +59,7 @@ def which(session: Session, path: str, container: str | None, is_glob: bool, jso
         if json_:
             json_line(place_fields(place))
         else:
-            _text(place, with_path=is_glob)
+            _text(place, with_path=is_glob or place.path != os.fsencode(path))
     sys.stdout.flush()
 
 

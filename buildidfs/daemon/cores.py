@@ -154,19 +154,22 @@ class _Scan:
         self._dumps = dumps
         holdings = Holdings(store)
         self._missing: list[tuple[BuildId, Binary]] = []
+        self._held: set[BuildId] = set()
         for dump in dumps:
             for binary in dump.binaries:
                 if binary.build_id is None:
                     continue
                 if _has(holdings, binary.build_id):
                     binary.state = HELD
+                    self._held.add(binary.build_id)
                 else:
                     self._missing.append((binary.build_id, binary))
 
     def run(self, progress: Progress | None) -> Summary:
-        """Look for what is missing, and take it in."""
+        """Look for what is missing, and take it in; what is held counts as found."""
+        before = Summary(files=len(self._held), held=len(self._held))
         if not self._missing:
-            return Summary()
+            return before
         memo = StoreMemo(self._store)
         wanted = self._wanted()
         scanner = WantedScanner(memo, wanted, self._namespaces, scanner="core", only=True)
@@ -185,6 +188,8 @@ class _Scan:
                 binary.why = _NO_VDSO
             else:
                 binary.why = _NOT_READ if build_id in scanner.found else _GONE
+        summary.files += before.files
+        summary.held += before.held
         return summary
 
     def _wanted(self) -> Wanted:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs import names
 from buildidfs.capture import container
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId
 from buildidfs.model import BuildId
@@ -42,18 +43,34 @@ class Place(msgspec.Struct):
     held: bool
 
 
-def at_path(store: Store, path: bytes, label: str | None = None) -> list[Place]:
-    """Every build ID that was seen at exactly that path, the one seen last first.
+def at_path(
+    store: Store, path: bytes, label: str | None = None, *, others: Iterable[bytes] = ()
+) -> list[Place]:
+    """Every build ID that was seen at that path or one of the ``others``, the last seen first.
 
-    ``label`` is a container as a user names it, see `container.fits`. Reads rows of that path only;
-    what the store holds is found whatever it is there: executable, debug file, vDSO or kallsyms.
+    ``label`` is a container as a user names it, see `container.fits`. Reads rows of that path only,
+    and of its other name where /usr is merged (`merged`); what the store holds is found whatever it
+    is there: executable, debug file, vDSO or kallsyms.
     """
     found = _Places(store, label)
-    number = _number(store, path)
-    if number is not None:
-        found.held(number, path)
-    found.journal(store.journal_at(None, path))
+    for each in dict.fromkeys(name for one in (path, *others) for name in (one, *merged(one))):
+        number = _number(store, each)
+        if number is not None:
+            found.held(number, each)
+        found.journal(store.journal_at(None, each))
     return found.last_first()
+
+
+def merged(path: bytes) -> list[bytes]:
+    """The other name of a path below /lib, /bin and their like, where these are links into /usr.
+
+    The dynamic loader, and so ldd(1), go by the one, the kernel by the other.
+    """
+    is_in_usr = path.startswith(b"/usr/")
+    first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
+    if not first or first[0] not in names.MERGED:
+        return []
+    return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
 
 
 def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.perfdata import Profile
 from buildidfs.daemon import profileclock
-from buildidfs.daemon.coverage import Coverage, Holdings
+from buildidfs.daemon.coverage import NO_BUILD_ID, Coverage, Holdings
 from buildidfs.daemon.hits import IN_GUEST, IN_KERNEL, UNMAPPED, Hit, Hits
 from buildidfs.daemon.matching import AMBIGUOUS, KALLSYMS, Answer, Matcher
 from buildidfs.formats import perfdata, perfevents
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 
 _NO_MAPPING: Final = "no mapping recorded for that address"
 ANONYMOUS: Final = "memory without a file: generated code (JIT)"
+_MEMFD: Final = (
+    "a memfd that was never captured: a program run from memory, or generated code (JIT)"
+)
 _NO_KERNEL: Final = "the profile names no build ID of its kernel"
 _GUEST: Final = "a virtual machine, into which a profile of the host does not see"
 
 _ANONYMOUS_NAMES: Final = (
-    b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"/memfd:", b"[heap]", b"[stack",
+    b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"[heap]", b"[stack",
     b"[anon", b"anon_inode:", b"[uprobes]",
 )  # fmt: skip
+_MEMFD_NAME: Final = b"/memfd:"
 _SAMPLES: Final = frozenset((perfevents.SAMPLE,))
 _TELLING: Final = perfevents.TELLING | {perfevents.HEADER_BUILD_ID}
 _NAMING: Final = frozenset((perfevents.MMAP2, perfevents.HEADER_BUILD_ID))
@@ -251,6 +255,8 @@ class Reading:
         answer = self.answer(hit)
         if answer.build_id is None and is_anonymous(file):
             return file.path, Answer(None, why=ANONYMOUS)
+        if answer.why == NO_BUILD_ID and file.path.startswith(_MEMFD_NAME):
+            return file.path, Answer(None, why=_MEMFD)
         return file.path, answer
 
 

@@ -122,6 +122,8 @@ class _Scan:
                 held.add(binary.build_id)
             else:
                 missing.append((hit, binary))
+        whole.summary.files += len(held)
+        whole.summary.held += len(held)
         wanted, kernel = self._wanted(missing)
         memo = StoreMemo(self._store)
         scanner = WantedScanner(memo, wanted, self._namespaces)

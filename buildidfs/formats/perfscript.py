@@ -84,9 +84,13 @@ class _Mapping(msgspec.Struct, frozen=True):
 
 
 class Script:
-    """Follows a text line by line: whose sample it is in, and what was mapped then."""
+    """Follows a text line by line: whose sample it is in, and what was mapped then.
+
+    ``has_mappings`` and ``has_tasks`` say that events of either sort were in the text so far.
+    """
 
     def __init__(self) -> None:
+        self.has_mappings = self.has_tasks = False
         self._processes: dict[int, list[_Mapping]] = {}
         self._process_of: dict[int, int] = {}
         self._located: dict[tuple[int, int, bytes, bool], Location | None] = {}
@@ -158,8 +162,10 @@ class Script:
 
     def _event(self, line: bytes, at: int) -> bool:
         if found := _MMAP.match(line, at):
+            self.has_mappings = True
             self._map(found)
         elif found := _FORK.match(line, at):
+            self.has_tasks = True
             child, thread, parent = int(found[1]), int(found[2]), int(found[3])
             self._process_of[thread] = child
             if child != parent and parent in self._processes:
@@ -168,6 +174,7 @@ class Script:
             thread_of = _THREAD.fullmatch(line.rpartition(b":")[2])
             if thread_of is None:
                 return False
+            self.has_tasks = True
             self._process_of[int(thread_of[2])] = int(thread_of[1])
             if found[1]:
                 self._keep(int(thread_of[1]), [])

@@ -164,7 +164,7 @@ class _Run:
             if len(self._touched) >= BATCH_ROWS:
                 self._touch()
         elif item.known.absence is not None:
-            summary.absent[item.known.absence] += 1
+            self._count_absent(item.known.absence, item.sighting)
 
     def finish(self) -> None:
         """Wait until everything is recorded. Raises `StoreError`."""
@@ -279,12 +279,21 @@ class _Run:
         self._forget(job)
         if isinstance(outcome, NewAbsence):
             self._batch.absent.append(outcome)
-            self.summary.absent[outcome.absence] += 1 + len(job.more)
+            for sighting in (job.sighting, *job.more):
+                self._count_absent(outcome.absence, sighting)
         else:
             self.summary.unreadable.append(outcome)
             self.summary.unreadable += [
                 msgspec.structs.replace(outcome, path=sighting.origin.path) for sighting in job.more
             ]
+
+    def _count_absent(self, absence: Absence, sighting: Sighting) -> None:
+        self.summary.absent[absence] += 1
+        if absence not in (Absence.NOT_ELF, Absence.EMPTY):
+            import logging  # few get here, and a scan that finds only what is known does not
+
+            path = show(sighting.origin.path)
+            logging.getLogger(__name__).info("passed over %s: %s", path, absence)
 
     def _forget(self, job: _Job) -> None:
         if self._pending.get(job.sighting.origin.identity) is job:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+
+from buildidfs.linux import machine
+
 # In the order of linux/capability.h: the place is the number.
 _NAMES = (
     "CAP_CHOWN",
@@ -89,3 +93,33 @@ def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
     if "CAP_DAC_OVERRIDE" in have and "CAP_DAC_READ_SEARCH" in missing:
         missing.remove("CAP_DAC_READ_SEARCH")
     return missing
+
+
+def how_to_get(*wanted: str) -> str:
+    """The way to capabilities that this process lacks, in words.
+
+    A user becomes root, or is given them; root lacks them only if they were taken away.
+    """
+    if os.geteuid() != 0:
+        said = ", ".join(wanted)
+        return f"run as root, or give it {said} (AmbientCapabilities= of the unit, setpriv)"
+    options = " ".join(f"--cap-add={name.removeprefix('CAP_')}" for name in wanted)
+    return (
+        f"let root have {', '.join(wanted)}: {options} for a container,"
+        " CapabilityBoundingSet= of the unit"
+    )
+
+
+def remedy(*any_of: str) -> str:
+    """The way out for a process that was refused something that any of these capabilities allows.
+
+    Raises OSError.
+    """
+    if effective().isdisjoint(any_of):
+        return how_to_get(any_of[0])
+    if not machine.is_first_user():
+        return "the capabilities of this user namespace do not count for it: run it on the host"
+    return (
+        "a seccomp filter or security module refuses it: run it on the host, or give the container"
+        " --security-opt seccomp=unconfined"
+    )

@@ -89,7 +89,7 @@ def host_name() -> str:
     if _Given.name:
         return _Given.name
     own = os.uname().nodename
-    if _inode("/proc/self/ns/uts") == FIRST_UTS and not _is_contained():
+    if _inode("/proc/self/ns/uts") == FIRST_UTS and not is_contained():
         return own
     return _Given.node or _first_name() or own
 
@@ -101,8 +101,16 @@ def first_processes() -> tuple[int, ...]:
     return (1, 2) if view() == "all" else (1,)
 
 
-def _is_contained() -> bool:
-    """Whether this process is in a container that shares the name of the host."""
+def is_first_user() -> bool:
+    """Return True if this process is in the first user namespace, where capabilities count."""
+    return _inode("/proc/self/ns/user") in (0, FIRST_USER)
+
+
+def is_contained() -> bool:
+    """Return True if this process has not the PID or mount namespace of the host.
+
+    Some services of the host have a mount namespace of their own, too.
+    """
     own = _inode("/proc/self/ns/mnt")
     if view() != "all":
         return True

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from buildidfs.linux import syscalls
+from buildidfs.linux import machine, syscalls
 
 FILESYSTEM_TYPE = b"fuse.buildidfs"
 
@@ -39,6 +39,19 @@ def initial_mountinfo() -> bytes:
             return file.read()
     except OSError:
         return mountinfo()
+
+
+def how_to_get_fuse() -> str:
+    """The way to /dev/fuse where it is missing, in words: by the host's kernel or its own /dev."""
+    try:
+        with open("/proc/filesystems", "rb") as file:
+            is_loaded = b"nodev\tfuse" in file.read().splitlines()
+    except OSError:
+        is_loaded = False
+    if machine.is_contained():
+        load = "" if is_loaded else "modprobe fuse on the host, then "
+        return f"{load}give the container --device /dev/fuse --cap-add SYS_ADMIN"
+    return "mknod -m 666 /dev/fuse c 10 229" if is_loaded else "load the module with modprobe fuse"
 
 
 def mount_id(fd: int) -> int:

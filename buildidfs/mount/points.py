@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -59,8 +60,22 @@ def unmount(point: bytes) -> None:
     top = mounted_at(point)
     if top is None or top.fstype != mounts.FILESYSTEM_TYPE:
         raise MountError(f"{shown} is not a mount of buildidfs")
+    owner = int(mountinfo.option(top.super_options, b"user_id") or 0)
+    if os.geteuid() not in (0, owner):
+        raise MountError(f"{shown} is a mount of {_user(owner)}: only {_may(owner)} can unmount it")
     if take_away(point):
         log.info("%s is in use: it goes when the last open file is closed", shown)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _may(owner: int) -> str:
+    return f"{_user(owner)} and root" if owner else "root"
 
 
 def take_away(point: bytes) -> bool:
@@ -152,7 +167,7 @@ def _check_directory(point: bytes, shown: str) -> None:
 
 def _check_fuse(*, allow_other: bool) -> None:
     if not os.path.exists(_FUSE):
-        raise MountError(f"{_FUSE} does not exist: load the module with modprobe fuse")
+        raise MountError(f"{_FUSE} does not exist: {mounts.how_to_get_fuse()}")
     if not os.access(_FUSE, os.R_OK | os.W_OK):
         raise MountError(f"{_FUSE} may not be opened by this user: root can chmod 666 it")
     if os.geteuid() == 0:

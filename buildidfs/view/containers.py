@@ -17,6 +17,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
+from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.view import nodes
 from buildidfs.view.values import moment
@@ -31,7 +32,7 @@ _ROOT: Final = 0
 _ROOT_NAME: Final = b"root"
 _TEXTS: Final = (b"id", b"image", b"first-seen", b"last-seen")
 
-_ALIASES: Final = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
+_ALIASES: Final = names.MERGED
 """Directories that are links where /usr is merged. Where the one that the loader is named by is
 nowhere (/lib64), it is the one that the loader is in."""
 

@@ -15,6 +15,7 @@ from tests.support.mounts import COMMAND
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
 import buildidfs.cli.doctor, buildidfs.daemon.doctor, buildidfs.log, buildidfs.mount.session
+import buildidfs.capture.census, buildidfs.cli.stats, buildidfs.cli.unmount
 import buildidfs.cli.down, buildidfs.cli.output, buildidfs.daemon.up
 import buildidfs.store.store
 from buildidfs.cli.main import cli, main

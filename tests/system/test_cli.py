@@ -21,6 +21,8 @@ from click.testing import CliRunner
 from buildidfs.cli.main import cli
 from tests.support.elfwriter import elf_file
 from tests.support.golden import unpack
+from tests.support.mounts import BuildIdFs
+from tests.support.restricted import as_nobody
 from tests.support.scans import without_privileges
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
@@ -197,6 +199,38 @@ def test_stats(store: Path) -> None:
     assert counted["host_elf_files"] > 0
     assert 0.0 <= counted["coverage"] <= 1.0
     assert b"coverage" in run("--store", store, "stats").stdout
+
+
+@pytest.mark.root
+def test_stats_of_a_user_say_how_many_processes_were_seen(directory: Path) -> None:
+    program = BuildIdFs(directory)
+    program("scan", "tree", "/bin/true")
+    subprocess.run(["chown", "-R", "nobody:", program.store], check=True)
+    directory.chmod(0o755)
+    done = as_nobody("--store", program.store, "stats", "--json")
+    counted = json.loads(done.out)
+    assert 0 < counted["host_processes"] - counted["host_unseen"] < counted["host_unseen"]
+    done = as_nobody("--store", program.store, "stats")
+    line = next(line for line in done.out.splitlines() if line.startswith("coverage"))
+    found = re.search(r", of (\d+) of (\d+) processes only$", line)
+    assert found, line
+    assert 0 < int(found[1]) < int(found[2]) / 2
+
+
+@pytest.mark.root
+def test_files_without_a_build_id_are_named_with_v(directory: Path) -> None:
+    place, program = directory / "place", BuildIdFs(directory)
+    place.mkdir()
+    (place / "text").write_text("text")
+    (place / "nameless").write_bytes(elf_file())
+    (place / "true").write_bytes(Path("/bin/true").read_bytes())
+    for words in (["scan", "tree", place], ["scan", "tree", "--dry-run", place]):
+        assert "nameless" not in str(program(*words))
+        shown = program("-v", *words)
+        assert f"{place}/nameless: ELF file without a build ID" in shown.err, shown
+        assert f"{place}/text" not in shown.err
+        for count in ("1 without a build ID: not an ELF file", "1 without a build ID: ELF file"):
+            assert count in shown.out + shown.err
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "show", "get"])

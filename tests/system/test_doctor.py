@@ -23,7 +23,7 @@ from tests.support.forbidding import forbidding
 from tests.support.golden import unpack
 from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.restricted import as_nobody, limited, unshared, without
-from tests.support.waiting import until
+from tests.support.waiting import lines, until
 
 pytestmark = pytest.mark.root
 
@@ -314,8 +314,63 @@ def test_without_the_device(store: Path) -> None:
     argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", *COMMAND, *_words(store)]
     report = Report(run(argv, cwd=ROOT))
     assert report.state("device") == "failed"
-    assert "modprobe fuse" in report["device"]["remedy"]
+    assert "--device /dev/fuse" in report["device"]["remedy"]
     assert report.rc in (3, 60)
+
+
+def test_a_container_without_the_device_is_not_told_to_load_a_module(
+    store: Path, directory: Path
+) -> None:
+    assert b"nodev\tfuse" in Path("/proc/filesystems").read_bytes().splitlines()
+    script = 'mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec "$@"'
+    inside = [tool("unshare"), "-m", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh"]
+    report = Report(run([*inside, *COMMAND, *_words(store)], cwd=ROOT))
+    remedy = "give the container --device /dev/fuse --cap-add SYS_ADMIN"
+    assert report["device"]["remedy"] == remedy
+    (directory / "mnt").mkdir()
+    done = run([*inside, *COMMAND, "--store", store, "mount", directory / "mnt"], cwd=ROOT)
+    assert done.rc == 40, done
+    assert done.err == f"buildidfs: /dev/fuse does not exist: {remedy}\n"
+
+
+def test_root_is_not_told_to_become_root(store: Path, directory: Path) -> None:
+    dropped = ["sys_ptrace", "checkpoint_restore", "sys_admin", "sys_nice", "syslog", "perfmon"]
+    report = Report(without(dropped, *_words(store)))
+    told = [each["remedy"] for each in report.findings if "run as root" in each["remedy"]]
+    assert told == []
+    assert "--cap-add=SYS_PTRACE" in report["processes"]["remedy"]
+    for words in (["scan", "proc"], ["stats"]):
+        done = without(dropped, "--store", directory / "other", *words)
+        assert "as root" not in done.out + done.err, done
+        assert "--cap-add=" in done.out + done.err, done
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["setpriv", "--bounding-set=-perfmon,-sys_admin"], "let root have CAP_PERFMON: --cap-add"),
+        (["unshare", "-Ur"], "this user namespace do not count for it: run it on the host"),
+    ],
+)
+def test_watch_tells_root_why_it_may_not_follow(
+    directory: Path, words: list[str], remedy: str
+) -> None:
+    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
+        pytest.skip("perf_event_paranoid is -1: everybody may")
+    argv = [tool(words[0]), *words[1:], *COMMAND, "--store", directory / "other"]
+    with subprocess.Popen(
+        [os.fspath(each) for each in (*argv, "watch", "--no-scan")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    ) as watch:
+        assert watch.stderr is not None
+        try:
+            said = lines(watch.stderr, lambda got: any("cannot follow" in line for line in got))
+        finally:
+            watch.terminate()
+    (line,) = [line for line in said if "cannot follow" in line]
+    assert remedy in line
+    assert "as root" not in line
 
 
 @pytest.mark.fuse

@@ -19,6 +19,7 @@ from buildidfs.model import BuildId, Kind
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.children import cat_program, copied_cat, private_cat
+from tests.support.clients import run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import build_id_of
 from tests.support.scans import without_privileges
@@ -83,6 +84,36 @@ def test_which_finds_a_separate_debug_file(buildidfs: BuildIdFs) -> None:
         store.commit([seen])
     for words in ([path], ["--glob", "/usr/lib/debug/*"]):
         assert names(rows(buildidfs, "which", *words)) == [(str(NEW), "")]
+
+
+def test_which_follows_the_names_that_ldd_prints(directory: Path) -> None:
+    """/lib is a link into /usr here, and the name of many a library is one to its version."""
+    asked = {
+        line.split()[2]
+        for program in ("/bin/ls", "/usr/bin/gdb")
+        for line in run([tool("ldd"), program], check=True).out.splitlines()
+        if "=> /" in line
+    }
+    assert any(os.path.islink(path) for path in asked)
+    assert any(os.path.realpath(path) != path for path in asked)
+    program = BuildIdFs(directory, directory / "libraries")
+    program("scan", "tree", *map(os.path.realpath, sorted(asked)))
+    for path in asked:
+        (row,) = rows(program, "which", path)
+        assert (row["build_id"], row["path"]) == (build_id_of(Path(path)), os.path.realpath(path))
+        assert os.path.realpath(path) in program("which", path).out
+
+
+def test_which_knows_both_names_where_usr_is_merged(buildidfs: BuildIdFs) -> None:
+    """Of containers that are gone, too: nothing is asked of this host's files."""
+    assert names(rows(buildidfs, "which", "/lib/libc.so.6")) == names(rows(buildidfs, "which", LIB))
+    with Store.open(buildidfs.store) as store:
+        store.journal([NewSeen(sighting(b"/lib/old.so", seen_ns=NOW, **DOCKER), LOST)])
+    for path in ("/lib/old.so", "/usr/lib/old.so"):
+        (row,) = rows(buildidfs, "which", path, "--container", "0101")
+        assert row["path"] == "/lib/old.so"
+    assert "/lib/old.so" not in buildidfs("which", "/lib/old.so").out
+    assert buildidfs("which", "/usr/opt/other", check=False).rc == 30
 
 
 def test_which_by_pattern(buildidfs: BuildIdFs) -> None:

@@ -24,6 +24,7 @@ from buildidfs.store.presence import present
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.mounts import is_mountpoint
+from tests.support.restricted import as_nobody
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -522,6 +523,15 @@ def test_others_are_let_in_by_default_when_root_mounts(buildidfs: BuildIdFs, pla
         assert _as_nobody([tool("cat"), elf]) != 0
 
 
+def test_another_user_is_told_whose_mount_it_is(buildidfs: BuildIdFs) -> None:
+    buildidfs("scan", "tree", tool("true"))
+    with buildidfs.mounted() as mount:
+        done = as_nobody("unmount", mount)
+        assert done.rc == 40, done
+        assert done.err == f"buildidfs: {mount} is a mount of root: only root can unmount it\n"
+        assert os.path.ismount(mount)
+
+
 # --- what is missing on the machine --------------------------------------------------------------
 
 
@@ -544,7 +554,7 @@ def test_what_is_missing_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "fusermount3 is not installed" in refused()
     monkeypatch.setattr(points, "_FUSE", str(tmp_path / "fuse"))
-    assert "modprobe fuse" in refused()
+    assert "/fuse does not exist: mknod -m 666 /dev/fuse" in refused()
 
 
 _UNPRIVILEGED = """

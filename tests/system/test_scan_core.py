@@ -130,6 +130,7 @@ def test_container_that_is_gone(program: Program, directory: Path) -> None:
     others = [each for name, each in found.items() if name not in ("hot", "libhot.so")]
     assert {each["state"] for each in others} == {"captured"}
     text = buildidfs("scan", "core", core).out
+    assert text.startswith(f"0 captured (0 B, 0 new build IDs), {len(others)} already held\n")
     assert f"2 missing\n    {program.exe.build_id:40}  {running.app}/bin/hot: no process" in text
 
 

@@ -450,13 +450,18 @@ def script(made: BuildIdFs, data: Path, *options: str, words: list[str] | None =
     before = run(
         [perf_tool(), "--buildid-dir", "/nonexistent", "script", "-i", data, *options], check=True
     ).out
+    return before, filtered(made, before, *(words or []))
+
+
+def filtered(made: BuildIdFs, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What symbolize --perf-script makes of a text."""
     done = subprocess.run(
-        [*COMMAND, "--store", made.store, "symbolize", "--perf-script", *(words or [])],
-        input=before, capture_output=True, text=True, check=False, timeout=120,
+        [*COMMAND, "--store", made.store, "symbolize", "--perf-script", *words],
+        input=text, capture_output=True, text=True, check=False, timeout=120,
         cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done
-    return before, done
+    return done
 
 
 EVENTS = ("--show-mmap-events", "--show-task-events")
@@ -507,6 +512,27 @@ def test_perf_script_without_events(profiled: tuple[BuildIdFs, Path], tmp_path: 
     (tmp_path / "ids").write_text(listed)
     _, done = script(made, data, words=["--buildid-list", str(tmp_path / "ids")])
     assert "lib_static_hot+0x" in done.stdout
+
+
+@pytest.mark.root
+def test_perf_script_is_not_asked_for_what_it_has_given(profiled: tuple[BuildIdFs, Path]) -> None:
+    made, data = profiled
+    before, _ = script(made, data, *EVENTS)
+    without_ids = re.sub(r" <[0-9a-f]{40}>\]", " 08:01 12 0]", before)
+    assert without_ids != before
+    no_maps = re.sub(r"(?m)^.*PERF_RECORD_MMAP2 (?!-1).*libhot.*\n", "", before)
+    flat = script(made, data, *EVENTS, "-G")[0]
+    lost = re.sub(r"(?m)^.*PERF_RECORD_MMAP2 (?!-1).*libhot.*\n", "", flat)
+    no_tasks = re.sub(r"(?m)^.*PERF_RECORD_(FORK|COMM|EXIT).*\n", "", lost)
+    for text, told in (
+        (without_ids, "no build ID in the profile: run perf script on what buildidfs repair"),
+        (no_maps, "no build ID in the profile: run perf script on what buildidfs repair"),
+        (lost, "no event tells of a mapping at that address"),
+        (no_tasks, "give perf script --show-task-events, too"),
+    ):
+        done = filtered(made, text)
+        assert re.search(rf"libhot.so: \d+ frames? without a name: .*{told}", done.stderr), done
+        assert "--show-mmap-events" not in done.stderr
 
 
 @pytest.mark.root

@@ -17,7 +17,7 @@ from buildidfs.capture.companions import Companion, Companions
 from buildidfs.capture.members import Members, Whose
 from buildidfs.capture.spool import Spool
 from buildidfs.capture.streams import Limits, Stream
-from buildidfs.capture.tree import TreeScanner
+from buildidfs.capture.tree import TreeScanner, identify_tree
 from buildidfs.formats import tar as tar_format
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import statx
@@ -163,6 +163,19 @@ def test_in_a_directory(tmp_path: Path, split: Split, binary: str) -> None:
     pinned = {seen.path: seen.pinned for seen in tree(tmp_path).pinned}
     package = pinned[os.fsencode(tmp_path / "app/lib.so.dwp")]
     assert (package.kind, package.build_id) == (Kind.DEBUGINFO, split.kept_under)
+
+
+def test_a_dry_run_tells_the_same(tmp_path: Path, split: Split) -> None:
+    binary = place(tmp_path, "app/lib.so", split.full)
+    package = place(tmp_path, "app/lib.so.dwp", split.package)
+    alone = place(tmp_path, "other/lib.so.dwp", split.package)
+    answers = dict(identify_tree([os.fsencode(tmp_path)]))
+    assert answers == {
+        os.fsencode(binary): split.build_id,
+        os.fsencode(package): split.kept_under,
+        os.fsencode(alone): Absence.NO_BUILD_ID,
+    }
+    assert tree(tmp_path).paths() == [os.fsencode(binary), os.fsencode(package)]
 
 
 def test_known_in_a_directory(tmp_path: Path, split: Split) -> None:

@@ -535,6 +535,7 @@ def test_scan_tells_what_is_missing(tmp_path: Path, store: Store, write: PerfWri
         (b"/nowhere/unknown", profilescan.MISSING, 1),
         (b"/held", profilescan.HELD, 1),
     ]
+    assert (scan.summary.held, scan.summary.captured) == (1, 0)
     assert "no process maps it" in scan.binaries[0].why
     assert scan.binaries[1].why == NO_BUILD_ID
     (unreadable,) = scan.summary.unreadable

@@ -136,7 +136,8 @@ def _answer(probe: Probe) -> Answer:
 
 
 def _unknown(why: str) -> Answer:
-    return degraded(f"cannot be told: {why}", "run it as root, on the host, to be told")
+    where = "on the host" if os.geteuid() == 0 else "as root, on the host"
+    return degraded(f"cannot be told: {why}", f"run it {where}, to be told")
 
 
 def _one_line(text: str) -> str:

@@ -9,7 +9,6 @@ import os
 import shutil
 import stat
 
-from buildidfs.daemon.doctor import privileges
 from buildidfs.daemon.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.formats import mountinfo
 from buildidfs.linux import capabilities, mounts
@@ -54,17 +53,14 @@ def _device() -> Answer:
     try:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):
-        return failed(
-            f"{_DEVICE} does not exist",
-            "load the module with modprobe fuse; give a container --device /dev/fuse",
-        )
+        return failed(f"{_DEVICE} does not exist", mounts.how_to_get_fuse())
     except PermissionError:
         return failed(
             f"{_DEVICE} may not be opened by this user",
             f"as root: chmod 666 {_DEVICE}; give a container --device {_DEVICE}",
         )
     except OSError as error:
-        return failed(f"{_DEVICE}: {error.strerror}", "load the module with modprobe fuse")
+        return failed(f"{_DEVICE}: {error.strerror}", mounts.how_to_get_fuse())
     return ok(f"{_DEVICE} can be opened")
 
 
@@ -82,7 +78,7 @@ def _helper() -> Answer:
     if os.geteuid() == 0:
         if "CAP_SYS_ADMIN" in capabilities.effective():
             return ok(f"root mounts without {_HELPER}")
-        return failed("root cannot mount here", privileges.how_to_get("CAP_SYS_ADMIN"))
+        return failed("root cannot mount here", capabilities.how_to_get("CAP_SYS_ADMIN"))
     path = shutil.which(_HELPER)
     if path is None:
         return failed(

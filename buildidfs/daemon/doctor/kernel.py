@@ -81,7 +81,7 @@ def _processes() -> Answer:
     found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {names}"
     lacking = capabilities.missing_for_scan()
     if lacking:
-        return failed(found, privileges.how_to_get(", ".join(lacking)))
+        return failed(found, capabilities.how_to_get(*lacking))
     return degraded(
         found, "see what forbids it to root: a security module (dmesg, ausearch), or a sandbox"
     )
@@ -123,7 +123,7 @@ def _mapped_files() -> Answer:
                 return failed(
                     "/proc/PID/map_files is refused: deleted, replaced and hidden files cannot be"
                     " captured",
-                    privileges.how_to_get("CAP_CHECKPOINT_RESTORE"),
+                    capabilities.how_to_get("CAP_CHECKPOINT_RESTORE"),
                 )
             return ok("/proc/PID/map_files opens the very file that is mapped")
     finally:
@@ -194,7 +194,9 @@ def _kernel_symbols() -> Answer:
         return ok("/proc/kallsyms has their addresses")
     return degraded(
         "/proc/kallsyms hides their addresses: the kernel's symbols are not captured",
-        "run as root, or give it CAP_SYSLOG; sysctl kernel.kptr_restrict=1, if it is 2",
+        "sysctl kernel.kptr_restrict=1, if it is 2"
+        if "CAP_SYSLOG" in capabilities.effective()
+        else capabilities.how_to_get("CAP_SYSLOG"),
     )
 
 
@@ -220,7 +222,7 @@ def _perf_events() -> Answer:
     if why.errno not in (errno.EACCES, errno.EPERM):
         return failed(found, "run a kernel with CONFIG_PERF_EVENTS, Linux 4.12 or later")
     if capabilities.effective().isdisjoint(("CAP_PERFMON", "CAP_SYS_ADMIN")):
-        get = privileges.how_to_get("CAP_PERFMON")
+        get = capabilities.how_to_get("CAP_PERFMON")
         return failed(found, f"{get}; or sysctl kernel.perf_event_paranoid=-1")
     return failed(
         found,
@@ -257,7 +259,7 @@ def _only_strict(strict: bool, ask: Callable[[], Answer]) -> Answer:
         answer = ask()
     except OSError as error:
         if error.errno == errno.EPERM:
-            answer = failed("refused", privileges.how_to_get("CAP_SYS_ADMIN"))
+            answer = failed("refused", capabilities.how_to_get("CAP_SYS_ADMIN"))
         elif error.errno in _NOT_THERE:
             answer = failed(f"missing: {error.strerror}", "run a newer kernel, or without --strict")
         else:

@@ -94,8 +94,9 @@ def _real_time() -> Answer:
         return degraded(
             "refused: on a busy machine watch may come too late for short-lived processes",
             "raise kernel.sched_rt_runtime_us, which is 0" if not period
-            else "run as root, give it CAP_SYS_NICE or LimitRTPRIO=1; a control group may also need"
-            " a share in cpu.rt_runtime_us",
+            else "give its control group a share in cpu.rt_runtime_us"
+            if "CAP_SYS_NICE" in capabilities.effective()
+            else f"{capabilities.how_to_get('CAP_SYS_NICE')}; or LimitRTPRIO=1 of the unit",
         )  # fmt: skip
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if not period:

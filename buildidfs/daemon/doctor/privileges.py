@@ -123,17 +123,7 @@ def _capability(need: _Need, lacking: _Verdict) -> Answer:
         return ok(f"{need.what}{with_}")
     if need is _FOR_PERF and paranoid() < 0:
         return ok("not needed: perf_event_paranoid is -1")
-    return lacking(f"missing: {need.lost}", how_to_get(need.name))
-
-
-def how_to_get(name: str) -> str:
-    """The way to a capability: another one for users than for a root that lacks it."""
-    if os.geteuid() != 0:
-        return f"run as root, or give it {name} (AmbientCapabilities= of the unit, setpriv)"
-    return (
-        f"let root have {name}: --cap-add={name.removeprefix('CAP_')} for a container,"
-        " CapabilityBoundingSet= of the unit"
-    )
+    return lacking(f"missing: {need.lost}", capabilities.how_to_get(need.name))
 
 
 def paranoid() -> int:
@@ -146,7 +136,7 @@ def paranoid() -> int:
 
 
 def _user_namespace() -> Answer:
-    if namespaces.of_pid(os.getpid()).user == machine.FIRST_USER:
+    if machine.is_first_user():
         return ok("the first one: capabilities count everywhere")
     return failed(
         "not the first one: capabilities count for what was made in it only, and root is a user",
