@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain bytes from what gzip, xz, zstd and bzip2 have made of them, a piece at a time.
+"""Plain bytes from what gzip, xz, zstd, bzip2 and lz4 have made of them, a piece at a time.
 
 Decompressing happens outside the interpreter lock, so that several threads can do it. What one
 piece of input may become is bounded, whatever it says; how much comes out in all is for the
@@ -32,6 +32,12 @@ _PIECE: Final = 256 << 10
 # "xz -9" wants 65 MiB. What wants more than this was made to exhaust somebody's memory.
 _XZ_MEMORY: Final = 256 << 20
 _ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
+
+# The frames of old (doc/lz4_Frame_format.md of lz4, "Legacy frame") have no end and no checksum:
+# the magic number, then blocks, each with its size in front and of 8 MiB when decompressed.
+_LZ4_MAGIC: Final = b"\x02\x21\x4c\x18"
+_LZ4_BLOCK: Final = 8 << 20
+_LZ4_MOST: Final = _LZ4_BLOCK + _LZ4_BLOCK // 255 + 16  # LZ4_compressBound
 
 _BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.ZSTD}
 
@@ -214,10 +220,54 @@ def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
         raise CannotDecompress(f"damaged: {error}") from error
 
 
+class _Pieces:
+    """What is iterated, in pieces of the sizes that are asked for."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+        self._rest = bytearray()
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        while len(self._rest) < size and (more := next(self._packed, b"")):
+            self._rest += more
+        taken = bytes(self._rest[:size])
+        del self._rest[:size]
+        return taken
+
+
+def _lz4(packed: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import lz4.block
+    except ImportError as error:
+        raise CannotDecompress(
+            "compressed with lz4: install python3-lz4, or buildidfs[lz4] with pip"
+        ) from error
+    pieces = _Pieces(packed)
+    if pieces.take(len(_LZ4_MAGIC)) != _LZ4_MAGIC:
+        raise CannotDecompress("damaged: no lz4 frame of the kind that kernels have")
+    while head := pieces.take(4):
+        if head == _LZ4_MAGIC:
+            continue  # another frame
+        size = int.from_bytes(head, "little")
+        block = pieces.take(size) if size <= _LZ4_MOST else b""
+        if len(head) < 4 or not size or len(block) < size:
+            raise CannotDecompress("damaged: a block is too large, or ends too early")
+        try:
+            yield from _cut(lz4.block.decompress(block, uncompressed_size=_LZ4_BLOCK))
+        except lz4.block.LZ4BlockError as error:
+            raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+
+
 _FORMATS: Final[dict[Packing, Callable[[Iterator[bytes]], Iterator[bytes]]]] = {
     Packing.GZIP: _gzip,
     Packing.XZ: _xz,
     Packing.LZMA: _xz,
     Packing.ZSTD: _zstd,
     Packing.BZIP2: _bzip2,
+    Packing.LZ4: _lz4,
 }

@@ -47,7 +47,7 @@ _RATIO: Final = 30
 _MODULE_BYTES: Final = 8 << 20, 256 << 20
 _VMLINUX_BYTES: Final = 64 << 20, 1 << 30
 _SIZE_APPENDED: Final = 4
-_UNREADABLE: Final = {b"\x02\x21\x4c\x18": "lz4", b"\x89LZO": "lzo"}
+_UNREADABLE: Final = {b"\x89LZO": "lzo"}
 
 _CUT_SHORT: Final = frozenset((Absence.EMPTY, Absence.TRUNCATED))
 _NOT_THERE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))

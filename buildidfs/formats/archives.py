@@ -79,6 +79,8 @@ class Packing(enum.Enum):
     LZMA = enum.auto()
     ZSTD = enum.auto()
     BZIP2 = enum.auto()
+    LZ4 = enum.auto()
+    """Of the old kind, which is that of kernels: blocks one after the other ("lz4 -l")."""
 
 
 PACKING_HEAD: Final = 6
@@ -90,6 +92,7 @@ _MAGICS: Final = (
     (b"\x28\xb5\x2f\xfd", Packing.ZSTD),
     (b"BZh", Packing.BZIP2),
     (b"\x5d\0\0", Packing.LZMA),
+    (b"\x02\x21\x4c\x18", Packing.LZ4),
 )
 
 

@@ -7,6 +7,7 @@ import bz2
 import gzip
 import lzma
 import struct
+import subprocess
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +56,15 @@ PACKERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
     "bzip2": bz2.compress,
     "zstd": zstandard.compress,
+    "lz4": lambda data: _with_lz4(data),
 }
 """What the kernel's Makefile compresses a vmlinux with, as far as it can be read here."""
+
+
+def _with_lz4(data: bytes) -> bytes:
+    """What lz4(1) makes of it with the options that the kernel's Makefile gives: -l -9."""
+    argv = [tool("lz4"), "-l", "-9", "-c", "-"]
+    return subprocess.run(argv, input=data, stdout=subprocess.PIPE, check=True).stdout
 
 
 def packed_vmlinux(vmlinux: bytes, packer: str) -> bytes:

@@ -17,6 +17,7 @@ import zstandard
 from buildidfs.capture import decompress
 from buildidfs.capture.decompress import CannotDecompress, chunks, plain
 from buildidfs.formats.archives import Packing
+from tests.support.kernels import PACKERS
 
 COMPRESS: dict[Packing, Callable[[bytes], bytes]] = {
     Packing.GZIP: gzip.compress,
@@ -24,6 +25,7 @@ COMPRESS: dict[Packing, Callable[[bytes], bytes]] = {
     Packing.LZMA: lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
     Packing.BZIP2: bz2.compress,
     Packing.ZSTD: zstandard.compress,
+    Packing.LZ4: PACKERS["lz4"],
 }
 RANDOM = random.Random(1).randbytes(300_000)
 CONTENTS = [b"", b"x", RANDOM, bytes(3_000_000), b"abc" * 700_000]
@@ -67,12 +69,37 @@ def test_too_short(packing: Packing) -> None:
         list(plain(cut(packed[:-20], 5000), packing))
 
 
-@pytest.mark.parametrize("packing", COMPRESS)
+@pytest.mark.parametrize("packing", [each for each in COMPRESS if each is not Packing.LZ4])
 def test_damaged(packing: Packing) -> None:
     packed = bytearray(COMPRESS[packing](RANDOM))
     packed[len(packed) // 2 :] = b"\x55" * (len(packed) - len(packed) // 2)
     with pytest.raises(CannotDecompress, match="damaged"):
         list(plain(cut(bytes(packed), 5000), packing))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        COMPRESS[Packing.LZ4](bytes(3_000_000))[:8] + b"\x55" * 12_000,  # no checksum tells of less
+        b"\x02\x21\x4c\x18" + (9 << 20).to_bytes(4, "little") + bytes(9 << 20),
+        b"\x02\x21\x4c\x18" + bytes(4),
+        b"\x02\x21\x4c\x18\1\0",
+        b"\x04\x22\x4d\x18" + bytes(20),
+    ],
+)
+def test_damaged_lz4(packed: bytes) -> None:
+    with pytest.raises(CannotDecompress, match="damaged"):
+        list(plain(cut(packed, 5000), Packing.LZ4))
+
+
+def test_lz4_blocks_are_bounded() -> None:
+    """A block that becomes more than the 8 MiB that there may be is refused, however small."""
+    import lz4.block
+
+    block = lz4.block.compress(bytes(100 << 20), store_size=False)
+    packed = b"\x02\x21\x4c\x18" + len(block).to_bytes(4, "little") + block
+    with pytest.raises(CannotDecompress, match="damaged"):
+        list(plain(cut(packed, 5000), Packing.LZ4))
 
 
 def test_memory_that_xz_may_want() -> None:

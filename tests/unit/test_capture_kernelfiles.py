@@ -93,7 +93,8 @@ def test_module(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> No
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"\x02\x21\x4c\x18" + bytes(20), "compressed with lz4, which is not read here"),
+        (b"\x02\x21\x4c\x18" + bytes(20), "damaged"),
+        (PACKERS["lz4"](VMLINUX)[:-30], "damaged"),
         (b"\x89LZO\0\r\n\x1a\n" + bytes(20), "compressed with lzo, which is not read here"),
         (b"something", "holds a kernel that is compressed in an unknown way"),
         (lzma.compress(VMLINUX)[:-30], "damaged"),
