@@ -18,6 +18,8 @@
     ├── UpstreamError              50   another server failed
     └── CapabilityError            60   a privilege is missing; the message says which
 
+``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
+
 A process ended by signal N exits with 128+N. Codes are part of the interface: scripts rely on
 them, so a class may be added but a number is never given another meaning. The mapping to exit
 codes happens once, in ``cli/main``; to errno once, in ``mount/operations``.
@@ -27,7 +29,12 @@ That a file is not ELF or carries no build ID is an answer (`model.Absence`), no
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+DEGRADED: Final = 4
+"""An answer of ``status``: what runs works, but may miss some of what starts."""
+LOSING: Final = 5
+"""An answer of ``status``: what runs has just lost files."""
 
 
 class BuildIdFsError(Exception):

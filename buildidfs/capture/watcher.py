@@ -21,6 +21,7 @@ import msgspec
 from buildidfs.capture import messages
 from buildidfs.capture.messages import Failed, Forget, Ready
 from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.linux import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,6 +88,11 @@ class Watcher:
     def pid(self) -> int:
         """The process of the catcher, or of the one that guards it; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """True while a signal keeps the catcher from working (SIGSTOP)."""
+        return self._process is not None and procfs.is_stopped(self._process.pid)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Have these files sent again when they are met again."""

@@ -17,14 +17,13 @@ from buildidfs.cli.output import (
     printable,
     size,
 )
+from buildidfs.cli.watch_output import MODES, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.daemon.status import Running, Status
     from buildidfs.store.retention import Policy
-
-_DOWN = 3
 
 
 @click.command(
@@ -33,7 +32,9 @@ _DOWN = 3
     epilog=exit_status(
         ["buildidfs status", "buildidfs status --json | jq .processes"],
         {
-            3: "nothing runs, or something that should is down",
+            3: "down: nothing runs, or something that should does not run, or does not answer",
+            4: "degraded: it works, but some of what starts may be missed",
+            5: "losing: files were lost in the last ten minutes, or nothing is followed",
             11: "no store at that place; 13 unknown format",
         },
     ),
@@ -41,9 +42,10 @@ _DOWN = 3
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(session: Session, json_: bool) -> int:
-    """Show the long-running processes of the store: since when they run, and how they do.
+    """Show how the long-running processes of the store do: healthy, degraded, losing or down.
 
-    These are what `buildidfs up` has started, and any other watch or mount.
+    These are what `buildidfs up` has started, and any other watch or mount. With what is amiss
+    comes what to do. The words are explained in buildidfs(1).
     """
     from buildidfs.daemon import retention
     from buildidfs.daemon import status as daemon_status
@@ -55,10 +57,14 @@ def status(session: Session, json_: bool) -> int:
         _print_json(path, found, policy)
     else:
         _print(path, found, policy)
-    return 0 if found.is_well else _DOWN
+    return found.verdict.exit_code
 
 
 def _print(path: str, found: Status, policy: Policy) -> None:
+    click.echo(f"{found.verdict.name.lower()}{_doing(found)}")
+    for finding in found.findings:
+        click.echo(f"{finding.verdict.name.lower():<8} {_shown(finding.reason)}")
+        click.echo(f"         -> {_shown(finding.remedy)}")
     held = found.store
     taken = size(held.stored_bytes + held.index_bytes)
     click.echo(
@@ -67,41 +73,55 @@ def _print(path: str, found: Status, policy: Policy) -> None:
     )
     for each in found.processes:
         click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
-    if not found.processes:
-        click.echo("Nothing runs: buildidfs up starts it.")
+
+
+def _doing(found: Status) -> str:
+    """What is done, for the first line; empty where nothing is."""
+    done = []
+    for each in found.processes:
+        if each.present is None or each.state != "running":
+            continue
+        if each.role == "watch" and (mode := str(each.present.facts.get("mode", ""))):
+            done.append(_shown(MODES.get(mode, mode)))
+        elif each.role == "mount":
+            done.append(f"mounted at {printable(each.present.path('mountpoint'))}")
+    return f": {', '.join(done)}" if done else ""
 
 
 def _sentences(each: Running) -> list[str]:
     """What there is to say of a process."""
     part, present = each.part, each.present
-    state = "running" if part is None else part.state
-    since = present.since if part is None and present is not None else part.since if part else 0
-    pid = present.pid if present is not None else part.pid if part is not None else 0
-    first = f"{state} since {moment(since)}"
-    said = [f"{first}, pid {pid}" if pid else first]
+    since = present.since if present is not None else part.since if part is not None else 0
+    first = f"{each.state} since {moment(since)}"
+    if each.state in ("stopped", "not answering"):
+        first = f"{each.state}, started {moment(since)}"
+    said = [f"{first}, pid {each.pid}" if each.pid else first]
     if part is not None and part.due:
         said.append(f"starts again at {moment(part.due)}")
     if part is not None and part.restarts:
         said.append(f"restarts: {part.restarts}")
     if part is not None and part.reason:
-        said.append(f"last failure: {printable(part.reason.encode(errors='replace'))}")
-    if part is not None and part.status:
-        said.append(printable(part.status.encode(errors="replace")))
+        said.append(f"last failure: {_shown(part.reason)}")
     if present is not None:
         if point := present.path("mountpoint"):
             said.append(f"at {printable(point)}")
-        said += _facts(present.facts, all_of_them=part is None or not part.status)
+        said += _facts(present.facts)
     return said
 
 
-def _facts(facts: Mapping[str, object], *, all_of_them: bool) -> Iterator[str]:
-    """What a process says of itself; if not all, only what is amiss."""
-    degraded = facts.get("degraded")
-    if isinstance(degraded, list):
-        yield from (printable(str(each).encode(errors="replace")) for each in degraded)
+def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+    """What a process has counted."""
+    if line := one_line(facts):
+        yield _shown(line)
+        return
     for name, value in facts.items():
-        if all_of_them and isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool):
             yield f"{name.replace('_', ' ')}: {value}"
+
+
+def _shown(text: str) -> str:
+    """Text that may have come from elsewhere, fit for a terminal."""
+    return printable(text.encode(errors="replace"))
 
 
 def _print_json(path: str, found: Status, policy: Policy) -> None:
@@ -115,7 +135,16 @@ def _print_json(path: str, found: Status, policy: Policy) -> None:
             "free_bytes": found.store.free_bytes,
             "pins": found.store.pins,
             **limits_fields(policy),
-            "well": found.is_well,
+            "verdict": found.verdict.name.lower(),
+            "well": found.verdict == 0,
+            "findings": [
+                {
+                    "verdict": each.verdict.name.lower(),
+                    "reason": each.reason,
+                    "remedy": each.remedy,
+                }
+                for each in found.findings
+            ],
             "processes": [_fields(each) for each in found.processes],
         }
     )
@@ -123,12 +152,11 @@ def _print_json(path: str, found: Status, policy: Policy) -> None:
 
 def _fields(each: Running) -> dict[str, object]:
     part, present = each.part, each.present
-    fields: dict[str, object] = {"role": each.role, "state": "running"}
+    fields: dict[str, object] = {"role": each.role, "state": each.state}
     if present is not None:
         fields |= {"pid": present.pid, "since": present.since / 1e9, "version": present.version}
     if part is not None:
         fields |= {
-            "state": part.state,
             "pid": part.pid or None,
             "since": part.since / 1e9,
             "restarts": part.restarts,

@@ -106,7 +106,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     import threading
 
     from buildidfs import daemon
-    from buildidfs.cli.watch_output import Presenter, one_line
+    from buildidfs.cli.watch_output import Presenter, as_facts, one_line
     from buildidfs.daemon.scrubbing import Scrubbing
     from buildidfs.daemon.upkeep import Upkeep, compress_after
     from buildidfs.daemon.watch import Watch
@@ -132,7 +132,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
                 Presence(store.path, "watch", mode="starting", strict=options.strict) as presence,
             ):
                 watching.start()
-                notifier.ready(one_line(watching.state()))
+                notifier.ready(one_line(as_facts(watching.state())))
                 _follow(watching, stop, presenter, presence, notifier)
                 notifier.stopping()
         finally:
@@ -160,8 +160,9 @@ def _follow(
         presenter.turn(state, now)
         if now - told >= _TOLD_S:
             told = now
-            presence.update(**as_facts(state))
-            notifier.status(one_line(state))
+            facts = as_facts(state)
+            presence.update(told=now, **facts)
+            notifier.status(one_line(facts))
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now
             notifier.alive()

@@ -13,6 +13,8 @@ import click
 from buildidfs.cli.output import json_line, path_fields, size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from buildidfs.daemon.watchstate import Event, WatchState
 
 _LIVE_S = 1.0
@@ -25,6 +27,18 @@ MODES = {
     "polling": "scanning every 2 s instead of following",
 }
 """The modes of a watch that need more than one word."""
+
+
+_LOST = (
+    ("let_go", "let go uncopied"),
+    ("unpinned", "not opened"),
+    ("missed", "missed"),
+    ("dropped", "dropped"),
+    ("unreadable", "unreadable"),
+    ("records_lost", "events lost"),
+    ("restarts", "restarts"),
+)
+"""What did not go well, and the words for it in the line of counts; buildidfs(1) explains them."""
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
@@ -55,32 +69,33 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         "restarts": state.restarts,
         "idle": state.idle,
         "losses": [
-            {"reason": loss.reason, "container": loss.container, "count": loss.count}
+            {
+                "reason": loss.reason,
+                "container": loss.container,
+                "count": loss.count,
+                "recent": loss.recent,
+                "last": loss.last_ns / 1e9,
+            }
             for loss in state.losses[:_LOSSES]
         ],
+        "events_lost": state.events_lost,
     }
 
 
-def one_line(state: WatchState) -> str:
-    """How a watch is doing, for people."""
-    ingest, catcher = state.ingest, state.catcher
+def one_line(facts: Mapping[str, Any]) -> str:
+    """How a watch is doing, for people, out of its facts; empty for facts of no watch."""
+    if not {"mode", "captured", "held", "waiting"} <= facts.keys():
+        return ""
     parts = [
-        MODES.get(state.mode, state.mode),
-        f"{ingest.captured} captured ({size(ingest.copied_bytes)}, {ingest.new_ids} new build IDs)",
-        f"{ingest.held} already held",
-        f"{state.waiting} waiting ({size(state.waiting_bytes)})",
+        MODES.get(str(facts["mode"]), str(facts["mode"])),
+        f"{facts['captured']} captured ({size(facts.get('copied_bytes', 0))},"
+        f" {facts.get('new_build_ids', 0)} new build IDs)",
+        f"{facts['held']} already held",
+        f"{facts['waiting']} waiting ({size(facts.get('waiting_bytes', 0))})",
     ]
-    for count, what in (
-        (ingest.let_go, "let go"),
-        (catcher.missed, "missed"),
-        (ingest.unreadable, "unreadable"),
-        (catcher.lost, "events lost"),
-        (state.restarts, "restarts"),
-    ):
-        if count:
-            parts.append(f"{count} {what}")
-    if ingest.store_error:
-        parts.append(ingest.store_error)
+    parts += [f"{facts[name]} {words}" for name, words in _LOST if facts.get(name)]
+    if facts.get("store_error"):
+        parts.append(str(facts["store_error"]))
     return ", ".join(parts)
 
 
@@ -122,7 +137,7 @@ class Presenter:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
-            click.echo(f"\r\x1b[K{one_line(state)}", nl=False)
+            click.echo(f"\r\x1b[K{one_line(as_facts(state))}", nl=False)
             self._is_open = True
         elif now >= self._minute_at:
             self._minute_at = now + _MINUTE_S
@@ -138,7 +153,7 @@ class Presenter:
         if self._json:
             self._print_json({"event": name, "time": time.time(), **as_facts(state)})
         elif not self._quiet:
-            click.echo(one_line(state))
+            click.echo(one_line(as_facts(state)))
             sys.stdout.flush()
 
     def _print_json(self, values: dict[str, object]) -> None:

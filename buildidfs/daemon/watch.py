@@ -32,7 +32,14 @@ from buildidfs.capture.proc import ProcScanner
 from buildidfs.capture.slow import SlowMounts
 from buildidfs.capture.watcher import Watcher
 from buildidfs.daemon.scans import Scans
-from buildidfs.daemon.watchstate import Event, Losses, WatchOptions, WatchState, added
+from buildidfs.daemon.watchstate import (
+    STOPPED,
+    Event,
+    Losses,
+    WatchOptions,
+    WatchState,
+    added,
+)
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import Follow
@@ -162,9 +169,14 @@ class Watch:
 
     def state(self) -> WatchState:
         """How it is doing now."""
+        mode, degraded = self._mode, self._degraded
+        if mode in ("following", "confined") and self._watcher.is_stopped:
+            pid = self._watcher.pid
+            mode = "interrupted"
+            degraded += (f"{STOPPED}: kill -CONT {pid} lets it go on",)
         return WatchState(
-            self._mode,
-            self._degraded,
+            mode,
+            degraded,
             added(self._earlier, self._counts),
             self._follow.counters,
             len(self._pins),
@@ -173,6 +185,7 @@ class Watch:
             self._restarts,
             self._scans.is_idle and not len(self._pins),
             self._losses.rows(),
+            self._losses.recent_events(),
         )
 
     def close(self) -> None:
@@ -225,6 +238,7 @@ class Watch:
             self._degraded = (*self._degraded, message.text)
             _log.warning("%s", message.text)
         elif isinstance(message, Lost):
+            self._losses.add_events(message.count)
             self._scans.everything(message.reason)
         elif isinstance(message, Missed):
             label = self._live.label(message.place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -15,6 +17,10 @@ from buildidfs.model import BuildId, Sighting
 
 PARTIAL: Final = frozenset(("confined", "polling"))
 """The modes in which a watch cannot follow everything that starts on the machine."""
+
+
+STOPPED: Final = "the process that opens files is stopped by a signal"
+"""What `WatchState.degraded` says, followed by a colon and the remedy, while that is so."""
 
 
 class WatchOptions(msgspec.Struct, frozen=True):
@@ -50,6 +56,7 @@ class Loss(msgspec.Struct, frozen=True):
     ``container`` is the label, empty for the host and `OTHERS` for those beyond the bound of
     `Losses`; ``mnt_ns_id`` numbers the mount namespace of the last of them (0: unknown), and
     ``last_ns`` is its time (Unix, ns). ``reason`` is in words and without numbers that change.
+    ``recent`` of them were lost in the last `RECENT_S` seconds, to the minute.
     """
 
     reason: str
@@ -57,21 +64,35 @@ class Loss(msgspec.Struct, frozen=True):
     mnt_ns_id: int
     count: int
     last_ns: int
+    recent: int = 0
 
 
 OTHERS: Final = "(others)"
 """Stands for all containers that there is no row left for."""
 
+RECENT_S: Final = 600
+"""A loss counts as recent for so many seconds."""
+
 _MOST_LOSSES: Final = 256
+_MINUTE_S: Final = 60
+_EVENTS: Final = ("", OTHERS)
 
 
 class Losses:
-    """Counts losses by reason and container since the start, in bounded memory. Thread-safe."""
+    """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
-    def __init__(self, most: int = _MOST_LOSSES) -> None:
+    Events of the kernel that were lost are counted apart: nobody knows whose they are. ``clock``
+    tells the time in seconds, from any point on.
+    """
+
+    def __init__(
+        self, most: int = _MOST_LOSSES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._most = most
+        self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, str], Loss] = {}
+        self._minutes: dict[int, Counter[tuple[str, str]]] = {}
 
     def add(self, reason: str, container: str, mnt_ns_id: int, count: int = 1) -> None:
         """Count files that were lost just now."""
@@ -85,12 +106,42 @@ class Losses:
             self._rows[reason, container] = Loss(
                 reason, container, mnt_ns_id, total, time.time_ns()
             )
+            self._now()[reason, container] += count
+
+    def add_events(self, count: int) -> None:
+        """Count events of the kernel that were lost just now."""
+        with self._lock:
+            self._now()[_EVENTS] += count
 
     def rows(self) -> tuple[Loss, ...]:
-        """All of them, the largest first."""
+        """All of them, the most recent losses first, then the most."""
         with self._lock:
-            rows = list(self._rows.values())
-        return tuple(sorted(rows, key=lambda row: row.count, reverse=True))
+            recent = self._recent()
+            rows = [
+                msgspec.structs.replace(row, recent=recent[key]) for key, row in self._rows.items()
+            ]
+        return tuple(sorted(rows, key=lambda row: (row.recent, row.count), reverse=True))
+
+    def recent_events(self) -> int:
+        """Events of the kernel that were lost in the last `RECENT_S` seconds."""
+        with self._lock:
+            return self._recent()[_EVENTS]
+
+    def _now(self) -> Counter[tuple[str, str]]:
+        """The counts of this minute; those that are not recent any more are dropped."""
+        minute = int(self._clock() // _MINUTE_S)
+        if minute not in self._minutes:
+            oldest = minute - RECENT_S // _MINUTE_S
+            self._minutes = {each: n for each, n in self._minutes.items() if each > oldest}
+            self._minutes[minute] = Counter()
+        return self._minutes[minute]
+
+    def _recent(self) -> Counter[tuple[str, str]]:
+        self._now()
+        total: Counter[tuple[str, str]] = Counter()
+        for counts in self._minutes.values():
+            total.update(counts)
+        return total
 
 
 class WatchState(msgspec.Struct):
@@ -100,7 +151,8 @@ class WatchState(msgspec.Struct):
     followed; ``polling`` where events are refused; ``interrupted`` while there is no catcher.
     ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
     since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
-    ``losses`` says which containers lost how many files for which reason, the largest first.
+    ``losses`` says which containers lost how many files for which reason, the most recent ones
+    first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
     """
 
     mode: str
@@ -113,6 +165,7 @@ class WatchState(msgspec.Struct):
     restarts: int
     idle: bool
     losses: tuple[Loss, ...] = ()
+    events_lost: int = 0
 
 
 def added(one: Counts, other: Counts) -> Counts:

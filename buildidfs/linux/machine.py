@@ -69,6 +69,14 @@ def blind_spot() -> BlindSpot | None:
     return {"all": None, "own": _OWN, "foreign": _FOREIGN}[view()]
 
 
+def reason_and_remedy(sentence: str) -> tuple[str, str]:
+    """What a process said of its `BlindSpot`, taken apart; another sentence has no remedy."""
+    for spot in (_OWN, _FOREIGN):
+        if sentence == f"{spot.unseen}: {spot.remedy}":
+            return spot.unseen, spot.remedy
+    return sentence, ""
+
+
 def call(name: str, node: str = "") -> None:
     """Set the name that this process gives to the machine; empty for the one that is found.
 

@@ -95,6 +95,20 @@ def start_time(pid_fd: int) -> int:
     return int(_stat_fields(pid_fd)[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """True if a signal or a tracer has stopped the process; False if it runs, or is gone."""
+    try:
+        pid_fd = open_pid(pid)
+    except OSError:
+        return False
+    try:
+        return _stat_fields(pid_fd)[0] in (b"T", b"t")
+    except OSError:
+        return False
+    finally:
+        os.close(pid_fd)
+
+
 def is_kernel_thread(pid_fd: int) -> bool:
     """Whether it is a thread of the kernel, which maps no files. Raises OSError."""
     return bool(int(_stat_fields(pid_fd)[6]) & _PF_KTHREAD)

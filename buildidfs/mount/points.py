@@ -37,6 +37,12 @@ def mounted_at(point: bytes) -> mountinfo.MountInfo | None:
     return top
 
 
+def is_ours(point: bytes) -> bool:
+    """True if a mount of ours can be seen at ``point``, whether or not its server answers."""
+    mount = mounted_at(point)
+    return mount is not None and mount.fstype == mounts.FILESYSTEM_TYPE
+
+
 def prepare(point: bytes, *, allow_other: bool) -> None:
     """See to it that something can be mounted at ``point``; raises `MountError` saying why not.
 
@@ -121,22 +127,18 @@ def clear(point: bytes) -> bool:
     They may lie on top of each other. Raises `MountError`.
     """
     found = False
-    while _is_ours(mounted_at(point)) and not _answers(point):
+    while is_ours(point) and not _answers(point):
         log.info("%s: taking away what a killed mount has left", os.fsdecode(point))
         take_away(point)
         found = True
     return found
 
 
-def _is_ours(mount: mountinfo.MountInfo | None) -> bool:
-    return mount is not None and mount.fstype == mounts.FILESYSTEM_TYPE
-
-
 def _check_free(point: bytes, shown: str) -> None:
     top = mounted_at(point)
     if top is None:
         return
-    if _is_ours(top):
+    if is_ours(point):
         raise MountError(f"{shown} is busy: a store is mounted there already")
     if not _answers(point):
         kind = top.fstype.decode(errors="replace")

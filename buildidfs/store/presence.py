@@ -57,6 +57,11 @@ class Present(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
     file: bytes
 
+    @property
+    def is_here(self) -> bool:
+        """True if ``pid`` means the process in our PID namespace, too."""
+        return self.kernel == _kernel()
+
     def path(self, fact: str) -> bytes:
         """A path among the facts, as it was given; empty if there is none."""
         encoded = self.facts.get(f"{fact}_b64")
@@ -71,7 +76,7 @@ class Present(msgspec.Struct, frozen=True):
         Raises ProcessLookupError when it has ended, `StoreError` when it runs where its pid is not
         ours to use: on another host, or in another PID namespace.
         """
-        if self.kernel != _kernel():
+        if not self.is_here:
             raise StoreError(
                 f"{self.role} (pid {self.pid}) runs on another host or in another PID namespace"
             )

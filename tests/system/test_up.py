@@ -389,7 +389,7 @@ def test_watch_that_cannot_follow_is_said(up: Up) -> None:
 def test_status_of_nothing(up: Up) -> None:
     done = up.run("status", check=False)
     assert done.rc == 3
-    assert "Nothing runs" in done.out
+    assert "nothing runs" in done.out
     found = up.status()
     with Store.open(up.store, read_only=True) as store:
         held = store.stats()
@@ -399,7 +399,10 @@ def test_status_of_nothing(up: Up) -> None:
         "store": str(up.store), "build_ids": 1, "blob_bytes": 5, "stored_bytes": 5,
         "index_bytes": held.index_bytes, "pins": 0, "max_size": None,
         "keep_free": min(disk.f_blocks * disk.f_frsize // 20, 4 << 30), "max_age": None,
-        "min_age": 0, "well": False, "processes": [],
+        "min_age": 0, "verdict": "down", "well": False, "processes": [],
+        "findings": [
+            {"verdict": "down", "reason": "nothing runs", "remedy": "buildidfs up starts it"}
+        ],
     }  # fmt: skip
     assert 0 < held.index_bytes <= (up.store / "index/data.mdb").stat().st_size
     up.run("pin", HEX)
@@ -438,10 +441,83 @@ def test_status_names_everything(up: Up) -> None:
     assert "1 build IDs" in text
 
 
+def test_status_says_that_a_mount_is_stopped(up: Up) -> None:
+    up.up()
+    pid = up.process("mount")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = up.run("status", check=False)
+        assert done.rc == 3
+        assert done.out.startswith("down\n")
+        assert f"mount (pid {pid}) is stopped by a signal" in done.out
+        assert f"-> kill -CONT {pid}" in done.out
+        found = up.status()
+        assert (found["verdict"], found["well"]) == ("down", False)
+        assert up.process("mount")["state"] == "stopped"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: up.run("status", check=False).rc == 0, "an answer")
+
+
+@pytest.mark.root
+def test_status_says_that_a_mount_does_not_answer(up: Up) -> None:
+    """Where the process cannot be looked at, the mount itself is asked."""
+    up.up()
+    pid = up.process("mount")["pid"]
+    words = [sys.executable, "-m", "buildidfs", "--store", up.store, "status"]
+    apart = [tool("unshare"), "--pid", "--fork", "--mount-proc", *words]
+    assert run(apart, cwd=ROOT).rc == 0
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = run(apart, cwd=ROOT)
+        assert done.rc == 3
+        assert f"mount (pid {pid}) does not answer" in done.out
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.root
+@pytest.mark.host
+def test_status_says_that_a_watch_is_stopped(up: Up) -> None:
+    up.run("up", "--no-mount", "--log", up.log)
+    until(lambda: up.run("status", check=False).rc in (0, 5), "the watch")
+    watch = up.process("watch")["pid"]
+    (catcher,) = [int(x) for x in Path(f"/proc/{watch}/task/{watch}/children").read_text().split()]
+    for pid, code, said in (
+        (watch, 3, f"watch (pid {watch}) is stopped by a signal"),
+        (catcher, 5, "nothing is followed just now: the process that opens files is stopped"),
+    ):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda said=said: said in up.run("status", check=False).out, said)  # type: ignore[misc]  # mypy cannot infer it
+            done = up.run("status", check=False)
+            assert done.rc == code, done
+            assert f"-> kill -CONT {pid}" in done.out
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_status_has_one_format_with_and_without_up(up: Up) -> None:
+    facts = {"mode": "following", "captured": 3, "held": 2, "waiting": 0, "let_go": 1}
+    with Presence(up.store, "watch", **facts) as watch:
+        alone = up.run("status").out
+        part = {"name": "watch", "state": "running", "pid": os.getpid(), "since": 10**18}
+        with Presence(up.store, "up", children=[part]):
+            supervised = up.run("status").out
+        assert watch.fileno() >= 0
+    (line,) = [each for each in alone.splitlines() if each.startswith("watch ")]
+    assert line in supervised.splitlines()
+    assert "following, 3 captured" in line
+    assert "1 let go uncopied" in line
+
+
 def test_status_shows_counters_and_strange_paths(up: Up) -> None:
     point = b"/a\xff\x1b[1m"
     with Presence(up.store, "watch", caught=17, mountpoint=point, degraded=["half \x1bblind"]):
-        text = up.run("status").out
+        done = up.run("status", check=False)
+        text = done.out
+        assert done.rc == 4
+        assert text.startswith("degraded\n")
         assert "caught: 17" in text
         assert "half \\x1bblind" in text
         assert "\x1b" not in text

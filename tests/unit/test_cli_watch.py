@@ -57,17 +57,21 @@ def objects(capture: Capture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capture.readouterr().out.splitlines()]
 
 
+def shown(state: WatchState) -> str:
+    return one_line(as_facts(state))
+
+
 def test_one_line_says_what_is_well() -> None:
-    assert one_line(QUIET) == (
+    assert one_line(as_facts(QUIET)) == (
         "following, 0 captured (0 B, 0 new build IDs), 0 already held, 0 waiting (0 B)"
     )
 
 
 def test_one_line_says_what_is_amiss() -> None:
-    assert one_line(BUSY) == (
+    assert one_line(as_facts(BUSY)) == (
         "interrupted, 1006 captured (5.0 MiB, 1008 new build IDs), 1007 already held, "
-        "1015 waiting (3.0 MiB), 1011 let go, 1003 missed, 1010 unreadable, 1005 events lost, "
-        "1017 restarts, the disk is full"
+        "1015 waiting (3.0 MiB), 1011 let go uncopied, 1004 not opened, 1003 missed, "
+        "1010 unreadable, 1005 events lost, 1017 restarts, the disk is full"
     )
 
 
@@ -133,7 +137,7 @@ def test_lines_for_people(capsysbinary: Capture) -> None:
     assert capsysbinary.readouterr().out == b""
     presenter.turn(QUIET, time.monotonic() + 61)
     presenter.end(BUSY)
-    assert capsysbinary.readouterr().out.decode() == f"{one_line(QUIET)}\n{one_line(BUSY)}\n"
+    assert capsysbinary.readouterr().out.decode() == f"{shown(QUIET)}\n{shown(BUSY)}\n"
 
 
 def test_terminal_shows_one_line_that_changes(
@@ -145,8 +149,8 @@ def test_terminal_shows_one_line_that_changes(
     for tenth in range(25):
         presenter.turn(QUIET, start + tenth / 10)
     presenter.end(BUSY)
-    shown = f"\r\x1b[K{one_line(QUIET)}"
-    assert capsysbinary.readouterr().out.decode() == f"{shown * 3}\n{one_line(BUSY)}\n"
+    live = f"\r\x1b[K{shown(QUIET)}"
+    assert capsysbinary.readouterr().out.decode() == f"{live * 3}\n{shown(BUSY)}\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

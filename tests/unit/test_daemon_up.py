@@ -17,6 +17,7 @@ import pytest
 
 from buildidfs.daemon import status, up
 from buildidfs.daemon.child import Part
+from buildidfs.daemon.status import Verdict
 from buildidfs.daemon.supervise import RETRY
 from buildidfs.errors import StoreMissing, UsageError
 from buildidfs.store import Store
@@ -140,11 +141,11 @@ def test_status_puts_together_who_belongs_together(tmp_path: Path) -> None:
     root = tmp_path / "store"
     Store.create(root).close()
     assert status.take(root).processes == []
-    assert not status.take(root).is_well
+    assert status.take(root).verdict is Verdict.DOWN
     pid = os.getpid()
     parts = [Part("watch", "running", pid=pid), Part("mount", "waiting", reason="busy")]
     with Presence(root, "mount", mountpoint=b"/else"), Presence(root, "watch"):
-        assert status.take(root).is_well
+        assert status.take(root).verdict is Verdict.HEALTHY
         with Presence(root, "up", children=parts) as supervisor:
             found = status.take(root)
             assert [each.role for each in found.processes] == ["up", "watch", "mount", "mount"]
@@ -153,7 +154,8 @@ def test_status_puts_together_who_belongs_together(tmp_path: Path) -> None:
             assert watch.present is not None
             assert (failed.part, failed.present) == (parts[1], None)
             assert other.part is None
-            assert not failed.is_well
-            assert not found.is_well
+            assert failed.state == "waiting"
+            assert found.verdict is Verdict.DOWN
+            assert found.findings[0].reason == "mount does not run: busy"
             supervisor.update(children=parts[:1])
-            assert status.take(root).is_well
+            assert status.take(root).verdict is Verdict.HEALTHY

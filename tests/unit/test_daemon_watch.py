@@ -422,6 +422,29 @@ def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
     assert losses.rows()[0].count == max(rows.values())
 
 
+def test_losses_are_recent_for_ten_minutes() -> None:
+    now = 0.0
+    losses = Losses(clock=lambda: now)
+    losses.add("gone", "", 1, 5)
+    losses.add_events(3)
+    now = 300.0
+    losses.add("gone", "", 1, 2)
+    losses.add("late", "docker:a", 2, 1)
+    assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
+        ("gone", 7, 7),
+        ("late", 1, 1),
+    ]
+    assert losses.recent_events() == 3
+    now = 660.0
+    assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
+        ("gone", 7, 2),
+        ("late", 1, 1),
+    ]
+    assert losses.recent_events() == 0
+    now = 6000.0
+    assert {row.recent for row in losses.rows()} == {0}
+
+
 def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) -> None:
     watch = make()
     inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
