@@ -21,7 +21,7 @@ from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, bundlefile
 from buildidfs.store.bundlefile import BundleFile
 from buildidfs.store.bundlestore import captures, sightings
-from buildidfs.store.export import is_written_through
+from buildidfs.store.export import open_draft, open_through
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
@@ -237,12 +237,13 @@ def _write_file(
 ) -> int:
     draft = output + _PARTIAL
     try:
-        if is_written_through(output):
-            with open(output, "wb", buffering=0) as stream:
+        through = open_through(output)
+        if through is not None:
+            with open(through, "wb", buffering=0) as stream:
                 return bundlefile.write(
                     store, manifest, inputs, stream.fileno(), sources=listed, progress=progress
                 )
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = open_draft(draft)
         try:
             kept = bundlefile.write(
                 store, manifest, inputs, fd, sources=listed, resume=True, progress=progress

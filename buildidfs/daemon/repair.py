@@ -27,7 +27,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats import perfdata, perfevents, perfstream, perfwrite
 from buildidfs.formats.perfevents import Events, Rewriter
 from buildidfs.model import BuildId, ByteRange
-from buildidfs.store.export import is_written_through
+from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,8 +257,9 @@ def _replacing(path: bytes) -> Iterator[IO[bytes]]:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if is_written_through(path):
-            with tempfile.TemporaryFile() as copy, open(path, "wb") as stream:
+        through = open_through(path)
+        if through is not None:
+            with open(through, "wb") as stream, tempfile.TemporaryFile() as copy:
                 yield copy
                 copy.seek(0)
                 shutil.copyfileobj(copy, stream)

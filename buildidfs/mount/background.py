@@ -15,6 +15,7 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import errors
+from buildidfs.store import export
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +113,7 @@ def _redirect(log_file: str | None) -> None:
     handler: logging.Handler = logging.NullHandler()
     if log_file is not None:
         try:
-            target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            target = export.open_log(log_file)
         except OSError as error:
             raise errors.MountError(f"cannot write {log_file}: {error.strerror}") from error
         handler = logging.StreamHandler()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -32,16 +34,78 @@ def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
             stream.write(chunk)
 
 
-def is_written_through(path: str | bytes) -> bool:
-    """Whether output to ``path`` goes to what is there, and nothing may take its place.
+def open_through(path: str | bytes) -> int | None:
+    """What is at ``path``, open for writing, if output goes to that and nothing may take its place.
 
     That is what is neither a file nor absent: /dev/null of a root who only wants to see the
-    messages, a FIFO that somebody reads, a symbolic link. Raises OSError.
+    messages, a FIFO that somebody reads, a symbolic link. Where others than its owner and root may
+    put names into the directory, a link, and what belongs to another user, may be a trap: it leads
+    to a file of ours, or waits for what we alone may read.
+
+    Raises OSError: EPERM for such a trap.
     """
     try:
-        return not stat.S_ISREG(os.lstat(path).st_mode)
+        status = os.lstat(path)
     except FileNotFoundError:
-        return False
+        return None
+    if stat.S_ISREG(status.st_mode):
+        return None
+    if not _is_open_to_others(os.path.dirname(path) or os.curdir):
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    now = os.fstat(fd)
+    if stat.S_ISREG(now.st_mode) or not _is_ours(now):
+        os.close(fd)
+        raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+    return fd
+
+
+def open_draft(path: str | bytes) -> int:
+    """A file that only we can read and write, open for both: new, or the one that we have left.
+
+    Raises OSError: EPERM if what is there belongs to another user.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, flags)
+        found = os.fstat(fd)
+        is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+        if found.st_uid == os.geteuid() and is_private and found.st_nlink == 1:
+            return fd
+        os.close(fd)
+        if found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{show(os.fsencode(path))} belongs to another user")
+        os.unlink(path)  # others may have it open
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def open_log(path: str | bytes) -> int:
+    """A file to append messages to, made if there is none. Raises OSError as `open_through` does.
+
+    It is ours, and what it is called, where others may put names into its directory.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if not _is_open_to_others(os.path.dirname(path) or os.curdir):
+        return os.open(path, flags, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(fd)
+    if not _is_ours(found) or found.st_nlink > 1:
+        os.close(fd)
+        raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether it belongs to us or to root, who is whoever has / where root has no number."""
+    return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
+
+
+def _is_open_to_others(directory: str | bytes) -> bool:
+    status = os.stat(directory)
+    return not _is_ours(status) or bool(status.st_mode & 0o022)
 
 
 def to_file(store: Store, artifact: Artifact, path: str) -> None:
@@ -52,8 +116,9 @@ def to_file(store: Store, artifact: Artifact, path: str) -> None:
     made.
     """
     try:
-        if is_written_through(path):
-            with open(path, "wb") as stream:
+        through = open_through(path)
+        if through is not None:
+            with open(through, "wb") as stream:
                 to_stream(store, artifact, stream)
             return
         directory, name = os.path.split(path)

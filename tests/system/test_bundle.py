@@ -85,11 +85,13 @@ def test_goes_on_where_it_was_cut_off(
     partial = Path(f"{file}.partial")
     for cut in (0, 100, len(data) - 10, len(data)):
         partial.write_bytes(data[:cut])
+        partial.chmod(0o600)
         said = json.loads(buildidfs("bundle", *ledger.made, "-o", file, "--json").out)
         assert file.read_bytes() == data
         assert (said["resumed_bytes"] > 0) == (cut > len(data) // 2)
         assert not partial.exists()
     partial.write_bytes(b"something else" + data[14:])
+    partial.chmod(0o600)
     buildidfs("bundle", *ledger.made, "-o", file)
     assert file.read_bytes() == data
 

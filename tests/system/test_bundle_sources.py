@@ -146,6 +146,7 @@ def test_the_bundle_is_what_it_was_else(directory: Path, buildidfs: BuildIdFs) -
     buildidfs(*words, "-o", file)
     data = file.read_bytes()
     Path(f"{again}.partial").write_bytes(data[:-10])
+    Path(f"{again}.partial").chmod(0o600)
     said = json.loads(buildidfs(*words, "-o", again, "--json").out)
     assert again.read_bytes() == data
     assert said["resumed_bytes"] > 0

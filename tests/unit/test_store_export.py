@@ -112,3 +112,26 @@ def test_a_device_is_written_to_and_not_replaced(store: Store, artifact: Artifac
 def test_a_place_that_cannot_be_written_is_named(store: Store, artifact: Artifact) -> None:
     with pytest.raises(UsageError, match="cannot write /proc/none/x"):
         export.to_file(store, artifact, "/proc/none/x")
+
+
+def test_log_in_a_directory_of_others(tmp_path: Path) -> None:
+    """It is never appended to what they have put there."""
+    (tmp_path / "victim").write_text("before\n")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(tmp_path / "victim")
+    os.link(tmp_path / "victim", shared / "hard")
+    for name in ("link", "hard"):
+        with pytest.raises(OSError, match=r"symbolic links|another user's"):
+            export.open_log(os.fspath(shared / name))
+    shared.chmod(0o755)
+    with open(export.open_log(os.fspath(shared / "link")), "a") as log:
+        log.write("a message\n")
+    assert (tmp_path / "victim").read_text() == "before\na message\n"
+    shared.chmod(0o777)
+    for _ in range(2):
+        with open(export.open_log(os.fspath(shared / "new")), "a") as log:
+            log.write("a message\n")
+    assert (shared / "new").read_text() == "a message\n" * 2
+    assert (shared / "new").stat().st_mode & 0o777 == 0o600
