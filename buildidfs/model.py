@@ -233,6 +233,17 @@ class Origin(msgspec.Struct, frozen=True):
         """Whether everybody could read the file there, and so may know of the place."""
         return self.reach == EVERYBODY and self.identity.mode & 0o444 == 0o444
 
+    @property
+    def shown_mode(self) -> int:
+        """Permission bits of an artifact that was seen there: each those of the original, as far as
+        it could be reached, without writing and without set-ID.
+        """
+        mode = self.identity.mode & 0o555
+        for who, bits in ((OWNER, 0o700), (GROUP, 0o070), (OTHERS, 0o007)):
+            if not self.reach & who:
+                mode &= ~bits
+        return mode
+
 
 class Sighting(msgspec.Struct, frozen=True):
     """The claim that a file with these bytes was at ``origin`` at ``seen_ns`` (Unix time, ns)."""

@@ -43,9 +43,17 @@ class Listings:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def reader(self, ctx: RequestContext) -> Reader | None:
+        """Who asks, if they may not know of every place; else None."""
+        return None if ctx.uid in (0, self._own) else Reader(ctx.uid, _groups(ctx))
+
+    def sees_all(self, ctx: RequestContext) -> bool:
+        """Whether every name is shown to whoever asks."""
+        return self._everything or ctx.uid in (0, self._own)
+
     def open(self, node: int, ctx: RequestContext) -> int:
         """The handle of a directory for whoever ``ctx`` says is asking."""
-        if self._everything or ctx.uid in (0, self._own):
+        if self.sees_all(ctx):
             return node
         if len(self._rows) >= self._most:
             return _OF_READER | node

@@ -32,8 +32,8 @@ from buildidfs.mount.files import OpenFiles, is_text
 from buildidfs.mount.listing import NamesOnly
 from buildidfs.mount.listings import Listings
 from buildidfs.mount.shown import FLEETING_S, FOREVER_S, Shown
-from buildidfs.names import MAX_NAME
-from buildidfs.view import blank, is_browsing
+from buildidfs.names import DWP_SUFFIX, MAX_NAME
+from buildidfs.view import PUBLIC, blank, is_browsing, is_path_text, is_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -157,6 +157,7 @@ class Operations(pyfuse3.Operations):
         self._buffer = buffers.huge(_READ_SIZE)
         self._lasting = Shown(view, FOREVER_S)
         self._fleeting = Shown(view, FLEETING_S)
+        self._unkept = Shown(view, 0.0)
         self._callers = Callers()
         self._misses = view.misses
         self._names_only = NamesOnly.probe()
@@ -173,17 +174,19 @@ class Operations(pyfuse3.Operations):
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         absences = self._absences
         try:
-            if is_browsing(parent):
-                return self._lookup_fleeting(parent, name)
             while True:
                 moment = absences.moment
                 node = self._view.lookup(parent, name)
                 if node:
+                    if is_place(parent) or name.endswith(DWP_SUFFIX):
+                        return await self._place(parent, name, node, ctx)
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
                     return self._lasting.of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
+                if is_browsing(parent):
+                    raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
                 if not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
@@ -194,11 +197,20 @@ class Operations(pyfuse3.Operations):
         except Exception as error:
             raise refusal(error) from None
 
-    def _lookup_fleeting(self, parent: int, name: bytes) -> EntryAttributes:
-        node = self._view.lookup(parent, name)
-        if not node:
-            raise FUSEError(errno.ENAMETOOLONG if len(name) > MAX_NAME else errno.ENOENT)
-        return self._fleeting.of(node)
+    async def _place(
+        self, parent: int, name: bytes, node: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """An entry that tells where a file was seen. The kernel may keep it only if everybody may
+        know of it, since it keeps names for all users together.
+        """
+        if self._view.is_public(parent, name, node):
+            return (self._fleeting if is_browsing(parent) else self._lasting).of(node)
+        if not self._listings.sees_all(ctx):
+            reader = self._listings.reader(ctx) or PUBLIC
+            known = self._view.may_know
+            if not await self._loop.in_slow_thread(known, parent, name, node, reader):
+                raise FUSEError(errno.ENOENT)
+        return self._unkept.of(node)
 
     @_answering
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -216,14 +228,14 @@ class Operations(pyfuse3.Operations):
             # ls(1) asks for access control lists and labels of each entry that it lists, but of a
             # filesystem that has none only once.
             raise FUSEError(errno.EOPNOTSUPP)
-        value = self._view.extended_value(inode, name)
+        value = self._view.extended_value(inode, name, self._listings.reader(ctx))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return value
 
     @_answering
     def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self._view.extended(inode)
+        return self._view.extended(inode, self._listings.reader(ctx))
 
     # --- directories -----------------------------------------------------------------------
 
@@ -255,9 +267,9 @@ class Operations(pyfuse3.Operations):
         entries: Iterator[tuple[bytes, int, int]],
     ) -> None:
         names_only = self._names_only
-        if is_browsing(node):
+        if is_place(node):
             if names_only is None:
-                self._fleeting.list(entries, token)
+                self._unkept.list(entries, token)
             else:
                 names_only.list(token, entries, self._view.file_type)
             return
@@ -279,6 +291,9 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         try:
+            if is_path_text(inode):  # not the same for all
+                text = self._view.open(inode, self._listings.reader(ctx))
+                return pyfuse3.FileInfo(fh=self._files.add(inode, text), direct_io=True)
             handle = self._files.open_now(inode)
             if handle is None:  # somebody may have written to it: all of it is read first
                 content = await self._loop.in_slow_thread(self._view.open, inode)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from buildidfs.store.blobs import Staged
-from buildidfs.store.containers import Container, ContainerEntry
+from buildidfs.store.containers import Container, ContainerEntry, is_of
 from buildidfs.store.records import (
     CommitResult,
     Content,
@@ -38,4 +38,5 @@ __all__ = [
     "Staged",
     "Store",
     "StoreStats",
+    "is_of",
 ]

@@ -14,7 +14,8 @@ later one has ``~`` and what tells them apart behind it.
 *contents*. One row for each name in a directory. Directories have numbers within their container,
 from 1; 0 is its root. The key has the hash of the name and not the name, so that a number says
 where a listing was broken off. The value has the number of the directory that the name leads to,
-or 0 and the artifact that was last seen there, which may have been removed since. The stamp is the
+or 0 and the artifact that was last seen there, which may have been removed since; its kind has
+`PUBLIC_BIT` if everybody could read it there, or something below the directory. The stamp is the
 time of that in seconds, up to a minute early. A name that once led to a directory does so until the
 directory is empty. A directory has a higher number than the one that it is in.
 
@@ -50,6 +51,8 @@ MAX_ENTRIES: Final = 65_536
 MAX_CONTENTS: Final = 2**21
 MAX_LABEL: Final = 255
 
+PUBLIC_BIT: Final = 0x80
+
 _SUFFIX: Final = 24
 """Bytes kept free behind a label for what tells two with the same one apart."""
 
@@ -67,8 +70,9 @@ _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.A
 class Container(msgspec.Struct, frozen=True):
     """A container that files were captured of, an image or package, or a host that a bundle is of.
 
-    ``name`` is what `containers/` has it under, ``label`` is `label_of` its places. ``id`` and
-    ``image`` are empty where they are not known. Times are in nanoseconds of Unix time.
+    ``name`` is what `containers/` has it under, ``label`` and ``token`` are `label_of` and
+    `token_of` its places. ``id`` and ``image`` are empty where they are not known. Times are in
+    nanoseconds of Unix time. ``public`` says that everybody could read one of its files.
     """
 
     number: int
@@ -79,11 +83,14 @@ class Container(msgspec.Struct, frozen=True):
     host: str
     first_seen_ns: int
     last_seen_ns: int
+    token: bytes = b""
+    public: bool = False
 
 
 class ContainerEntry(msgspec.Struct, frozen=True):
     """A name in a directory of a container: ``directory`` is its number, or 0 for a file, which is
     (``ordinal``, ``kind``, ``variant``). ``offset`` says where a listing goes on behind it.
+    ``public`` says that everybody could read the file, or one below the directory.
     """
 
     name: bytes
@@ -92,6 +99,7 @@ class ContainerEntry(msgspec.Struct, frozen=True):
     ordinal: int
     kind: int
     variant: int
+    public: bool = False
 
 
 class ContainerRow(msgspec.Struct, array_like=True):
@@ -105,6 +113,7 @@ class ContainerRow(msgspec.Struct, array_like=True):
     token: bytes
     next_directory: int = 1
     entries: int = 0
+    public: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -133,14 +142,18 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     first, last = TIMES.unpack_from(value)
     row = _decode(memoryview(value)[TIMES.size :])
     label, its_id, image, host = map(_text, (row.label, row.id, row.image, row.host))
-    return Container(number, row.name, label, its_id, image, host, first, last), row
+    public = row.public
+    found = Container(number, row.name, label, its_id, image, host, first, last, row.token, public)
+    return found, row
 
 
 def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
     """A row of *contents*. Raises what decoding raises."""
     directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
     offset = KEY.unpack(key)[2]
-    return ContainerEntry(value[VALUE.size :], offset, directory, ordinal, kind, variant)
+    name, public = value[VALUE.size :], bool(kind & PUBLIC_BIT)
+    kind &= ~PUBLIC_BIT
+    return ContainerEntry(name, offset, directory, ordinal, kind, variant, public)
 
 
 def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
@@ -175,6 +188,11 @@ def token_of(origin: Origin) -> bytes:
     if origin.container and origin.scanner == _BUNDLE:  # it says what it likes
         return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
     return known
+
+
+def is_of(container: Container, origin: Origin) -> bool:
+    """Whether a place is in that container, and not in another with its label."""
+    return label_of(origin) == container.label and token_of(origin) in (b"", container.token)
 
 
 def image_of(origin: Origin) -> str:

@@ -16,6 +16,7 @@ from buildidfs.store.containers import (
     MAX_CONTAINERS,
     MAX_CONTENTS,
     MAX_ENTRIES,
+    PUBLIC_BIT,
     ROOT,
     VALUE,
     ContainerRow,
@@ -69,12 +70,14 @@ class ContainerWriter:
         self._contents = tables["contents"]
         self._rows: dict[int, tuple[int, int, ContainerRow]] = {}
         self._numbers: dict[tuple[str, str, str, int, bytes], int] = {}
-        self._directories: dict[tuple[int, int, bytes], int] = {}
+        self._directories: dict[tuple[int, int, bytes], tuple[int, bool]] = {}
         self._added = 0
         self._new_containers = 0
 
-    def see(self, sighting: Sighting, artifact: tuple[int, int, int]) -> None:
-        """A file of a container, which is that (ordinal, kind, variant), was seen."""
+    def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> None:
+        """A file of a container, which is that (ordinal, kind, variant), was seen; ``public`` where
+        everybody could read it.
+        """
         origin = sighting.origin
         if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
             return
@@ -90,12 +93,15 @@ class ContainerWriter:
         seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
+        row.public = row.public or public
         directory = ROOT
         for name in names[:-1]:
-            directory = self._enter(container, row, directory, name)
+            directory = self._enter(container, row, directory, name, public=public)
             if not directory:
                 return
-        self._put_file(container, row, directory, names[-1], artifact, schema.stamp_of(seen))
+        ordinal, kind, variant = artifact
+        shown = ordinal, kind | (PUBLIC_BIT if public else 0), variant
+        self._put_file(container, row, directory, names[-1], shown, schema.stamp_of(seen))
 
     def finish(self) -> None:
         """Write the rows of containers, and make room if there are too many."""
@@ -174,22 +180,28 @@ class ContainerWriter:
 
     # --- contents --------------------------------------------------------------------------
 
-    def _enter(self, container: int, row: ContainerRow, directory: int, name: bytes) -> int:
+    def _enter(
+        self, container: int, row: ContainerRow, directory: int, name: bytes, *, public: bool
+    ) -> int:
         """The number of a directory in a directory; 0 if there is no room for it."""
         known = self._directories.get((container, directory, name))
-        if known is not None:
-            return known
+        if known is not None and (known[1] or not public):
+            return known[0]
         key = KEY.pack(container, directory, offset_of(name))
         value = self._txn.get(key, db=self._contents)
-        found = _unpacked(value)[0]
-        if not found:
+        found, _, mark, *_ = _unpacked(value)
+        marked = bool(found and mark & PUBLIC_BIT)
+        is_new = not found
+        if is_new:
             # What was a file may be a directory by now.
             if value is None and not self._count_up(row):
                 return 0
             found = row.next_directory
             row.next_directory += 1
-            self._txn.put(key, VALUE.pack(found, 0, 0, 0, 0) + name, db=self._contents)
-        self._directories[container, directory, name] = found
+        if is_new or (public and not marked):
+            mark = PUBLIC_BIT if public else 0
+            self._txn.put(key, VALUE.pack(found, 0, mark, 0, 0) + name, db=self._contents)
+        self._directories[container, directory, name] = found, marked or public
         return found
 
     def _put_file(
@@ -210,6 +222,9 @@ class ContainerWriter:
             is_directory, *was, then = _unpacked(old)
             if is_directory or then > stamp:
                 return
+            ordinal, kind, variant = artifact
+            if was == [ordinal, kind | PUBLIC_BIT, variant]:
+                artifact = ordinal, kind | PUBLIC_BIT, variant  # what all could read once
             if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
         self._txn.put(key, VALUE.pack(0, *artifact, stamp) + name, db=self._contents)
@@ -333,7 +348,7 @@ class ContainerPruner:
             if value is None:
                 return
             directory, of, kind, variant, _ = _unpacked(value)
-        if directory or of != ordinal or self._has(of, kind, variant):
+        if directory or of != ordinal or self._has(of, kind & ~PUBLIC_BIT, variant):
             return
         dropped = 0
         for key in reversed(keys):

@@ -135,7 +135,12 @@ class Index:
         if not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return None
         value = self._env.get(self._dwz, name)
-        return None if value is None else schema.DWZ.unpack(value)[0]
+        return None if value is None else schema.DWZ.unpack_from(value)[0]
+
+    def is_public_supplementary(self, name: bytes) -> bool:
+        """Whether everybody could read the file that is recorded under ``/.dwz/`` as ``name``."""
+        value = self._env.get(self._dwz, name)
+        return value is not None and len(value) > schema.DWZ.size
 
     # --- several rows ----------------------------------------------------------------------
 
@@ -300,7 +305,7 @@ class Index:
         """(name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
             try:
-                ordinal, _ = schema.DWZ.unpack(value)
+                ordinal, _ = schema.DWZ.unpack_from(value)
             except DAMAGE as error:
                 raise damaged(error) from error
             yield key, ordinal

@@ -169,7 +169,7 @@ def _places_from_1(env: Environment, txn: Txn, counters: schema.Counters) -> Non
         number, ordinal = schema.PATH_ORDINAL.unpack(key)
         value = txn.get(key[:4], db=env.tables["paths"])
         if value is not None and number < behind:
-            paths.add_name(ordinal, value[4:])
+            paths.add_name(ordinal, value[4:], public=False)
     containers = ContainerWriter(env, txn, counters)
     for key, value in _rows(env, txn, "origins"):
         try:
@@ -179,11 +179,12 @@ def _places_from_1(env: Environment, txn: Txn, counters: schema.Counters) -> Non
         except DAMAGE:
             continue
         ordinal = int.from_bytes(key[:8], "big")
-        if paths.add(named, ordinal, origin.path, primary=bool(kinds & PATH_KINDS)):
+        primary, public = bool(kinds & PATH_KINDS), origin.is_public
+        if paths.add(named, ordinal, origin.path, primary=primary, public=public):
             txn.put(key[:8], named.pack(), db=env.tables["ordinals"])
         refs = [ref for ref in row.refs if ref[0] == ordinal]
         for moment in (first, last) if refs else ():
-            containers.see(Sighting(origin, moment), min(refs))
+            containers.see(Sighting(origin, moment), min(refs), public=public)
     containers.finish()
 
 

@@ -73,14 +73,21 @@ class PathTree:
         if not 0 < len(name) <= _NAME_MAX:
             return None
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
-        return None if value is None else int.from_bytes(value, "big")
+        return None if value is None else schema.number_in(value)
+
+    def is_public(self, parent: int, name: bytes) -> bool:
+        """Whether something at or below ``name`` in ``parent`` was seen where all could read it."""
+        if not 0 < len(name) <= _NAME_MAX:
+            return False
+        value = self._env.get(self._names, schema.U32.pack(parent) + name)
+        return value is not None and len(value) > schema.U32.size
 
     def children(self, parent: int, after: bytes | None) -> Iterator[tuple[bytes, int]]:
         """(name, number) in order of names, behind ``after``."""
         prefix = schema.U32.pack(parent)
         start = None if after is None else prefix + after
         for key, value in self._index.rows(self._names, prefix, start):
-            yield key[4:], int.from_bytes(value, "big")
+            yield key[4:], schema.number_in(value)
 
     def parent(self, number: int) -> tuple[int, bytes] | None:
         """(parent, name) of a path; None for the root and for what does not exist."""
@@ -111,6 +118,15 @@ class PathTree:
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         return self._env.get(self._nameids, key) is not None
 
+    def is_named_publicly(self, number: int, ordinal: int) -> bool:
+        """Whether that was at one where everybody could read it."""
+        value = self._env.get(self._nameids, schema.PATH_ORDINAL.pack(number, ordinal))
+        return value is not None and len(value) > schema.U16.size
+
+    def is_public_at(self, number: int, ordinal: int) -> bool:
+        """Whether that build ID was seen at a path where everybody could read it."""
+        return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
+
     def _hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
@@ -133,45 +149,65 @@ class PathWriter:
         self._paths = tables["paths"]
         self._pathids = tables["pathids"]
         self._nameids = tables["nameids"]
-        self._cache: dict[tuple[int, bytes], int] = {}
+        self._cache: dict[tuple[int, bytes], tuple[int, bool]] = {}
 
-    def add(self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool) -> bool:
+    def add(
+        self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool, public: bool
+    ) -> bool:
         """Hang a build ID from a path; True when it was not there. ``row`` is counted up.
 
-        It is the ``primary`` path if there is none yet, and it may be.
+        It is the ``primary`` path if it may be, and there is none yet, or none that is public.
+        ``public`` says that everybody could read the file there.
         """
         names = components(path)
         if names is None:
             return False
-        primary = primary and row.primary_path == ROOT
+        primary = primary and (
+            row.primary_path == ROOT or (public and not self._is_public(row.primary_path, ordinal))
+        )
         if row.paths >= schema.MAX_PATHS and not primary:
             return False  # before its names are written: they would be there for nothing
         number = ROOT
         for name in names:
-            number = self._intern(number, name)
+            number = self._intern(number, name, public=public)
         if primary:
             row.primary_path = number
         key = schema.PATH_ORDINAL.pack(number, ordinal)
-        added: bool = self._txn.put(key, b"", overwrite=False, db=self._pathids)
+        mark = schema.PUBLIC if public else b""
+        added: bool = self._txn.put(key, mark, overwrite=False, db=self._pathids)
         if added:
             row.paths += 1
-            self.add_name(ordinal, names[-1])
+            self.add_name(ordinal, names[-1], public=public)
+        elif public and not self._txn.get(key, db=self._pathids):
+            self._txn.put(key, mark, db=self._pathids)
+            self.add_name(ordinal, names[-1], public=True, count=0)
         return added
 
-    def add_name(self, ordinal: int, name: bytes) -> None:
-        """Count one more path of a build ID with that last name."""
-        key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name), ordinal)
-        count = int.from_bytes(self._txn.get(key, b"", db=self._nameids), "big")
-        self._txn.put(key, schema.U16.pack(count + 1), db=self._nameids)
+    def add_name(self, ordinal: int, name: bytes, *, public: bool, count: int = 1) -> None:
+        """Count one more path of a build ID with that last name, or ``count``."""
+        key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name, public=public), ordinal)
+        value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
+        before = int.from_bytes(value[: schema.U16.size], "big")
+        mark = schema.PUBLIC if public else value[schema.U16.size :]
+        self._txn.put(key, schema.U16.pack(before + count) + mark, db=self._nameids)
 
-    def _intern(self, parent: int, name: bytes) -> int:
+    def _is_public(self, number: int, ordinal: int) -> bool:
+        return bool(self._txn.get(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids))
+
+    def _intern(self, parent: int, name: bytes, *, public: bool) -> int:
         known = self._cache.get((parent, name))
-        if known is None:
-            key = schema.U32.pack(parent) + name
-            value = self._txn.get(key, db=self._names)
-            known = self._new(parent, name, key) if value is None else int.from_bytes(value, "big")
-            self._cache[parent, name] = known
-        return known
+        if known is not None and (known[1] or not public):
+            return known[0]
+        key = schema.U32.pack(parent) + name
+        value = self._txn.get(key, db=self._names)
+        if value is None:
+            number, marked = self._new(parent, name, key), False
+        else:
+            number, marked = schema.number_in(value), len(value) > schema.U32.size
+        if public and not marked:
+            self._txn.put(key, schema.U32.pack(number) + schema.PUBLIC, db=self._names)
+        self._cache[parent, name] = number, marked or public
+        return number
 
     def _new(self, parent: int, name: bytes, key: bytes) -> int:
         number = self._counters.next_path
@@ -201,7 +237,7 @@ class PathPruner:
             value = self._txn.get(schema.U32.pack(number) + name, db=self._names)
             if value is None:
                 return ROOT
-            number = int.from_bytes(value, "big")
+            number = schema.number_in(value)
         return number
 
     def has(self, number: int, ordinal: int) -> bool:
@@ -225,12 +261,14 @@ class PathPruner:
         named = path and self._txn.get(schema.U32.pack(NAMES) + path[4:], db=self._names)
         if not named:
             return
-        key = named + schema.U64.pack(ordinal)
-        count = int.from_bytes(self._txn.get(key, b"", db=self._nameids), "big")
+        key = named[: schema.U32.size] + schema.U64.pack(ordinal)
+        value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
+        count = int.from_bytes(value[: schema.U16.size], "big")
         if count > 1:
-            self._txn.put(key, schema.U16.pack(count - 1), db=self._nameids)
+            rest = value[schema.U16.size :]
+            self._txn.put(key, schema.U16.pack(count - 1) + rest, db=self._nameids)
         elif self._txn.delete(key, db=self._nameids):
-            self._prune(int.from_bytes(named, "big"))
+            self._prune(schema.number_in(named))
 
     def _prune(self, number: int) -> None:
         tables = (self._pathids, self._nameids, self._names)

@@ -40,7 +40,9 @@ def _names_differ(moment: Rows) -> bool:
         name = None if path is None else moment.get("names", prefix + path[4:])
         for key, _ in rows:
             paths += 1
-            if path is not None and (name is None or moment.get("nameids", name + key[4:]) is None):
+            if path is not None and (
+                name is None or moment.get("nameids", name[:4] + key[4:]) is None
+            ):
                 return True
     return names != paths
 
@@ -50,10 +52,10 @@ def _name_again(mending: Mending) -> None:
     for key in [key for key, _ in mending.having("nameids", b"")]:
         mending.delete("nameids", key)
     writer = PathWriter(mending.env, mending.txn, mending.counters)
-    for key in [key for key, _ in mending.having("pathids", b"")]:
+    for key, value in list(mending.having("pathids", b"")):
         path = mending.get("paths", key[:4])
         if path is not None:
-            writer.add_name(int.from_bytes(key[4:], "big"), path[4:])
+            writer.add_name(int.from_bytes(key[4:], "big"), path[4:], public=bool(value))
 
 
 def _wrong_entries(moment: Rows) -> Iterator[tuple[bytes, int]]:

@@ -61,8 +61,10 @@ def _drop_origin(mending: Mending, key: bytes) -> None:
 
 def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name in a path is that of the path that it leads to."""
-    schema.U32.unpack(value)
-    if rows.get("paths", value) != key:
+    number = value[:4]
+    if value[4:] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    if rows.get("paths", number) != key:
         yield Fault(
             f"name {key.hex()} leads to a path that has another",
             mend=lambda mending: mending.delete("names", key),
@@ -88,7 +90,7 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         )
         return
     there = rows.get("names", value)
-    if there != key:
+    if there is None or there[:4] != key:
         yield Fault(
             f"path {number} is not in its parent",
             mend=lambda mending: _name_path(mending, key, value, there),
@@ -97,13 +99,13 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 def _drop_path(mending: Mending, key: bytes, value: bytes) -> None:
     mending.delete("paths", key)
-    if mending.get("names", value) == key:
+    if (mending.get("names", value) or b"")[:4] == key:
         mending.delete("names", value)
 
 
 def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) -> None:
     """Let its parent lead to a path, unless that leads to another one, rightly."""
-    if there is not None and mending.get("paths", there) == value:
+    if there is not None and mending.get("paths", there[:4]) == value:
         mending.delete("paths", key)
     elif 4 < len(value) <= 4 + 255:
         mending.put("names", value, key)
@@ -118,12 +120,16 @@ def _count_up(mending: Mending, **numbers: int) -> None:
 
 def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A build ID that hangs from a path exists, and so does the path."""
+    if value not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
     return _hanging("pathids", rows, key)
 
 
 def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """The same for the last names of paths. How often they are counted, `placecounts` looks at."""
-    schema.U16.unpack(value)
+    schema.U16.unpack_from(value)
+    if value[schema.U16.size :] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
     yield from _hanging("nameids", rows, key)
     path = rows.get("paths", key[:4])
     if path is not None and path[:4] != schema.U32.pack(NAMES):
@@ -146,7 +152,7 @@ def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
 
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name of a file that dwz made is of a build ID."""
-    _, trust = schema.DWZ.unpack(value)
+    _, trust = schema.DWZ.unpack_from(value)
     if not rows.is_there(value[:8]) or trust > 3:
         yield Fault(
             f"/.dwz/ name {key!r} is of an unknown build ID",

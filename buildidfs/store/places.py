@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from buildidfs.model import (
-    EVERYBODY,
     BuildId,
     Digest,
     FileIdentity,
@@ -51,7 +50,7 @@ class OriginRow(msgspec.Struct, array_like=True):
     scanner: bytes
     apart: int = 0
     cgroup_id: int = 0
-    reach: int = EVERYBODY
+    reach: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from buildidfs.model import Kind
+import msgspec
+
+from buildidfs.model import Kind, Sighting
 from buildidfs.store import places, schema
 from buildidfs.store.containerwriter import NO_IMAGES, ContainerWriter
 from buildidfs.store.index import prefixed
@@ -14,7 +16,7 @@ from buildidfs.store.paths import PATH_KINDS, PathWriter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from buildidfs.model import Digest, Origin, Sighting
+    from buildidfs.model import Digest, Origin
     from buildidfs.store.environment import Environment, Txn
 
 
@@ -55,12 +57,18 @@ class PlaceWriter:
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
-        if self._paths.add(named, ordinal, origin.path, primary=bool(kinds & PATH_KINDS)):
+        key = places.origin_key(ordinal, digest, origin)
+        old = self._txn.get(key, db=self._origins)
+        if recognised and not origin.reach and old is not None:
+            origin = msgspec.structs.replace(origin, reach=places.reach_in(old))
+        public = origin.is_public
+        primary = bool(kinds & PATH_KINDS)
+        if self._paths.add(named, ordinal, origin.path, primary=primary, public=public):
             self._changed.add(ordinal)
-        new_origin = self._put_origin(digest, kinds, ordinal, named, sighting, recognised)
-        self._add_dwz(ordinal, named, origin, new_origin)
-        self._containers.see(sighting, min(refs))
-        return new_origin
+        self._put_origin(key, old, digest, kinds, named, Sighting(origin, sighting.seen_ns))
+        self._add_dwz(ordinal, named, origin, old is None)
+        self._containers.see(sighting, min(refs), public=public)
+        return old is None
 
     def finish(self) -> None:
         """Write what is written once."""
@@ -68,31 +76,27 @@ class PlaceWriter:
 
     def _put_origin(
         self,
+        key: bytes,
+        old: bytes | None,
         digest: Digest,
         kinds: int,
-        ordinal: int,
         named: schema.OrdinalRow,
         sighting: Sighting,
-        recognised: bool,
-    ) -> bool:
-        key = places.origin_key(ordinal, digest, sighting.origin)
-        old = self._txn.get(key, db=self._origins)
+    ) -> None:
         first = last = sighting.seen_ns
-        reach = None if old is None or not recognised else places.reach_in(old)
         if old is not None:
             times = places.TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
         elif named.origins >= schema.MAX_ORIGINS:
-            self._drop_origin(ordinal)
+            self._drop_origin(key[:8])
         else:
             named.origins += 1
-        value = places.pack_origin(digest, kinds, sighting.origin, first, last, reach)
+        value = places.pack_origin(digest, kinds, sighting.origin, first, last)
         self._txn.put(key, value, db=self._origins)
-        return old is None
 
-    def _drop_origin(self, ordinal: int) -> None:
+    def _drop_origin(self, ordinal: bytes) -> None:
         """Make room: not the first seen goes, but of the others the one last seen longest ago."""
-        rows = prefixed(self._txn, self._origins, schema.U64.pack(ordinal))
+        rows = prefixed(self._txn, self._origins, ordinal)
         times = [(*places.TIMES.unpack_from(value), key) for key, value in rows]
         times.remove(min(times))
         self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
@@ -104,12 +108,17 @@ class PlaceWriter:
         if not name:
             return
         old = self._txn.get(name, db=self._dwz)
-        if old is None and named.origins >= schema.MAX_ORIGINS:
-            return  # a container can make any number of links to one file
-        if old is not None:
-            of, trust = schema.DWZ.unpack(old)
-            later = trust == origin.trust and of != ordinal and new_origin
-            if not (origin.trust > trust or later):
+        trust, public = int(origin.trust), origin.is_public
+        if old is None:
+            if named.origins >= schema.MAX_ORIGINS:
+                return  # a container can make any number of links to one file
+        else:
+            of, before = schema.DWZ.unpack_from(old)
+            if of == ordinal:
+                trust, public = max(trust, before), public or len(old) > schema.DWZ.size
+            elif trust < before or (trust == before and not new_origin):
                 return
-        self._txn.put(name, schema.DWZ.pack(ordinal, origin.trust), db=self._dwz)
-        self._changed.add(ordinal)
+        value = schema.DWZ.pack(ordinal, trust) + (schema.PUBLIC if public else b"")
+        if value != old:
+            self._txn.put(name, value, db=self._dwz)
+            self._changed.add(ordinal)

@@ -14,7 +14,6 @@ import msgspec
 from buildidfs.model import Kind
 from buildidfs.store import beside, places, schema
 from buildidfs.store.index import DAMAGE, prefixed
-from buildidfs.store.variants import shown_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +30,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     """What is served of a blob under one build ID, and a row of *origins* that it was seen at.
 
     Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
-    of those believed most, and empty if all were forgotten.
+    of those believed most, of the public ones if there are any, and empty if all were forgotten.
     """
 
     build_id: bytes
@@ -90,7 +89,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
             tuple((extent.offset, extent.size) for extent in new.scripts),
             new.segments,
             origin.trust,
-            shown_mode(origin),
+            origin.shown_mode,
             origin.identity.uid,
             origin.identity.gid,
             schema.clamped(origin.identity.mtime_ns),
@@ -142,14 +141,14 @@ def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int)
 
 
 def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
-    """The row of the place believed most, of those the one seen first."""
-    best, chosen = (0, 0), b""
+    """The row of the place believed most, of those a public one, of those the one seen first."""
+    best, chosen = (0, False, 0), b""
     for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
         try:
             of, _, origin, first, _ = places.unpack_origin(value)
         except DAMAGE:
             continue
-        rank = (origin.trust, -first)
+        rank = (origin.trust, origin.is_public, -first)
         if of == digest and (not chosen or rank > best):
             best, chosen = rank, value
     return chosen

@@ -123,6 +123,10 @@ class Reader:
         """Ordinal of the dwz file recorded under ``/.dwz/`` as ``name``."""
         return self._index.supplementary(name)
 
+    def is_public_supplementary(self, name: bytes) -> bool:
+        """Whether everybody could read the file that `supplementary` finds."""
+        return self._index.is_public_supplementary(name)
+
     def supplementaries(
         self, prefix: bytes = b"", after: bytes | None = None
     ) -> Iterator[tuple[bytes, int]]:
@@ -134,6 +138,12 @@ class Reader:
     def path_child(self, parent: int, name: bytes) -> int | None:
         """Number of ``name`` in the path ``parent``."""
         return self._paths.child(parent, name)
+
+    def path_is_public(self, parent: int, name: bytes) -> bool:
+        """Whether everybody could read something that was seen at ``name`` in the path ``parent``,
+        or below it.
+        """
+        return self._paths.is_public(parent, name)
 
     def path_children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
         """(name, number) in order of names, behind ``after``."""
@@ -155,6 +165,10 @@ class Reader:
         """Whether that ordinal is among `path_ids`."""
         return self._paths.has(number, ordinal)
 
+    def path_has_publicly(self, number: int, ordinal: int) -> bool:
+        """Whether everybody could read that at the path."""
+        return self._paths.is_public_at(number, ordinal)
+
     def file_name(self, name: bytes) -> int | None:
         """Number of a file name: what paths have behind their last slash."""
         return self._paths.child(NAMES, name)
@@ -171,6 +185,14 @@ class Reader:
     def file_name_has(self, number: int, ordinal: int) -> bool:
         """Whether that ordinal is among `file_name_ids`."""
         return self._paths.has_named(number, ordinal)
+
+    def file_name_is_public(self, name: bytes) -> bool:
+        """Whether everybody could read something with that file name."""
+        return self._paths.is_public(NAMES, name)
+
+    def file_name_has_publicly(self, number: int, ordinal: int) -> bool:
+        """Whether everybody could read that with the file name of that number."""
+        return self._paths.is_named_publicly(number, ordinal)
 
     # --- containers ------------------------------------------------------------------------
 

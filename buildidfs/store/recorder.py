@@ -14,7 +14,6 @@ import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import (
-    EVERYBODY,
     Artifact,
     BuildId,
     Digest,
@@ -29,7 +28,7 @@ from buildidfs.store.memo import MemoWriter
 from buildidfs.store.placewriter import PlaceWriter
 from buildidfs.store.records import NewAbsence, NewCapture, Outcome
 from buildidfs.store.uses import UseWriter
-from buildidfs.store.variants import VariantWriter, most_variants, shown_mode
+from buildidfs.store.variants import VariantWriter, most_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -248,7 +247,7 @@ class Recorder:
             digest,
             row.size,
             identity.mtime_ns,
-            shown_mode(new.sighting.origin),
+            new.sighting.origin.shown_mode,
             identity.uid,
             identity.gid,
             new.quality,
@@ -306,11 +305,10 @@ class Recorder:
         if not first <= sighting.seen_ns < last + schema.LAST_SEEN_SLACK_NS:
             return False
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-
-        def is_same(reach: int) -> bool:
-            return places.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
-
-        return is_same(EVERYBODY) or is_same(places.reach_in(old))
+        reach = places.reach_in(old)
+        if sighting.origin.reach not in (0, reach):
+            return False
+        return places.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
 
     def _see(
         self,

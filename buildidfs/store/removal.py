@@ -253,7 +253,8 @@ class _Clearer:
                 going.add(named.primary_path)
             named.primary_path = ROOT
         elif named.primary_path in going:
-            left = (find(origin.path) for kinds, origin in kept if kinds & PATH_KINDS)
+            public_first = sorted(kept, key=lambda each: not each[1].is_public)
+            left = (find(origin.path) for kinds, origin in public_first if kinds & PATH_KINDS)
             others = (number for number in left if self._paths.has(number, ordinal))
             # Those it has besides are of places that were forgotten, and nobody can find them.
             named.primary_path = next(others, named.primary_path)

@@ -35,15 +35,15 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     pins       length u8, build ID, name (to 390)     created u64
     gone       ordinal u64                            empty
     origins    ordinal u64, BLAKE2b-128 of the place  first seen u64, last seen u64, `OriginRow`
-    names      parent path u32, name (1 to 255)       path u32
+    names      parent path u32, name (1 to 255)       path u32, public
     paths      path u32                               parent path u32, name
-    pathids    path u32, ordinal u64                  empty
-    nameids    path u32, ordinal u64                  count u16
+    pathids    path u32, ordinal u64                  public
+    nameids    path u32, ordinal u64                  count u16, public
     containers container u32                          first seen u64, last seen u64, `ContainerRow`
     labels     name of a container (1 to 255)         container u32
     contents   container u32, directory u32,          directory u32, ordinal u64, kind u8,
                hash of the name u64                   variant u16, stamp u32, name
-    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8
+    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8, public
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
@@ -55,7 +55,8 @@ one below 2**28. ``announced`` counts the commits that listeners were told of. "
 the rows, u32, should the file say less.
 
 **ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
-each row in *artifacts*; ``primary_path`` is the first path an executable was seen at (0: none);
+each row in *artifacts*; ``primary_path`` is the first path an executable was
+seen at, of those that are public if there is one (0: none);
 ``origins`` and ``paths`` count its rows in *origins* and *pathids*; ``next_variant`` is, for kinds
 1 to 4, the number the next variant gets.
 
@@ -85,7 +86,14 @@ and all else that nothing speaks of any more, are removed when all mounts were t
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-Rows may lack ``apart``, ``cgroup_id`` and ``reach`` (then 7), which came later.
+Rows may lack ``apart``, ``cgroup_id`` and ``reach`` (then 0), which came later. A place is public
+if everybody could read the file there: ``reach`` is 7, and ``mode`` has all three read bits. Of all
+others ``mode`` less what ``reach`` lacks, ``uid`` and ``gid`` say who may know of them.
+
+"public" at the end of other rows is a byte 1 if one of the places that they stand for was public,
+even if that place is forgotten by now, and is not there otherwise. In *names* it stands for all
+below the path. In *contents* it is bit 7 of the kind, of directories for all below them, and in
+*containers* a field of the row. Who is told of the rest is found out from *origins*.
 
 **names, paths, pathids**. A tree of the paths that files were seen at. Path 0 is the root and has
 no row. Names that no directory can hold never get a row: empty, ".", "..", over 255 bytes, with "/"
@@ -192,6 +200,9 @@ _ARTIFACT: Final = Struct(">H32sQqHIIBBQQ")
 DIGEST: Final = Struct(">QQQqBIBI")
 _RANGE: Final = Struct(">QQ")
 
+#: Stands at the end of rows of what was seen where everybody could read it.
+PUBLIC: Final = b"\1"
+
 _KINDS: Final = tuple(Kind)
 _QUALITIES: Final = tuple(Quality)
 _TRUSTS: Final = tuple(Trust)
@@ -200,6 +211,11 @@ _TRUSTS: Final = tuple(Trust)
 KINDS_OF_MASK: Final = tuple(
     tuple(kind for kind in Kind if mask & 1 << kind) for mask in range(1 << (max(Kind) + 1))
 )
+
+
+def number_in(value: bytes) -> int:
+    """The number in a row of *names*."""
+    return int.from_bytes(value[:4], "big")
 
 
 def mask_of(kinds: tuple[Kind, ...]) -> int:

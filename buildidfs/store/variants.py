@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.errors import IntegrityError
-from buildidfs.model import GROUP, OTHERS, OWNER, Artifact, Kind, Origin, Trust
+from buildidfs.model import Artifact, Kind, Origin, Trust
 from buildidfs.store import schema
 from buildidfs.store.index import prefixed, rank, segments_in
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from buildidfs.store.environment import Environment, Txn
 
 _READ = 0o444
-_SHOWN = 0o555
 
 
 class VariantWriter:
@@ -109,7 +108,7 @@ class VariantWriter:
         new = old
         if origin.trust > old.trust:
             new = msgspec.structs.replace(new, trust=Trust(origin.trust))
-        mode = shown_mode(origin)
+        mode = origin.shown_mode
         if mode & _READ == _READ != old.mode & _READ:
             uid, gid = origin.identity.uid, origin.identity.gid
             new = msgspec.structs.replace(new, mode=mode, uid=uid, gid=gid)
@@ -157,17 +156,6 @@ class VariantWriter:
     def _put(self, artifact: Artifact) -> None:
         self._changed.add(artifact.ordinal)
         self._txn.put(_key(artifact), schema.pack_artifact(artifact), db=self._variants)
-
-
-def shown_mode(origin: Origin) -> int:
-    """Permission bits of an artifact that was seen there: each those of the original, as far as it
-    could be reached, without writing and without set-ID.
-    """
-    mode = origin.identity.mode & _SHOWN
-    for who, bits in ((OWNER, 0o700), (GROUP, 0o070), (OTHERS, 0o007)):
-        if not origin.reach & who:
-            mode &= ~bits
-    return mode
 
 
 def most_variants(trust: Trust) -> int:

@@ -8,7 +8,6 @@ A front door should not remember their names for long: nobody tells it when one 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -20,10 +19,11 @@ from buildidfs.view.places import ByName, ByPath
 from buildidfs.view.values import Attributes, Content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import Store
     from buildidfs.view.ids import IdDirectories
+    from buildidfs.view.readers import Reader
 
 _FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)
 
@@ -108,18 +108,31 @@ class Browse:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return Content(text=self._text(node))
 
-    def below(self, node: int, most: int) -> Iterator[int] | None:
-        """Build IDs that a directory leads to, until ``most`` names were looked at; None for what
-        is there for everybody.
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry of a directory. Who may know of a container may
+        know of what it is; who may enter ``missing``, the kernel sees to.
         """
         form = nodes.form_of(node)
-        if form == nodes.FORM_PATH and node != nodes.BY_PATH:
-            return self._by_path.below(node, most)
-        if form == nodes.FORM_NAME and node != nodes.BY_NAME:
-            return itertools.islice(self._by_name.below(node), most)
-        if form in (nodes.FORM_CONTAINER, nodes.FORM_CONTENTS):
-            return self._containers.below(node, most)
-        return None
+        if form == nodes.FORM_PATH:
+            return self._by_path.is_public(node, name, child)
+        if form == nodes.FORM_NAME:
+            return self._by_name.is_public(node, name, child)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.is_public_file(node, name)
+        return node != nodes.CONTAINERS or self._containers.is_public(child)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that an entry of a directory of paths or names stands for, and the
+        build IDs that may have one.
+        """
+        tree = self._by_path if nodes.form_of(node) == nodes.FORM_PATH else self._by_name
+        return tree.places(node, name, child)
+
+    def in_container(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
+        """Of each file of a container that an entry leads to, whether a reader may know of it."""
+        return self._containers.known(node, name, child, reader)
 
     def _text(self, node: int) -> bytes:
         if node == nodes.README:

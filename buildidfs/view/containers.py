@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.model import Kind
+from buildidfs.store import is_of
 from buildidfs.view import nodes
+from buildidfs.view.readers import may_see
 from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Artifact
     from buildidfs.store import Container, ContainerEntry, Store
+    from buildidfs.view.readers import Reader
 
 _ROOT: Final = 0
 _ROOT_NAME: Final = b"root"
@@ -104,7 +107,11 @@ class Containers:
         entry = self._store.container_child(container, directory, name)
         if entry is not None:
             return self._entry(container, entry)
-        return self._alias(container, directory, name) or self._file_for(container, directory, name)
+        alias = self._alias(container, directory, name)
+        if alias:
+            return alias
+        found = self._file_for(container, directory, name)
+        return nodes.ABSENT if found is None else self._entry(container, found)
 
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of a directory below ``root``: name, node, offset."""
@@ -114,19 +121,91 @@ class Containers:
             if found:
                 yield entry.name, found, entry.offset
 
-    def below(self, node: int, most: int) -> Iterator[int]:
-        """Build IDs of files in a directory or below it, until ``most`` names were looked at."""
+    def is_public(self, node: int) -> bool:
+        """Whether everybody may know of a container."""
+        container = self._store.container(nodes.container_of(node)[0])
+        return container is not None and container.public
+
+    def is_public_file(self, node: int, name: bytes) -> bool:
+        """Whether everybody may know of an entry of a directory below ``root``."""
+        found = self._meant(node, name)
+        return found is not None and found[1].public
+
+    def known(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
+        """Of each file that an entry of ``containers``, or of a directory below ``root``, leads to,
+        whether a reader may know of it.
+        """
+        if node == nodes.CONTAINERS:
+            number = nodes.container_of(child)[0]
+            places = self._below(number, _ROOT)
+        else:
+            number = nodes.container_of(node)[0]
+            found = self._meant(node, name)
+            if found is None:
+                return
+            directory, entry = found
+            places = iter((found,))
+            if entry.directory:
+                places = self._below(number, entry.directory)
+        container = self._store.container(number)
+        if container is not None:
+            for directory, entry in places:
+                yield self._is_known(container, directory, entry, reader)
+
+    def _meant(self, node: int, name: bytes) -> tuple[int, ContainerEntry] | None:
+        """The entry that a name in a directory below ``root`` stands for, be it by a guess, and the
+        directory that it is in.
+        """
         container, directory = nodes.container_of(node)
+        entry = self._store.container_child(container, directory, name)
+        if entry is not None:
+            return directory, entry
+        alias = self._alias(container, directory, name)
+        if not alias:
+            entry = self._file_for(container, directory, name)
+            return None if entry is None else (directory, entry)
+        path = self.target(alias)
+        in_root = path.removeprefix(b"../") if path.startswith(b"../") else path
+        return self._resolved(container, in_root)
+
+    def _resolved(self, container: int, path: bytes) -> tuple[int, ContainerEntry] | None:
+        """The entry at a path, and the directory that it is in."""
+        directory, entry = _ROOT, None
+        for name in filter(None, path.split(b"/")):
+            if entry is not None:
+                directory = entry.directory
+                if not directory:
+                    return None
+            entry = self._store.container_child(container, directory, name)
+            if entry is None:
+                return None
+        return None if entry is None else (directory, entry)
+
+    def _below(self, container: int, directory: int) -> Iterator[tuple[int, ContainerEntry]]:
+        """Files in a directory or below it, each with the directory that it is in."""
         waiting = [directory]
         while waiting:
-            for entry in self._store.container_children(container, waiting.pop()):
-                most -= 1
-                if most < 0:
-                    return
+            at = waiting.pop()
+            for entry in self._store.container_children(container, at):
                 if entry.directory:
                     waiting.append(entry.directory)
                 else:
-                    yield entry.ordinal
+                    yield at, entry
+
+    def _is_known(
+        self, container: Container, directory: int, entry: ContainerEntry, reader: Reader
+    ) -> bool:
+        """Whether a reader could have read a file at its place in a container."""
+        artifact = self._store.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+        if artifact is None:
+            return False
+        return any(
+            record.digest == artifact.digest
+            and may_see(reader, record.origin)
+            and is_of(container, record.origin)
+            and self._resolved(container.number, record.origin.path) == (directory, entry)
+            for record in self._store.origins(entry.ordinal)
+        )
 
     def target(self, node: int) -> bytes:
         """Where a link below ``root`` leads; empty if nowhere."""
@@ -187,7 +266,7 @@ class Containers:
                     most -= len(below)
         return b""
 
-    def _file_for(self, container: int, directory: int, name: bytes) -> int:
+    def _file_for(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
         """The file that the link of a shared library leads to by convention.
 
         ``libz.so.1`` is ``libz.so.1.3.1``, and ``libgcc_s.so.1`` may be ``libgcc_s-14.so.1``;
@@ -196,16 +275,16 @@ class Containers:
         """
         wanted = _candidates(name)
         if wanted is None:
-            return nodes.ABSENT
+            return None
         fitting = [
             (found.lastindex or 0, [int(number) for number in _NUMBERS.findall(entry.name)], entry)
             for entry in self._some(container, directory)
             if entry.kind == Kind.EXECUTABLE and (found := wanted.match(entry.name))
         ]
         for *_, entry in sorted(fitting, key=lambda each: each[:2], reverse=True):
-            if node := self._entry(container, entry):
-                return node
-        return nodes.ABSENT
+            if self._entry(container, entry):
+                return entry
+        return None
 
     def _some(self, container: int, directory: int) -> Iterator[ContainerEntry]:
         entries = self._store.container_children(container, directory)

@@ -17,11 +17,12 @@ from buildidfs.view import nodes
 from buildidfs.view.links import DEBUGINFO_BIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import Store
 
 _REMEMBERED = 4096
+_LOOKED_AT = 64
 
 
 class DwzTree:
@@ -62,10 +63,25 @@ class DwzTree:
                 self._places[node, offset] = name
                 yield name, found, offset
 
-    def below(self, node: int, most: int) -> Iterator[int]:
-        """Build IDs that names below a directory lead to, ``most`` at most."""
-        names_below = self._store.supplementaries(_join(self._name(node), b""))
-        return (ordinal for _, ordinal in itertools.islice(names_below, most))
+    def is_public(self, node: int, name: bytes) -> bool:
+        """Whether everybody may know of an entry; of many names below it a few are looked at."""
+        full = _join(self._name(node), name)
+        if self._store.is_public_supplementary(full):
+            return True
+        below = itertools.islice(self._store.supplementaries(full + b"/"), _LOOKED_AT)
+        return any(self._store.is_public_supplementary(each) for each, _ in below)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that an entry stands for, and the build IDs that may have one."""
+        full = _join(self._name(node), name)
+        ordinal = self._store.supplementary(full)
+        if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
+            return lambda path: path.rpartition(names.DWZ_MARK)[2] == full, (ordinal,)
+        below = full + b"/"
+        ordinals = (each for _, each in self._store.supplementaries(below))
+        return lambda path: path.rpartition(names.DWZ_MARK)[2].startswith(below), ordinals
 
     def target(self, node: int) -> bytes:
         """Where a link made by `lookup` leads."""

@@ -13,7 +13,7 @@ from buildidfs import names
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Trust
 from buildidfs.view import nodes, packages
-from buildidfs.view.readers import openness
+from buildidfs.view.readers import PUBLIC, may_see, openness
 from buildidfs.view.values import Attributes, Content, of_artifact
 from buildidfs.view.variants import Variants
 
@@ -56,7 +56,9 @@ class IdDirectories:
             return self.file(nodes.ordinal_of(node), kind)
         ordinal = nodes.ordinal_of(node)
         if name == names.PATH:
-            return nodes.of_id(ordinal, nodes.SLOT_PATH) if self._text(ordinal) else nodes.ABSENT
+            return (
+                nodes.of_id(ordinal, nodes.SLOT_PATH) if self._text(ordinal, None) else nodes.ABSENT
+            )
         if name == names.VARIANTS and self._store.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
         if name.endswith(names.DWP_SUFFIX):
@@ -73,6 +75,10 @@ class IdDirectories:
             found = self.lookup(node, name)
             if found:
                 yield name, found, offset
+
+    def is_public_package(self, node: int, name: bytes) -> bool:
+        """Whether everybody may know that a build ID has its .dwp file under that name."""
+        return self._packages.is_public(nodes.ordinal_of(node), name)
 
     def file(self, ordinal: int, kind: Kind) -> int:
         """The node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
@@ -111,8 +117,6 @@ class IdDirectories:
         Raises OSError(ESTALE) if it is gone from the store.
         """
         slot = nodes.slot_of(node)
-        if slot == nodes.SLOT_PATH:
-            return Content(text=self._text(nodes.ordinal_of(node)))
         artifact = self._recent.get(node) or self._artifact(node)
         zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
         try:
@@ -125,6 +129,10 @@ class IdDirectories:
             self._recent.pop(node, None)
             self._artifact(node)  # it was removed meanwhile, unless it should be there
             raise
+
+    def path_text(self, node: int, reader: Reader | None) -> bytes:
+        """What is in ``path`` for a reader; None: all of it."""
+        return self._text(nodes.ordinal_of(node), reader)
 
     def _artifact(self, node: int) -> Artifact:
         artifact = self._recent.get(node)
@@ -186,17 +194,19 @@ class IdDirectories:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return Attributes(
             stat.S_IFREG | chosen.mode & 0o444,
-            len(self._text(ordinal)),
+            # The kernel has one size for all: what everybody may know. To read gives all.
+            len(self._text(ordinal, PUBLIC)),
             self._shared.mtime_ns,
             chosen.uid,
             chosen.gid,
             volatile=True,
         )
 
-    def _text(self, ordinal: int) -> bytes:
+    def _text(self, ordinal: int, reader: Reader | None) -> bytes:
         # What a reader wants to know is where the binary was; its debug file has a place of its
         # own, which only tells something where no binary was seen.
-        origins = self._store.origins(ordinal)
+        records = self._store.origins(ordinal)
+        origins = [each for each in records if may_see(reader, each.origin)]
         binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
         # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is

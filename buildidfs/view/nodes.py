@@ -79,6 +79,7 @@ FORM_ALIAS: Final = 6
 FORM_MISSING: Final = 7
 
 BROWSE_SHIFT: Final = 59
+_PLACE_TAGS: Final = frozenset((1, *range(2 * TAG_PATH, 2 * TAG_PERF_ID)))
 _FORM_SHIFT: Final = 56
 _CONTAINER_SHIFT: Final = 28
 _FORM_MASK: Final = 7
@@ -152,6 +153,18 @@ def of_browsing(form: int, number: int = 0, within: int = 0) -> int:
 def is_browsing(node: int) -> bool:
     """Whether a node was made by `of_browsing`."""
     return node >> BROWSE_SHIFT == 1
+
+
+def is_place(node: int) -> bool:
+    """Whether a directory tells by its entries where files were seen: not everybody may know of
+    each.
+    """
+    return node >> BROWSE_SHIFT in _PLACE_TAGS or node in (PERF, DWZ)
+
+
+def is_path_text(node: int) -> bool:
+    """Whether it is the file ``path`` of a build ID."""
+    return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_PATH
 
 
 def form_of(node: int) -> int:

@@ -44,6 +44,13 @@ class Packages:
             return package
         return None
 
+    def is_public(self, ordinal: int, name: bytes) -> bool:
+        """Whether everybody may know of that name: if it comes from a path, of a public one."""
+        if name in _SPELLINGS:
+            return True
+        records = self._store.origins(ordinal)
+        return name in _of_paths(each for each in records if each.origin.is_public)
+
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from buildidfs import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.model import BuildId
     from buildidfs.store import Store
@@ -22,6 +22,9 @@ ROOT = 0
 
 _DEPTH_MAX = 4096
 """No path has more names; whoever finds more walks in a circle, in a damaged index."""
+
+
+_MOST_BELOW = 256
 
 
 class Paths:
@@ -59,6 +62,24 @@ class Paths:
             if self.seen_at(path, name) is None:
                 yield name, number
 
+    def is_public(self, path: int, name: bytes, ordinal: int) -> bool:
+        """Whether everybody may know of an entry of a path: a build ID, if it is not 0."""
+        if ordinal:
+            return self._store.path_has_publicly(path, ordinal)
+        return self._store.path_is_public(path, name)
+
+    def places(
+        self, path: int, name: bytes, ordinal: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that such an entry stands for, and the build IDs that may have one."""
+        full = self._store.path_bytes(path).rstrip(b"/")
+        if ordinal:
+            return lambda seen: _normal(seen) == full, (ordinal,)
+        child = self._store.path_child(path, name)
+        below = full + b"/" + name + b"/"
+        ordinals = self.below(child) if child else ()
+        return lambda seen: (_normal(seen) + b"/").startswith(below), ordinals
+
     def depth(self, path: int) -> int:
         """How many names lead to a path."""
         depth = 0
@@ -69,7 +90,7 @@ class Paths:
             path, depth = found[0], depth + 1
         return depth
 
-    def below(self, path: int, most: int) -> Iterator[int]:
+    def below(self, path: int, most: int = _MOST_BELOW) -> Iterator[int]:
         """Ordinals seen at a path or below it, until ``most`` names were looked at."""
         levels = [iter((path,))]
         while levels:
@@ -84,3 +105,7 @@ class Paths:
                 if ordinal:
                     yield ordinal
             levels.append(child for _, child in self._store.path_children(number))
+
+
+def _normal(path: bytes) -> bytes:
+    return b"/" + b"/".join(filter(None, path.split(b"/")))

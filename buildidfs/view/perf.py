@@ -18,7 +18,7 @@ from buildidfs.view.links import EXECUTABLE_BIT
 from buildidfs.view.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import Store
     from buildidfs.view.ids import IdDirectories
@@ -72,9 +72,17 @@ class PerfTree:
             node = nodes.of_perf_id(path, ordinal)
             yield names.spell(build_id), node, _OFFSET_IDS + ordinal
 
-    def below(self, path: int, most: int) -> Iterator[int]:
-        """Build IDs seen at a path or below it, until ``most`` names were looked at."""
-        return self._paths.below(path, most)
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry."""
+        path = nodes.path_of(node)
+        ordinal = nodes.any_ordinal_of(child)
+        return child == nodes.PERF_BUCKETS or self._paths.is_public(path, name, ordinal)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """See `Paths.places`."""
+        return self._paths.places(nodes.path_of(node), name, nodes.any_ordinal_of(child))
 
     # --- <origpath>/<id> -------------------------------------------------------------------
 
@@ -117,12 +125,18 @@ class PerfTree:
                 yield names.split(build_id)[1], link, ordinal
 
     def target(self, node: int) -> bytes:
-        """Where a link made by `lookup_link` leads, empty if nowhere."""
+        """Where a link made by `lookup_link` leads, empty if nowhere.
+
+        It is the same for all, so of a place that not everybody may know of it says nothing: it
+        leads to the directory of the build ID, which has the same files.
+        """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.build_id(ordinal)
         path = self._store.primary_path(ordinal)
         if build_id is None or path is None:
             return b""
+        if not self._store.path_has_publicly(path, ordinal):
+            return b"../../../" + names.spell(build_id)
         original = self._store.path_bytes(path).lstrip(b"/")
         return b"../../%s/%s" % (original, names.spell(build_id))
 

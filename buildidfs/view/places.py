@@ -7,6 +7,7 @@ by-name/libc.so.6/<id> -> ../../<id>
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from buildidfs import names
@@ -15,7 +16,7 @@ from buildidfs.view import nodes
 from buildidfs.view.paths import ROOT, Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import Store
 
@@ -54,9 +55,16 @@ class ByPath:
         for ordinal, build_id in self._paths.ids(path, max(0, after - _OFFSET_IDS)):
             yield names.spell(build_id), _link(ordinal, depth), _OFFSET_IDS + ordinal
 
-    def below(self, node: int, most: int) -> Iterator[int]:
-        """Build IDs in a directory or below it, until ``most`` names were looked at."""
-        return self._paths.below(nodes.number_of(node), most)
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry."""
+        ordinal = nodes.any_ordinal_of(child)
+        return self._paths.is_public(nodes.number_of(node), name, ordinal)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """See `Paths.places`."""
+        return self._paths.places(nodes.number_of(node), name, nodes.any_ordinal_of(child))
 
 
 class ByName:
@@ -91,9 +99,25 @@ class ByName:
             if build_id is not None and self._store.kinds(ordinal):
                 yield names.spell(build_id), _link(ordinal, _NAME_DEPTH), ordinal
 
-    def below(self, node: int) -> Iterator[int]:
-        """Build IDs with a file name."""
-        return self._store.file_name_ids(nodes.number_of(node))
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry."""
+        number = nodes.number_of(node)
+        if number == ROOT:
+            return self._store.file_name_is_public(name)
+        return self._store.file_name_has_publicly(number, nodes.ordinal_of(child))
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that an entry stands for, and the build IDs that may have one."""
+        number = nodes.number_of(node)
+        if number == ROOT:
+            ordinals: Iterable[int] = self._store.file_name_ids(nodes.number_of(child))
+        else:
+            found = self._store.path_parent(number)
+            name = b"" if found is None else found[1]
+            ordinals = (nodes.ordinal_of(child),)
+        return lambda path: os.path.basename(path.rstrip(b"/")) == name, ordinals
 
 
 def target(store: Store, node: int) -> bytes:

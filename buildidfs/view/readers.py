@@ -7,9 +7,12 @@ here decide what is listed, and what is served where there is no kernel in betwe
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from buildidfs.model import Origin
 
 _OWNER: Final = 0o400
 _GROUP: Final = 0o040
@@ -39,6 +42,12 @@ class Reader(msgspec.Struct, frozen=True):
         if self.groups is None:
             return mode & (_GROUP | _OTHERS) == _GROUP | _OTHERS
         return bool(mode & (_GROUP if gid in self.groups else _OTHERS))
+
+
+def may_see(reader: Reader | None, origin: Origin) -> bool:
+    """Whether a reader could have read the file there, and so may know of the place; None: root."""
+    identity = origin.identity
+    return reader is None or reader.may_read(origin.shown_mode, identity.uid, identity.gid)
 
 
 PUBLIC: Final = Reader(None, None)

@@ -115,7 +115,9 @@ class View:
         self._browse = Browse(store, self._ids, self._directory)
         self._extended = ExtendedAttributes(store)
         self.misses = self._browse.misses
-        self._listing = Listing(self._ids, self._perf, self._dwz, self._browse)
+        self._listing = Listing(store, self._ids, self._perf, self._dwz, self._browse)
+        self.is_public = self._listing.is_public
+        self.may_know = self._listing.may_know
         self._lookups: dict[int, Lookup] = {
             nodes.TAG_ID: self._ids.lookup,
             nodes.TAG_PATH: self._perf.lookup,
@@ -156,8 +158,9 @@ class View:
         """Entries of a directory: name, node and offset; for a ``reader`` without those that lead
         to nothing they may read.
 
-        Offsets grow; a listing that was broken off goes on behind the offset ``after``. A lookup
-        finds what is left out: a name that is known is no secret.
+        Offsets grow; a listing that was broken off goes on behind the offset ``after``. `lookup`
+        finds what is left out: of directories that are `nodes.is_place` a front door has to ask
+        `is_public` or `may_know`, too; else a name that is known is no secret.
         """
         entries = self._children(node, after)
         return entries if reader is None else self._listing.shown(node, entries, reader)
@@ -212,35 +215,39 @@ class View:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return target
 
-    def open(self, node: int) -> Content:
+    def open(self, node: int, reader: Reader | None = None) -> Content:
         """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone).
+
+        A ``reader`` is told in ``path`` only what they may know.
 
         All of a file that may have been changed since it was captured is read first.
         """
-        content = self._open(node, wait=True)
+        content = self._open(node, reader, wait=True)
         assert content is not None
         return content
 
-    def open_now(self, node: int) -> Content | None:
+    def open_now(self, node: int, reader: Reader | None = None) -> Content | None:
         """The same for who must not wait: None where `open` would have to read all of it."""
-        return self._open(node, wait=False)
+        return self._open(node, reader, wait=False)
 
-    def extended(self, node: int) -> list[bytes]:
-        """The names of a node's extended attributes; see `xattrs`."""
+    def extended(self, node: int, reader: Reader | None = None) -> list[bytes]:
+        """The names of a node's extended attributes, as a ``reader`` is told them; see `xattrs`."""
         found = self._ids.held_in(node)
-        return [] if found is None else self._extended.names(*found)
+        return [] if found is None else self._extended.names(*found, reader)
 
-    def extended_value(self, node: int, name: bytes) -> bytes | None:
+    def extended_value(self, node: int, name: bytes, reader: Reader | None = None) -> bytes | None:
         """The value of one, None if there is none with that name."""
         found = self._ids.held_in(node)
-        return None if found is None else self._extended.value(*found, name)
+        return None if found is None else self._extended.value(*found, name, reader)
 
-    def _open(self, node: int, *, wait: bool) -> Content | None:
+    def _open(self, node: int, reader: Reader | None, *, wait: bool) -> Content | None:
         if nodes.is_browsing(node):
             return self._browse.open(node)
         slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
         if _TYPES[slot] != stat.S_IFREG:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if slot == nodes.SLOT_PATH:
+            return Content(text=self._ids.path_text(node, reader))
         return self._ids.open(node, wait=wait)
 
     # --- for front doors that remember answers ---------------------------------------------

@@ -9,13 +9,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import Kind
+from buildidfs.model import EVERYBODY, OWNER, Kind
 from buildidfs.store import (
     Store,
     containers,
@@ -47,6 +47,7 @@ from tests.support.captures import capture, commit, sighting
 from tests.support.golden import unpack
 
 if TYPE_CHECKING:
+    from buildidfs.model import Sighting
     from buildidfs.store.environment import Environment
 
 DIGESTS = tuple(f"sha256:{digit * 64}" for digit in "abc")
@@ -73,6 +74,110 @@ def _delete(env: Environment, table: str, key: bytes) -> None:
 def _limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
     for name, value in limits.items():
         monkeypatch.setattr(containerwriter, name, value)
+
+
+# --- who may know of places ----------------------------------------------------------------------
+
+
+def _public(store: Store, ordinal: int = 1) -> dict[str, bool]:
+    """Of everything that tells of /a/.dwz/app, in a container or not, whether everybody may know
+    of it.
+    """
+    number = store.path_child(0, b"a")
+    dwz = None if number is None else store.path_child(number, b".dwz")
+    app = None if dwz is None else store.path_child(dwz, b"app")
+    name = store.file_name(b"app")
+    assert number is not None
+    assert dwz is not None
+    assert app is not None
+    assert name is not None
+    top = store.container_child(1, 0, b"a")
+    assert top is not None
+    below = store.container_child(1, top.directory, b".dwz")
+    assert below is not None
+    file = store.container_child(1, below.directory, b"app")
+    assert file is not None
+    assert file.kind == Kind.EXECUTABLE
+    return {
+        "path": store.path_is_public(0, b"a") and store.path_is_public(number, b".dwz"),
+        "last of path": store.path_is_public(dwz, b"app"),
+        "build ID at path": store.path_has_publicly(app, ordinal),
+        "name": store.file_name_is_public(b"app"),
+        "build ID by name": store.file_name_has_publicly(name, ordinal),
+        "container": container(store, b"box").public,
+        "directory": top.public and below.public,
+        "file": file.public,
+        "dwz": store.is_public_supplementary(b"app"),
+    }
+
+
+def _app(**changes: Any) -> Sighting:
+    return seen_in("box", b"/a/.dwz/app", **changes)
+
+
+@pytest.mark.parametrize(
+    "private", [{"mode": 0o100700}, {"reach": OWNER}, {"reach": 0}], ids=["mode", "reach", "none"]
+)
+def test_places_are_public_when_everybody_could_read_there(
+    store: Store, private: dict[str, int]
+) -> None:
+    see(store, b"1", _app(**private), build_id=b"\x01\x01")
+    assert set(_public(store).values()) == {False}
+    see(store, b"1", seen_in("box", b"/a/other"), build_id=b"\x01\x01")
+    assert {what for what, is_so in _public(store).items() if is_so} == {"container"}
+    see(store, b"1", _app(at=90), build_id=b"\x01\x01")
+    assert set(_public(store).values()) == {True}
+    see(store, b"1", _app(at=180, **private), build_id=b"\x01\x01")
+    assert set(_public(store).values()) == {True}, "what everybody could know once"
+    assert list(store.check()) == []
+
+
+def test_a_place_is_asked_for_again_when_it_is_recognised(store: Store) -> None:
+    """A scan that recognises a file may know who could get at it, or not."""
+    see(store, b"1", _app(reach=OWNER), build_id=b"\x01\x01")
+    assert store.touch([_app(reach=0, at=90)]) == []
+    assert set(_public(store).values()) == {False}
+    assert store.touch([_app(at=91)]) == [], "within a minute of the last"
+    assert set(_public(store).values()) == {True}
+    assert store.touch([_app(reach=0, at=200)]) == []
+    assert [record.origin.reach for record in store.origins(1)] == [EVERYBODY]
+
+
+def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        see(store, b"1", _app(reach=OWNER), build_id=b"\x01\x01")
+        see(store, b"2", _app(at=1), build_id=b"\x02\x02")
+        see(store, b"2", seen_in("box", b"/b", reach=OWNER), build_id=b"\x02\x02")
+        before = _public(store, ordinal_of(store, b"\x02\x02"))
+        assert not store.path_has_publicly(_path(store, b"a", b".dwz", b"app"), 1)
+    (tmp_path / "store/index/data.mdb").unlink()
+    rebuild.run(tmp_path / "store")
+    with Store.open(tmp_path / "store") as store:
+        private, public = (ordinal_of(store, build_id) for build_id in (b"\x01\x01", b"\x02\x02"))
+        app = _path(store, b"a", b".dwz", b"app")
+        assert not store.path_has_publicly(app, private)
+        assert store.path_has_publicly(app, public)
+        assert before["file"]
+        assert list(store.check()) == []
+
+
+def _path(store: Store, *names: bytes) -> int:
+    number = 0
+    for name in names:
+        number = store.path_child(number, name) or 0
+    return number
+
+
+def test_primary_path_is_a_public_one_if_there_is_one(store: Store) -> None:
+    see(store, b"1", sighting(b"/private/app", reach=OWNER), build_id=b"\x01\x01")
+    first = store.primary_path(1)
+    see(store, b"1", sighting(b"/public/app"), build_id=b"\x01\x01")
+    chosen = store.primary_path(1)
+    see(store, b"1", sighting(b"/later/app"), build_id=b"\x01\x01")
+    assert [store.path_bytes(number or 0) for number in (first, chosen)] == [
+        b"/private/app", b"/public/app",
+    ]  # fmt: skip
+    assert store.primary_path(1) == chosen
 
 
 # --- removal -------------------------------------------------------------------------------------
@@ -283,7 +388,7 @@ def _times(env: Environment) -> None:
 
 
 def _name_key(env: Environment, name: bytes, ordinal: int = 1) -> bytes:
-    return row_of(env, "names", schema.U32.pack(NAMES) + name) + schema.U64.pack(ordinal)
+    return row_of(env, "names", schema.U32.pack(NAMES) + name)[:4] + schema.U64.pack(ordinal)
 
 
 DAMAGES: dict[str, tuple[Callable[[Environment], None], str]] = {

@@ -68,7 +68,7 @@ def test_origin_rows_written_before_there_were_all_fields() -> None:
     origin = sighting(b"/a", apart=0x21, cgroup_id=7, reach=4).origin
     row = places.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     lacking: dict[str, int] = {}
-    for field, default in (("reach", 7), ("cgroup_id", 0), ("apart", 0)):
+    for field, default in (("reach", 0), ("cgroup_id", 0), ("apart", 0)):
         lacking[field] = default
         before = row[:16] + bytes((0xDC, 0, 22 - len(lacking))) + row[19 : -len(lacking)]
         _, _, read, *times = places.unpack_origin(before)

@@ -22,11 +22,12 @@ from buildidfs.store import Store, containerwriter, environment, schema
 from buildidfs.store.paths import PathWriter
 from buildidfs.store.recorder import load_counters
 from buildidfs.view import PUBLIC, Reader, View, missing, nodes
-from tests.support.browsed import container, put_row, row_of, see, seen_in
+from tests.support.browsed import put_row, row_of, see, seen_in
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting
+    from buildidfs.store import OriginRecord
 
 ID = bytes.fromhex("abcdef0123")
 HEX = b"abcdef0123"
@@ -696,7 +697,13 @@ def test_readers_are_listed_what_they_may_read(store: Store, view: View) -> None
         assert _names(view, path) == _names(view, path, AS_ALICE) == names, path
         assert _names(view, path, AS_BOB) == bobs.get(path, set()), path
         assert _names(view, path, PUBLIC) == bobs.get(path, set()), path
-    assert _names(view, b"containers/alices", AS_BOB) == {b"first-seen", b"last-seen"}
+    for path in every:
+        for name in every[path]:
+            node, child = _node(view, path), _node(view, path + b"/" + name)
+            may_know = name in bobs.get(path, set())
+            assert view.is_public(node, name, child) == may_know, (path, name)
+            assert view.may_know(node, name, child, AS_BOB) == may_know
+            assert view.may_know(node, name, child, AS_ALICE)
     assert b"missing" in _names(view, b"", AS_BOB), "its mode keeps them out"
 
 
@@ -726,21 +733,23 @@ def test_not_everything_in_a_container_is_looked_through(
         capture(store, b"p%d" % n, b"\x02%02d" % n, at=_private("box", b"/a%d/b" % n))
         for n in range(30)
     ))  # fmt: skip
-    see(store, b"x", seen_in("box", b"/x/y"), build_id=ID)
-    number = container(store, b"box").number
-    assert number == 1
-    assert _names(view, b"containers", AS_BOB) == {b"box"}
-    monkeypatch.setattr("buildidfs.view.listing._MOST_LOOKED_AT", 40)
+    assert _names(view, b"containers", AS_ALICE) == {b"box"}
+    assert _names(view, b"containers", AS_BOB) == set()
+    monkeypatch.setattr("buildidfs.view.listing._MOST_LOOKED_AT", 8)
     asked = set()
-    real = store.kinds
+    real = store.origins
 
-    def kinds(ordinal: int) -> int:
+    def origins(ordinal: int) -> list[OriginRecord]:
         asked.add(ordinal)
         return real(ordinal)
 
-    monkeypatch.setattr(store, "kinds", kinds)
-    list(view.children(nodes.CONTAINERS, 0, AS_BOB))
-    assert 0 < len(asked) <= 9
+    monkeypatch.setattr(store, "origins", origins)
+    assert _names(view, b"containers", AS_BOB) == set()
+    assert 0 < len(asked) <= 8
+    asked.clear()
+    see(store, b"x", seen_in("box", b"/x/y"), build_id=ID)
+    assert _names(view, b"containers", AS_BOB) == {b"box"}
+    assert not asked, "it says itself that everybody may know of it"
 
 
 def test_trust_is_shown(store: Store, view: View) -> None:
@@ -764,8 +773,9 @@ def _fill_paths(store: Store, count: int) -> None:
             named = schema.OrdinalRow.unpack(txn.get(key, db=env.tables["ordinals"]))
             for number in range(ordinal, count + 1, 3):
                 path = b"/d/%d" % number
-                paths.add(named, ordinal, path, primary=False)
-                files.see(seen_in(f"c{number}", path), (ordinal, Kind.EXECUTABLE, 0))
+                paths.add(named, ordinal, path, primary=False, public=True)
+                file = (ordinal, Kind.EXECUTABLE, 0)
+                files.see(seen_in(f"c{number}", path), file, public=True)
             txn.put(key, named.pack(), db=env.tables["ordinals"])
         files.finish()
         txn.put(schema.COUNTERS_KEY, counters.pack(), db=env.tables["meta"])

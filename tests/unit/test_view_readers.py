@@ -207,7 +207,7 @@ def test_one_file_of_many_is_enough(store: Store, view: View) -> None:
     assert _names(view, "", AS_BOB) == FIXED | {"0101", "0202"}
 
 
-@pytest.mark.parametrize(("most", "seen"), [(3, set()), (30, {"home"})])
+@pytest.mark.parametrize(("most", "seen"), [(5, set()), (30, {"home"})])
 def test_not_everything_is_looked_through(
     store: Store, view: View, monkeypatch: pytest.MonkeyPatch, most: int, seen: set[str]
 ) -> None:
@@ -215,11 +215,13 @@ def test_not_everything_is_looked_through(
     commit(
         store,
         *(capture(store, b"%d" % n, bytes((1, n)), at=at) for n, at in enumerate(private)),
-        capture(store, b"x", b"\x02\x02", at=sighting(b"/home/b/x")),
+        capture(store, b"x", b"\x02\x02", at=sighting(b"/home/b/x", mode=0o100700, uid=BOB)),
     )
     monkeypatch.setattr(listing, "_MOST_LOOKED_AT", most)
     assert _names(view, "perf", AS_BOB) == {".build-id"} | seen
     assert _names(view, "perf/home", AS_BOB) == {"b"}
+    commit(store, capture(store, b"y", b"\x02\x03", at=sighting(b"/home/c/y")))
+    assert _names(view, "perf", AS_BOB) == {".build-id", "home"}, "everybody may know of it"
 
 
 def test_damage_is_not_shown_and_hides_nothing_else(
@@ -263,7 +265,15 @@ def test_path_is_for_those_who_may_read_a_file(
     shown = view.attributes(_walk(view, "0101/path"))
     mode, uid, gid = expected
     assert (shown.mode, shown.uid, shown.gid) == (stat.S_IFREG | mode, uid, gid)
-    assert shown.size == 3 * len(captures)
+    assert shown.size == 3 * sum(mode & 0o444 == 0o444 for mode, _, _ in captures)
+    for reader in (None, AS_ALICE, AS_BOB, AS_STAFF, PUBLIC):
+        told = {
+            b"/%d\n" % number
+            for number, (mode, uid, gid) in enumerate(captures)
+            if reader is None or reader.may_read(mode, uid, gid)
+        }
+        text = view.open(_walk(view, "0101/path"), reader).text
+        assert set(text.splitlines(keepends=True)) == told
     assert shown.volatile
 
 
