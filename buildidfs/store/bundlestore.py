@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.formats import bundle, elf
+from buildidfs.formats import bundle, elf, elfsections
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -41,7 +41,6 @@ from buildidfs.store.store import Store
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.formats.elf import ElfFile
     from buildidfs.model import Access
     from buildidfs.store.bundlefile import BundleFile, Part
 
@@ -169,18 +168,30 @@ class BundleStore(Store):
 
     def _is_described(self, digest: Digest) -> bool:
         part = self._file.open(digest)
-        found = elf.describe(lambda offset, size: part.pread(size, offset), part.size)
         wanted = digest.hex()
         items = [item for item in self._file.manifest.items if item.sha256 == wanted]
-        return all(_fits(item, found) for item in items)
+        return all(_fits(item, part) for item in items)
 
 
-def _fits(item: bundle.Item, found: ElfFile | Absence) -> bool:
-    """Whether a file is what an item says. What is not served as an ELF file need not be one."""
-    if not isinstance(found, elf.ElfFile):
-        return item.kind_of is Kind.KALLSYMS or found is Absence.NO_BUILD_ID
+def _fits(item: bundle.Item, part: Part) -> bool:
+    """Whether a file is what an item says, above all what gdb would run of it.
+
+    What is not served as an ELF file need not be one, and one without a build ID has that of the
+    item.
+    """
+
+    def read_at(offset: int, size: int) -> bytes:
+        return part.pread(size, offset)
+
+    build_id = BuildId.from_hex(item.build_id)
+    found = elf.describe(read_at, part.size)
+    if found is Absence.NO_BUILD_ID:
+        head = read_at(0, min(part.size, elf.HEAD_SIZE))
+        found = elfsections.classify(build_id, head, read_at, part.size)
+    if isinstance(found, Absence):
+        return item.kind_of is Kind.KALLSYMS
     scripts = tuple((extent.offset, extent.size) for extent in found.scripts)
-    return found.build_id.hex() == item.build_id and scripts == item.scripts
+    return found.build_id == build_id and scripts == item.scripts
 
 
 class _BundleBlobs(Blobs):

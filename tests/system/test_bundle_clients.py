@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import clients, cores
+from tests.support.bundles import rewrite
 from tests.support.clients import Argument, run, tool
+from tests.support.elfwriter import DWARF, TEXT, Section, elf_file
 from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.waiting import until
 
@@ -161,3 +164,37 @@ def test_damaged_blobs_are_not_served(directory: Path, gone: Vanished) -> None:
     sums = re.findall(r"^([0-9a-f]{64})  \w+/variants/([0-9a-f]{64})$", listed.out, re.MULTILINE)
     assert sums, str(listed)
     assert all(is_ == should for is_, should in sums)
+
+
+@pytest.mark.parametrize("build_id", [None, b"\x5c" * 20], ids=["no build ID", "build ID"])
+def test_scripts_that_the_manifest_keeps_silent_about(
+    directory: Path, buildidfs: BuildIdFs, build_id: bytes | None
+) -> None:
+    """gdb would run them: where they are is found in the bytes, also if those have no build ID."""
+    script = b"\1evil.py\0" * 10
+    program = directory / "program"
+    sections = [TEXT, DWARF, Section(b".debug_gdb_scripts", script)]
+    program.write_bytes(elf_file(sections, build_id=build_id))
+    options = [] if build_id else ["--build-id", "5c" * 20]
+    buildidfs("add", *options, program)
+    bundle = directory / "one.tar.zst"
+    buildidfs("bundle", "--no-sources", "5c" * 20, "-o", bundle)
+    shown = program.read_bytes().replace(script, bytes(len(script)))
+    with _foreground(directory, bundle) as point:
+        assert (point / ("5c" * 20) / "elf").read_bytes() == shown
+    (directory / "point").rmdir()
+
+    (directory / "inside").mkdir()
+    rewrite(
+        bundle,
+        directory / "inside",
+        lambda text: re.sub(r'"scripts": \[.*?\]\s*\]', '"scripts": []', text, flags=re.DOTALL),
+    )
+    with _foreground(directory, bundle) as point:
+        names = [path for path in (point / ("5c" * 20)).rglob("*") if path.is_file()]
+        assert {path.name for path in names} >= {"elf", "debug"}
+        for path in names:
+            if path.name != "path":
+                # What is not as the manifest says is damaged, and not served.
+                with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+                    path.read_bytes()
