@@ -334,3 +334,61 @@ def test_gdb_finds_libraries_by_names_that_were_links(program: Program, director
     read = [path.replace(str(root), "") for path in _libraries(result)]
     assert len(read) == 3, str(result)
     assert read == _libraries(inside), f"{result}\n{inside}"
+
+
+# --- a library that gdb itself would load -----------------------------------------------------
+
+
+_THREADS = "lib/x86_64-linux-gnu/libthread_db.so.1"
+
+
+@pytest.fixture
+def luring(program: Program, directory: Path) -> Iterator[tuple[Path, Path, int]]:
+    """A mounted sysroot with a libthread_db of the container's, what that does to whom loads it,
+    and a process of the container, which is still there.
+    """
+    root, marker = directory / "inside", directory / "gdb-has-run-it"
+    root_filesystem(program, root)
+    (directory / "evil.c").write_text(
+        "#include <stdio.h>\n"
+        f'__attribute__((constructor)) static void run(void) {{ fopen("{marker}", "w"); }}\n'
+    )
+    run([tool("gcc"), "-shared", "-fPIC", "-o", root / _THREADS, directory / "evil.c"], check=True)
+    script = f"LD_LIBRARY_PATH=/app/lib LD_PRELOAD=/{_THREADS} exec /app/bin/hot stuck"
+    argv = [tool("unshare"), "-m", tool("chroot"), root, "/bin/sh", "-c", script]
+    buildidfs = BuildIdFs(directory)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            lines(process.stdout, lambda got: bool(got))
+            buildidfs.scan(process.pid)
+            with buildidfs.mounted() as mount:
+                sysroot = mount / "containers" / _namespace(process.pid) / "root"
+                assert (sysroot / _THREADS).read_bytes() == (root / _THREADS).read_bytes()
+                yield sysroot, marker, process.pid
+        finally:
+            process.kill()
+
+
+def _attached(sysroot: Path, pid: int) -> Result:
+    """gdb with a sysroot that its user has declared safe, as blogs advise."""
+    settings = [
+        f"set sysroot {sysroot}", "set auto-load safe-path /",
+        # The one of this host fits by chance: a container has another libc, and then it does not.
+        "set libthread-db-search-path $pdir",
+    ]  # fmt: skip
+    arguments: list[Argument] = [sysroot / "app/bin/hot", "-p", str(pid)]
+    result = clients.gdb("info sharedlibrary", settings=settings, arguments=arguments)
+    assert f"{sysroot}/lib/x86_64-linux-gnu/libc.so.6" in result.out, str(result)
+    return result
+
+
+def test_gdb_loads_no_library_of_a_sysroot(luring: tuple[Path, Path, int], directory: Path) -> None:
+    sysroot, marker, pid = luring
+    _attached(sysroot, pid)
+    assert not marker.exists()
+    # Nothing but the mount's noexec is in the way: of the same files elsewhere gdb loads it.
+    copied = directory / "copied"
+    shutil.copytree(sysroot, copied)
+    result = _attached(copied, pid)
+    assert marker.exists(), str(result)
