@@ -8,7 +8,8 @@
 ``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
 ``/usr/lib/x86_64-linux-gnu/libc-2.31.so``: symbolic links are not known. So what is not there is
 found by the conventions that distributions follow, see `_ALIASES` and `_file_for`; such names are
-not listed.
+not listed. Nor is ``usr/lib/debug/.build-id``, where perf looks for debug files: as far as the
+container had none there, it leads to those of all build IDs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.store import is_of
 from buildidfs.view import nodes
+from buildidfs.view.links import DEBUGINFO_BIT
 from buildidfs.view.readers import may_see
 from buildidfs.view.values import moment
 
@@ -40,6 +42,24 @@ _ALIASES: Final = names.MERGED
 nowhere (/lib64), it is the one that the loader is in."""
 
 _IN_USR: Final = 8
+
+_BUCKETS: Final = b"usr/lib/debug/.build-id"
+_STAND_INS: Final = (
+    (b"usr", b"usr"),
+    (b"usr/lib", b"usr/lib"),
+    (b"usr/lib/debug", b"debug"),
+    (_BUCKETS, b"debug/.build-id"),
+    (b"lib/debug", b"debug"),  # where usr/lib is a link to it
+    (b"lib/debug/.build-id", b"debug/.build-id"),
+)
+"""Directories that a container may lack, and those of the mount that stand in for them."""
+
+_STAND_IN_LINK: Final = 16
+_BUCKET_LINK: Final = 256
+"""Numbers of links beside those of `_ALIASES`: with the place in `_STAND_INS`; with a byte added,
+to what ``debug/.build-id`` has for it."""
+
+_UP_TO_MOUNT: Final = 3  # directories, from the root of a container
 _LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
 _MOST_LOOKED_AT: Final = 4096
 
@@ -111,7 +131,9 @@ class Containers:
         if alias:
             return alias
         found = self._file_for(container, directory, name)
-        return nodes.ABSENT if found is None else self._entry(container, found)
+        if found is not None:
+            return self._entry(container, found)
+        return self._debug_tree(container, directory, name)
 
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of a directory below ``root``: name, node, offset."""
@@ -129,7 +151,9 @@ class Containers:
     def is_public_file(self, node: int, name: bytes) -> bool:
         """Whether everybody may know of an entry of a directory below ``root``."""
         found = self._meant(node, name)
-        return found is not None and found[1].public
+        if found is None:  # what stands in for it is there for everybody
+            return self._debug_tree(*nodes.container_of(node), name) != nodes.ABSENT
+        return found[1].public
 
     def known(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
         """Of each file that an entry of ``containers``, or of a directory below ``root``, leads to,
@@ -210,6 +234,8 @@ class Containers:
     def target(self, node: int) -> bytes:
         """Where a link below ``root`` leads; empty if nowhere."""
         container, which = nodes.container_of(node)
+        if which >= _STAND_IN_LINK:
+            return _debug_target(which) if self.exists(node) else b""
         if which % _IN_USR >= len(_ALIASES):
             return b""
         name, in_usr = _ALIASES[which % _IN_USR], bool(which & _IN_USR)
@@ -237,6 +263,39 @@ class Containers:
         which = _ALIASES.index(name) | (_IN_USR if in_usr else 0)
         link = nodes.of_browsing(nodes.FORM_ALIAS, container, which)
         return link if self.target(link) else nodes.ABSENT
+
+    def _debug_tree(self, container: int, directory: int, name: bytes) -> int:
+        """The link for a name in ``usr/lib/debug/.build-id``, or on the way there."""
+        for number, (path, _) in enumerate(_STAND_INS):
+            parent, _, last = path.rpartition(b"/")
+            if name == last and self._is_at(container, directory, parent):
+                link = nodes.of_browsing(nodes.FORM_ALIAS, container, _STAND_IN_LINK + number)
+                return link if self.target(link) else nodes.ABSENT
+        bucket = names.bucket(name)
+        if bucket is not None:
+            if self._is_at(container, directory, _BUCKETS):
+                return nodes.of_browsing(nodes.FORM_ALIAS, container, _BUCKET_LINK | bucket)
+        elif name.endswith(names.DEBUG_SUFFIX):
+            return self._debug_file(container, directory, name)
+        return nodes.ABSENT
+
+    def _debug_file(self, container: int, directory: int, name: bytes) -> int:
+        """The link for a debug file in a directory of ``.build-id`` that a container had itself."""
+        buckets = self._directory(container, _BUCKETS)
+        known = self._some(container, buckets) if buckets else iter(())
+        bucket = next((entry.name for entry in known if entry.directory == directory), b"")
+        first = names.bucket(bucket)
+        parsed = None if first is None else names.parse_split(first, name)
+        ordinal = None if parsed is None else self._store.ordinal(parsed[0])
+        if ordinal is None or not self._store.kinds(ordinal) & DEBUGINFO_BIT:
+            return nodes.ABSENT
+        depth = _UP_TO_MOUNT + _BUCKETS.count(b"/") + 2
+        return nodes.of_id(ordinal, nodes.SLOT_DEBUGINFO_LINK, depth)
+
+    def _is_at(self, container: int, directory: int, path: bytes) -> bool:
+        if not path:
+            return directory == _ROOT
+        return directory != _ROOT and self._directory(container, path) == directory
 
     def _directory(self, container: int, path: bytes) -> int:
         """The number of a directory by its path, 0 if there is none."""
@@ -289,6 +348,17 @@ class Containers:
     def _some(self, container: int, directory: int) -> Iterator[ContainerEntry]:
         entries = self._store.container_children(container, directory)
         return itertools.islice(entries, _MOST_LOOKED_AT)
+
+
+def _debug_target(which: int) -> bytes:
+    """Where a link leads that `Containers` made for debug files; empty for one it did not make."""
+    if _BUCKET_LINK <= which < 2 * _BUCKET_LINK:
+        path, target = _BUCKETS + b"/", b"debug/.build-id/%02x" % (which - _BUCKET_LINK)
+    elif which - _STAND_IN_LINK < len(_STAND_INS):
+        path, target = _STAND_INS[which - _STAND_IN_LINK]
+    else:
+        return b""
+    return b"../" * (_UP_TO_MOUNT + path.count(b"/")) + target
 
 
 def _is_loader(entry: ContainerEntry) -> bool:

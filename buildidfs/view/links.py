@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 EXECUTABLE_BIT = 1 << Kind.EXECUTABLE
 DEBUGINFO_BIT = 1 << Kind.DEBUGINFO
 
+_DEPTH = 3
+_DEPTH_MAX = 16  # deeper is a number that was made up
+
 
 def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[bytes, int, int]]:
     """Entries of a ``.build-id`` directory: those of 256 that build IDs start with.
@@ -78,12 +81,13 @@ class DebugLinks:
             yield from self._links(build_id, ordinal, 0)
 
     def target(self, node: int) -> bytes:
-        """Where a link made by `lookup` leads."""
+        """Where a link made by `lookup` leads; its detail is how far up, if it is elsewhere."""
         build_id = self._store.build_id(nodes.ordinal_of(node))
-        if build_id is None:
+        depth = node & nodes.DETAIL_MASK or _DEPTH
+        if build_id is None or depth > _DEPTH_MAX:
             return b""
         debug = nodes.slot_of(node) == nodes.SLOT_DEBUGINFO_LINK
-        return b"../../../%s/%s" % (names.spell(build_id), b"debug" if debug else b"elf")
+        return b"../" * depth + names.spell(build_id) + (b"/debug" if debug else b"/elf")
 
     def _links(self, build_id: bytes, ordinal: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         kinds = self._store.kinds(ordinal)

@@ -113,8 +113,12 @@ class Container:
 
 
 @contextlib.contextmanager
-def container(kind: str, program: Program, directory: Path) -> Iterator[Container]:
+def container(
+    kind: str, program: Program, directory: Path, *, debug: str = "beside"
+) -> Iterator[Container]:
     """Start a container of ``kind`` with the program, and destroy it at the end at the latest.
+
+    ``debug`` is where its debug files are, see `Program.install`; those of crun are beside.
 
     ``directory`` must not exist; it holds the mount point and the image until `destroy`. The
     processes, unless they are crun's, work in the directory above it.
@@ -129,7 +133,7 @@ def container(kind: str, program: Program, directory: Path) -> Iterator[Containe
         label = "docker:" + _bundle(name, program, root, content, extra)
         script = _CRUN % {"crun": tool("crun"), "name": name}
     else:
-        program.install(content)
+        program.install(content, debug=debug)
         _require_filesystem(kind)
         extra = _image(kind, content, extra)
         unmount = _UNMOUNT.get(kind, 'umount -R "$1"')

@@ -196,6 +196,30 @@ def test_perf_names_the_hot_functions(left: Left) -> None:
     assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
 
 
+def test_perf_finds_debug_files_that_the_container_did_not_have(
+    program: Program, directory: Path
+) -> None:
+    """The container is stripped; its debug files came from elsewhere, as packages of them do."""
+    buildidfs = BuildIdFs(directory)
+    profile = directory / "perf.data"
+    with container("tmpfs", program, directory / "container", debug="none") as running:
+        buildidfs.scan(running.spin)
+        window = [tool("sleep"), "0.3"]
+        assert clients.perf_record(profile, window, "-p", str(running.spin)).rc == 0
+        name = _namespace(running.stuck)
+        running.destroy()
+    buildidfs("add", program.exe.debug, program.lib.debug)
+    with buildidfs.mounted() as mount:
+        root = mount / "containers" / name / "root"
+        listed = {path.name for path in root.rglob("*.debug")}
+        assert not listed & {f"{each.build_id[2:]}.debug" for each in program.binaries}
+        argv = [clients.perf_tool(), "--buildid-dir", directory / "no-cache-here"]
+        argv += ["report", "--symfs", root, "--stdio", "--no-children", "-i", profile]
+        result = run(argv)
+    assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
+    assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
+
+
 def test_lldb_resolves_the_whole_stack(left: Left) -> None:
     result = clients.lldb(
         f"settings set target.debug-file-search-paths {left.mount}/debug",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import itertools
@@ -453,6 +454,49 @@ def test_names_that_lead_nowhere(store: Store, view: View) -> None:
         assert _seen(view, path) == b"", path
     assert _seen(view, b"/lib/libz.so.1") == b"/usr/lib/libz.so.1.3.1"
     assert _seen(view, b"/usr/lib/libfoo.so.1") == b"/usr/lib/libfoo-1.2.so"
+
+
+def _data(view: View, path: bytes) -> bytes:
+    """What is in a file, links followed; empty if there is none."""
+    node = _node(view, path)
+    if not node or view.file_type(node) != stat.S_IFREG:
+        return b""
+    with contextlib.closing(view.open(node)) as content:
+        return os.pread(content.fd, 100, 0)
+
+
+@pytest.mark.parametrize(
+    "had",
+    [
+        b"/app/hot", b"/lib/x.so", b"/usr/bin/x", b"/usr/lib/x.so", b"/usr/lib/debug/x",
+        b"/usr/lib/debug/.build-id/ff/00.debug", b"/usr/lib/debug/.build-id/ab/00.debug",
+    ],
+)  # fmt: skip
+def test_debug_files_are_below_any_container(store: Store, view: View, had: bytes) -> None:
+    """Whatever the container had of that path: what it had itself comes first."""
+    see(store, b"had", seen_in("box", had), build_id=b"\x01\x02")
+    ids = [b"\xab" + os.urandom(19), b"\xcd" * 20]
+    for number, build_id in enumerate(ids):
+        kinds = [Kind.DEBUGINFO]
+        commit(store, capture(store, b"debug%d" % number, build_id, kinds=kinds))
+    root = b"containers/box/root"
+    base = root + b"/usr/lib/debug/.build-id"
+    for number, build_id in enumerate(ids):
+        digits = build_id.hex().encode()
+        assert _data(view, b"%s/%s/%s.debug" % (base, digits[:2], digits[2:])) == (
+            b"debug%d" % number
+        )
+        assert _data(view, b"%s/%s/%s" % (base, digits[:2], digits[2:])) == b""
+    assert _data(view, root + had) == b"had"
+    nobody = Reader(65534, frozenset([65534]))
+    for name in (b"usr", b"usr/lib", b"usr/lib/debug", b"usr/lib/debug/.build-id"):
+        parent, _, last = name.rpartition(b"/")
+        at = _node(view, root + b"/" + parent)
+        assert view.may_know(at, last, view.lookup(at, last), nobody)
+    for name in (b"/ab/zz.debug", b"/ab/" + b"0" * 38 + b".debug", b"/zz", b"/xyz/x.debug"):
+        assert _data(view, base + name) == b""
+    assert _data(view, root + b"/opt/usr/lib/debug/.build-id/cd/" + b"cd" * 19) == b""
+    assert _names(view, root) == {had.split(b"/")[1]}, "what is not there is not listed"
 
 
 def test_debuginfo_beside_a_library_is_not_it(store: Store, view: View) -> None:
