@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import messages
+from buildidfs.capture import messages, tasks
 from buildidfs.capture.lookout import Lookout
-from buildidfs.capture.messages import Counts, Degraded, Lost, Ready
+from buildidfs.capture.messages import Counts, Degraded, Flooded, Lost, Ready
 from buildidfs.capture.met import Met
 from buildidfs.capture.outbox import Outbox
 from buildidfs.capture.rings import Rings
@@ -140,6 +140,7 @@ class Catcher:
                 self._look_out()
                 self._outbox.put(Lost(0, "CPUs were turned on or off"))
             self._tell_degraded()
+            self._tell_dropped()
             if state.counts != self._said:
                 self._said = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._said)
@@ -207,7 +208,15 @@ class Catcher:
             if isinstance(message, messages.Forget):
                 with self._state.lock:
                     self._state.met.forget(message.keys)
-                    self._state.files.forget()
+                    self._state.files.forget(message.keys)
+
+    def _tell_dropped(self) -> None:
+        """Say whose mappings were not looked at, and how many."""
+        state = self._state
+        for dropped in state.shares.take_dropped():
+            state.counts.dropped += dropped.count
+            place = tasks.known_place(dropped.home)
+            self._outbox.put(Flooded(place, dropped.count, tuple(dropped.paths)))
 
     def _strict_degraded(self) -> Sequence[str]:
         return self._strict.degraded if self._strict is not None else ()

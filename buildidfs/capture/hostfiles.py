@@ -12,6 +12,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from buildidfs.formats.perfrecords import Mapped
     from buildidfs.model import FileIdentity
 
@@ -29,6 +31,7 @@ class HostFiles:
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[_Key, _Seen]] = {}
+        self._paths: dict[bytes, bytes] = {}
 
     def has(self, record: Mapped) -> bool:
         """Whether what a process of the host has mapped was met, and is as it was."""
@@ -40,15 +43,19 @@ class HostFiles:
         except OSError:
             return False
 
-    def add(self, record: Mapped, identity: FileIdentity) -> None:
-        """Remember what a process of the host has mapped, and was handed on."""
+    def add(self, record: Mapped, identity: FileIdentity, place: bytes) -> None:
+        """Remember a file that a process of the host has mapped, and that was handed on.
+
+        ``place`` is its `met.place_key`.
+        """
         # Only of filesystems on disks are the numbers not given to others.
         if identity.scope != b"" or not record.path.startswith(_PLACES):
             return
         if record.path.startswith(_NOT_THERE):
             return
-        if len(self._known) >= _MOST:
+        if len(self._known) >= _MOST or len(self._paths) >= 2 * _MOST:
             self._known.clear()
+            self._paths.clear()
         seen = (
             identity.dev,
             identity.ino,
@@ -61,10 +68,14 @@ class HostFiles:
         )
         key = (record.dev, record.inode, record.generation)
         self._known[record.path] = (key, seen)
+        self._paths[place] = record.path
 
-    def forget(self) -> None:
-        """Look at all of them again."""
-        self._known.clear()
+    def forget(self, places: Iterable[bytes]) -> None:
+        """Look at these again, and at no others: a container can have its files forgotten."""
+        for place in places:
+            path = self._paths.pop(place, None)
+            if path is not None:
+                self._known.pop(path, None)
 
 
 def _stat(path: bytes) -> _Seen:

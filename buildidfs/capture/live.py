@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from buildidfs.capture import container
 from buildidfs.capture.base import reached
 from buildidfs.capture.owners import Owners
+from buildidfs.capture.pins import HOST
 from buildidfs.capture.reach import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
@@ -86,6 +87,16 @@ class LiveSightings:
         apart = container.apart(place.namespaces, self._initial)
         names = self._container_namespaces
         return container.label_by(place.cgroup, place.namespaces, apart, names)
+
+    def share(self, origin: Origin) -> str:
+        """The `Pin.share` of a file: its container, else its mount namespace; of the host its user.
+
+        In the host's mount namespace only root can make files of root's. In a container users are
+        nothing to go by, since whoever made it may be any of them.
+        """
+        if origin.namespaces.mnt != self._initial.mnt:
+            return origin.container or f"mnt:{origin.namespaces.mnt}"
+        return f"uid {origin.identity.uid}" if origin.identity.uid else HOST
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
         """The same, with the reach of the file, which is open at ``fd``. No filesystem is asked.

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from typing import TYPE_CHECKING
 
-from buildidfs.capture import elsewhere
+from buildidfs.capture import elsewhere, tasks
 from buildidfs.capture.met import file_key, place_key
 from buildidfs.formats.perfrecords import Mapped
 from buildidfs.linux import statx, syscalls
@@ -50,6 +51,8 @@ class Lookout:
                     found.append((record, state.tasks.home_at(record.pid, record.time)))
                 else:
                     state.apply(record)
+        if found:
+            state.shares.refill(time.monotonic())
         for record, home in found:
             self._grab(record, home)
         state.look_around(self._done.append)
@@ -59,28 +62,39 @@ class Lookout:
 
     def _grab(self, record: Mapped, home: Home) -> None:
         """Get hold of what was mapped, unless it is known."""
-        if home.is_known and home.mnt == self._state.host and self._state.files.has(record):
-            return
+        state = self._state
+        if home.mnt == state.host:
+            if home.is_known and state.files.has(record):
+                return
+        elif state.shares.is_pressed:
+            if not home.mnt:  # events were lost: it has to be told from the one that floods
+                home = tasks.look(record.pid, home, self._done.append)
+            if state.shares.is_exhausted(home.share) and home.mnt != state.host:
+                state.shares.drop(home.share, home, record.path)
+                return
         try:
             # By the thread, since the first one of its process may be gone; by the process, since
             # the thread may be.
             try:
                 fd = self._open(record, home, record.tid or record.pid, record.end)
             except FileNotFoundError:
+                if not self._admits(record, home, 0):  # to look for it elsewhere takes longest
+                    return
                 end = elsewhere.end_now(record)
                 if not end:
                     raise
                 fd = self._open(record, home, record.pid, end)
         except OSError as error:
-            self._state.grips.put((record, home, -1, error))
+            state.grips.put((record, home, -1, error))
         else:
             if fd >= 0:
-                self._state.grips.put((record, home, fd, None))
+                state.grips.put((record, home, fd, None))
 
     def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
         """An O_PATH descriptor of what ``pid`` has mapped from ``record.start`` to ``end``.
 
-        -1 if it is known, or not what the record is about. Raises OSError.
+        -1 if it is known, or not what the record is about, or too much for its share. Raises
+        OSError.
         """
         link = b"/proc/%d/map_files/%x-%x" % (pid, record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
@@ -90,8 +104,10 @@ class Lookout:
             key = place_key(home.mnt_ns_id, file_key(identity), record.path)
             if key in self._state.met:
                 if home.mnt == self._state.host:
-                    self._state.files.add(record, identity)
+                    self._state.files.add(record, identity, key)
                 return -1
+        if not self._admits(record, home, identity.uid):
+            return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Filesystems made of others may show one inode number here and another there. If it is
         # something else that is mapped there by now, there is another record about that.
@@ -104,6 +120,18 @@ class Lookout:
             return fd
         self._done.append(fd)
         return -1
+
+    def _admits(self, record: Mapped, home: Home, uid: int) -> bool:
+        """Return True if there is something left of the share that a new file counts for.
+
+        On the host that is its owner's. Root's own is not bounded: nobody else can make such files.
+        """
+        shares = self._state.shares
+        share = home.share if home.mnt != self._state.host else -uid
+        if not share or shares.admit(share):
+            return True
+        shares.drop(share, home, record.path)
+        return False
 
 
 def _is_same_name(link: bytes, record: Mapped) -> bool:

@@ -94,13 +94,16 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Counts(msgspec.Struct, array_like=True, tag=6):
-    """Sums since the start: records read, files sent, missed and let go, records lost."""
+    """Sums since the start: records read, files sent, missed and let go, records lost, mappings
+    not looked at because they were too many of one share.
+    """
 
     records: int = 0
     caught: int = 0
     missed: int = 0
     unpinned: int = 0
     lost: int = 0
+    dropped: int = 0
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -115,7 +118,17 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, tag=8):
     text: str
 
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Degraded
+class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """So many mappings were not looked at since the last such message, because processes at
+    ``place`` map new files faster than is their share; ``paths`` are a few of them.
+    """
+
+    place: Place
+    count: int
+    paths: tuple[bytes, ...]
+
+
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Degraded | Flooded
 
 # Of build IDs: bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

@@ -29,6 +29,9 @@ import msgspec
 from buildidfs.capture.closer import Closer
 from buildidfs.model import BuildId, Sighting
 
+HOST: Final = ""
+"""The share of what only root can have put into the host's own mount namespace."""
+
 # What the rest of the process has open: staged files of two batches, a copy of the descriptor of
 # each file in work, the index, sockets, descriptors on their way to be closed.
 _RESERVED: Final = 640
@@ -49,7 +52,8 @@ class Pin(msgspec.Struct, eq=False):
     ``sighting`` has its origin in full; ``build_id`` is what a first look at the head of the file
     said, None if nobody looked; ``key`` is what its catcher knows it by. ``since`` is the time of
     ``time.monotonic()`` at which it was pinned. ``slow`` says that its filesystem may not answer.
-    ``tries`` counts the attempts to copy it. `Pins` closes ``fd``, which then is -1.
+    ``tries`` counts the attempts to copy it. `Pins` closes ``fd``, which then is -1. ``share`` says
+    whose file it is.
     """
 
     sighting: Sighting
@@ -59,6 +63,7 @@ class Pin(msgspec.Struct, eq=False):
     since: float
     slow: bool = False
     tries: int = 0
+    share: str = HOST
 
 
 class LetGo(msgspec.Struct, frozen=True):
@@ -68,11 +73,15 @@ class LetGo(msgspec.Struct, frozen=True):
     reason: str
 
 
+_Share = tuple[str, bool]  # of those whose filesystems may not answer apart
+
+
 class _Entry:
-    __slots__ = ("after", "number", "overdue", "pin", "reason", "size")
+    __slots__ = ("after", "number", "overdue", "pin", "reason", "share", "size")
 
     def __init__(self, pin: Pin, number: int, overdue: float) -> None:
         self.pin = pin
+        self.share: _Share = (pin.share, pin.slow)
         self.number = number  # in order of arrival
         self.size = max(pin.sighting.origin.identity.size, 0)
         self.overdue = overdue  # when its time is over
@@ -102,11 +111,87 @@ class _Sorted:
         return self._rows[-1][2] if self._rows else None
 
 
+class _Ranking:
+    """Shares in the order of a number each."""
+
+    def __init__(self) -> None:
+        self._values: dict[_Share, int] = {}
+        self._rows: list[tuple[int, _Share]] = []
+
+    def add(self, share: _Share, value: int) -> None:
+        """Change the number of a share, which is 0 at first."""
+        old = self._values.get(share, 0)
+        if old:
+            del self._rows[bisect.bisect_left(self._rows, (old, share))]
+        if new := old + value:
+            self._values[share] = new
+            bisect.insort(self._rows, (new, share))
+        else:
+            self._values.pop(share, None)
+
+    def largest(self) -> _Share | None:
+        """The share with the largest number."""
+        return self._rows[-1][1] if self._rows else None
+
+
+class _Waiting:
+    """All entries that wait, by what they may be let go for. ``bytes`` is the sum of their sizes.
+
+    Those of the host count half where shares are compared.
+    """
+
+    def __init__(self) -> None:
+        self._by_size: dict[_Share, _Sorted] = {}
+        self._most_files = _Ranking()
+        self._most_slow = _Ranking()
+        self._most_bytes = _Ranking()
+        self.by_age = _Sorted()
+        self.bytes = 0
+
+    def add(self, entry: _Entry) -> None:
+        self._by_size.setdefault(entry.share, _Sorted()).add(entry.size, entry)
+        self.by_age.add(entry.overdue, entry)
+        self._count(entry, 1)
+
+    def remove(self, entry: _Entry) -> None:
+        files = self._by_size[entry.share]
+        files.remove(entry.size, entry)
+        if not files:
+            del self._by_size[entry.share]
+        self.by_age.remove(entry.overdue, entry)
+        self._count(entry, -1)
+
+    def _count(self, entry: _Entry, sign: int) -> None:
+        weight = sign * (1 if entry.pin.share == HOST else 2)
+        self._most_files.add(entry.share, weight)
+        if entry.pin.slow:
+            self._most_slow.add(entry.share, weight)
+        # A file counts for a byte at least, so that the largest share has one to let go.
+        self._most_bytes.add(entry.share, weight * (entry.size + 1))
+        self.bytes += sign * entry.size
+
+    def of_most_files(self) -> _Entry | None:
+        """The one to let go when there are too many files."""
+        return self._biggest(self._most_files)
+
+    def of_most_slow(self) -> _Entry | None:
+        """The one to let go when too many are of filesystems that may not answer."""
+        return self._biggest(self._most_slow)
+
+    def of_most_bytes(self) -> _Entry | None:
+        """The one to let go when they have too many bytes."""
+        return self._biggest(self._most_bytes)
+
+    def _biggest(self, ranking: _Ranking) -> _Entry | None:
+        share = ranking.largest()
+        return None if share is None else self._by_size[share].last()
+
+
 class _Queue:
     """Those that may be taken now, by size and by age, and those that may be later."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.ready = _Sorted()
+        self.ready: dict[str, _Sorted] = {}  # by share, in the order of their turns
         self._ready_by_age = _Sorted()
         self.later = _Sorted()
         self.changed = threading.Condition(lock)
@@ -120,18 +205,21 @@ class _Queue:
         self.changed.notify()
 
     def _ripe(self, entry: _Entry) -> None:
-        self.ready.add(entry.size, entry)
+        self.ready.setdefault(entry.pin.share, _Sorted()).add(entry.size, entry)
         self._ready_by_age.add(entry.overdue, entry)
 
     def remove(self, entry: _Entry) -> None:
         if entry.after:
             self.later.remove(entry.after, entry)
-        else:
-            self.ready.remove(entry.size, entry)
-            self._ready_by_age.remove(entry.overdue, entry)
+            return
+        files = self.ready[entry.pin.share]
+        files.remove(entry.size, entry)
+        if not files:
+            del self.ready[entry.pin.share]
+        self._ready_by_age.remove(entry.overdue, entry)
 
     def next(self, now: float, margin: float) -> _Entry | None:
-        """The one to take; one at a time before smaller ones, if it is over in ``margin`` s."""
+        """The one to take; one at a time out of turn, if its time is over in ``margin`` s."""
         while (entry := self.later.first()) is not None and entry.after <= now:
             self.later.remove(entry.after, entry)
             entry.after = 0.0
@@ -140,7 +228,11 @@ class _Queue:
         if self._urgent is None and oldest is not None and oldest.overdue - now <= margin:
             self._urgent = oldest
             return oldest
-        return self.ready.first()
+        if not self.ready:
+            return None
+        share = HOST if HOST in self.ready else next(iter(self.ready))
+        files = self.ready[share] = self.ready.pop(share)  # its next turn is after all others
+        return files.first()
 
     def rested(self, entry: _Entry) -> None:
         """It is not in work any more."""
@@ -166,9 +258,8 @@ class Pins:
         self._queues = (_Queue(self._lock), _Queue(self._lock))  # by Pin.slow
         self._aged = threading.Condition(self._lock)
         self._entries: dict[Pin, _Entry] = {}
-        self._by_size = _Sorted()  # these two have all that wait
-        self._by_age = _Sorted()
-        self._bytes = [0, 0]  # in work, waiting
+        self._waiting = _Waiting()
+        self._bytes_in_work = 0
         self._slow = 0
         self._number = 0
         self._closed = False
@@ -182,7 +273,7 @@ class Pins:
     @property
     def held_bytes(self) -> int:
         """The sizes of all that are held."""
-        return sum(self._bytes)
+        return self._bytes_in_work + self._waiting.bytes
 
     @property
     def closed(self) -> bool:
@@ -198,7 +289,7 @@ class Pins:
     def at_rest(self) -> bool:
         """Whether all that are held were given back for a reason, and wait for their next try."""
         with self._lock:
-            return len(self._by_age) == len(self._entries) and all(
+            return len(self._waiting.by_age) == len(self._entries) and all(
                 entry.reason for entry in self._entries.values()
             )
 
@@ -207,24 +298,22 @@ class Pins:
         with self._lock:
             if self._closed:
                 return [self._drop(pin, "the recorder is ending")]
-            if pin.slow and self._slow >= max(self.max_count // _SLOW_SHARE, 1):
-                return [self._drop(pin, "too many files wait for filesystems that may not answer")]
             self._number += 1
             entry = _Entry(pin, self._number, pin.since + self.seconds)
             self._entries[pin] = entry
             self._slow += pin.slow
             self._wait(entry)
             gone = []
-            while (reason := self._excess()) and (biggest := self._by_size.last()) is not None:
-                gone.append(self._let_go(biggest, reason))
+            while (excess := self._excess()) is not None:
+                gone.append(self._let_go(*excess))
             return gone
 
     def take(self, timeout: float | None = None, *, slow: bool = False) -> Pin | None:
-        """The pin to copy next: the smallest that waits, of several the oldest.
+        """The pin to copy next: of the share whose turn it is the smallest, of several the oldest.
 
-        One at a time goes before smaller ones because its time is nearly over. It stays held
-        until `done` or `give_back`. None after ``timeout`` seconds (None: no limit), and when
-        closed. ``slow`` asks for those, and only those, whose filesystem may not answer.
+        The host's share has each turn. One at a time goes first because its time is nearly over.
+        It stays held until `done` or `give_back`. None after ``timeout`` seconds (None: no limit),
+        and when closed. ``slow`` asks for those, and only those, whose filesystem may not answer.
         """
         line = self._queues[slow]
         until = None if timeout is None else time.monotonic() + timeout
@@ -277,7 +366,9 @@ class Pins:
             while True:
                 now = time.monotonic()
                 gone = []
-                while (oldest := self._by_age.first()) is not None and oldest.overdue <= now:
+                while (
+                    oldest := self._waiting.by_age.first()
+                ) is not None and oldest.overdue <= now:
                     reason = oldest.reason or f"not copied within {self.seconds:g} s"
                     gone.append(self._let_go(oldest, reason))
                 if gone or self._closed or (until is not None and until <= now):
@@ -295,7 +386,7 @@ class Pins:
         with self._lock:
             self._closed = True
             gone = []
-            while (entry := self._by_age.first()) is not None:
+            while (entry := self._waiting.by_age.first()) is not None:
                 gone.append(self._let_go(entry, "the recorder is ending"))
             for line in self._queues:
                 line.changed.notify_all()
@@ -308,32 +399,35 @@ class Pins:
 
     # --- with the lock held ----------------------------------------------------------------
 
-    def _excess(self) -> str:
-        """Why there are too many, if there are."""
+    def _excess(self) -> tuple[_Entry, str] | None:
+        """One to let go, and why; None if there are not too many."""
+        waiting = self._waiting
+        if self._slow > max(self.max_count // _SLOW_SHARE, 1):
+            reason = "too many files wait for filesystems that may not answer"
+            if (entry := waiting.of_most_slow()) is not None:
+                return entry, reason
         if len(self._entries) > self.max_count:
-            return f"more than {self.max_count} files wait to be copied"
-        working, waiting = self._bytes
-        if waiting > max(self.max_bytes - working, self.max_bytes // 2):
-            return f"more than {self.max_bytes >> 20} MiB wait to be copied"
-        return ""
+            reason = f"more than {self.max_count} files wait to be copied"
+            if (entry := waiting.of_most_files()) is not None:
+                return entry, reason
+        room = max(self.max_bytes - self._bytes_in_work, self.max_bytes // 2)
+        if waiting.bytes > room and (entry := waiting.of_most_bytes()) is not None:
+            return entry, f"more than {self.max_bytes >> 20} MiB wait to be copied"
+        return None
 
     def _wait(self, entry: _Entry) -> None:
-        first = self._by_age.first()
-        self._bytes[True] += entry.size
-        self._by_size.add(entry.size, entry)
-        self._by_age.add(entry.overdue, entry)
+        first = self._waiting.by_age.first()
+        self._waiting.add(entry)
         self._queues[entry.pin.slow].add(entry)
         if first is None or entry.overdue < first.overdue:
             self._aged.notify()
 
     def _work(self, entry: _Entry) -> None:
-        self._bytes[True] -= entry.size
-        self._bytes[False] += entry.size
-        self._by_size.remove(entry.size, entry)
-        self._by_age.remove(entry.overdue, entry)
+        self._waiting.remove(entry)
+        self._bytes_in_work += entry.size
 
     def _rest(self, entry: _Entry) -> None:
-        self._bytes[False] -= entry.size
+        self._bytes_in_work -= entry.size
         self._queues[entry.pin.slow].rested(entry)
 
     def _forget(self, entry: _Entry) -> None:

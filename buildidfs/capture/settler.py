@@ -102,7 +102,9 @@ class Settler:
         """Hand a file on; when too many are waiting, only what it is. Takes the descriptor."""
         state = self._state
         build_id = None
-        is_pinned = state.outbox.held < state.most_held
+        # As many again as all others may have are for the host.
+        most_held = state.most_held * (2 if home.mnt == state.host else 1)
+        is_pinned = state.outbox.held < most_held
         if not is_pinned:
             build_id = self._build_id(fd, identity, home)
             self._done.append(fd)

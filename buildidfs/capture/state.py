@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import tasks
 from buildidfs.capture.closer import Closer
 from buildidfs.capture.elsewhere import Elsewhere
+from buildidfs.capture.fair_share import FairShare
 from buildidfs.capture.hostfiles import HostFiles
 from buildidfs.capture.messages import Counts, Lost
 from buildidfs.capture.tasks import Home
@@ -39,7 +40,7 @@ _SPARE_FILES: Final = 256
 
 class State:
     """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
-    got hold of, and None at the end), ``files``, lookups in ``met``, and what says so.
+    got hold of, and None at the end), ``files``, ``shares``, lookups in ``met``, and what says so.
 
     ``strict`` has a lock of its own, since what it does takes longer; it comes first where both
     are taken. ``host`` is the mount namespace of the host; so many files are held until they are
@@ -63,6 +64,7 @@ class State:
         self.closer = Closer(urgent=True)
         self.elsewhere = Elsewhere(self.host)
         self.files = HostFiles()
+        self.shares = FairShare()
         self.tasks = tasks.Tasks()
         self.counts = Counts()
         self.ended = False

@@ -28,17 +28,22 @@ _REMEMBERED_NS: Final = 1_000_000_000
 
 Close = Callable[[int], None]
 
+Share = int | str
+"""Whose files they are: the label of a container, the inode number of its mount namespace where it
+has no label, or the negative number of a user of the host."""
+
 
 class Home:
     """A set of namespaces, and some processes that were seen in it lately."""
 
-    __slots__ = ("cgroup", "cgroup_id", "mnt_ns_id", "namespaces", "pids")
+    __slots__ = ("cgroup", "cgroup_id", "label", "mnt_ns_id", "namespaces", "pids")
 
     def __init__(self, numbers: NamespaceSet | None = None) -> None:
         self.namespaces = numbers
         self.mnt_ns_id = 0
         self.cgroup = b""
         self.cgroup_id = 0
+        self.label = ""
         self.pids: deque[int] = deque(maxlen=_NEIGHBOURS)
 
     @property
@@ -50,6 +55,11 @@ class Home:
     def mnt(self) -> int:
         """The mount namespace, 0 if it is not known."""
         return self.namespaces.mnt if self.namespaces is not None else 0
+
+    @property
+    def share(self) -> Share:
+        """What its new files are counted for: its container, else its mount namespace."""
+        return self.label or self.mnt
 
 
 class _Process:
@@ -184,6 +194,7 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
             home = Home()
         home.namespaces = seen
     home.cgroup, home.cgroup_id = _cgroup(pid_fd)
+    home.label = cgroup.container_label(home.cgroup) or ""
     home.mnt_ns_id = number  # last: others may see it from now on
     return home
 

@@ -65,6 +65,7 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         "records_lost": catcher.lost,
         "caught": catcher.caught,
         "missed": catcher.missed,
+        "dropped": catcher.dropped,
         "scans": state.scans,
         "restarts": state.restarts,
         "idle": state.idle,

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _BETWEEN_S: Final = 1.0
 # What is gone by then has been caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5
 _MOST_PIDS: Final = 1024
+_MOST_OF_A_SHARE: Final = 256
 # Who waits for a filesystem that fell silent is left behind.
 _END_S: Final = 2.0
 
@@ -33,6 +35,7 @@ class Scans:
         self._look = look
         self._changed = threading.Condition()
         self._pids: dict[int, None] = {}
+        self._shares: Counter[str] = Counter()
         self._pids_at = math.inf
         self._all_at = math.inf
         self._every = math.inf
@@ -62,10 +65,16 @@ class Scans:
             self._all_at = time.monotonic()
             self._changed.notify()
 
-    def process(self, pid: int) -> None:
-        """Look at one process, if it stays for a moment."""
+    def process(self, pid: int, share: str = "") -> None:
+        """Look at one process, if it stays for a moment.
+
+        Each ``share`` but the host's (empty) has a part of the processes that can wait.
+        """
         with self._changed:
-            if len(self._pids) < _MOST_PIDS:
+            waiting = self._shares[share]
+            if len(self._pids) < _MOST_PIDS and (not share or waiting < _MOST_OF_A_SHARE):
+                if pid not in self._pids:
+                    self._shares[share] += 1
                 self._pids[pid] = None
             if self._pids_at == math.inf:
                 self._pids_at = time.monotonic() + _SETTLED_S
@@ -113,10 +122,12 @@ class Scans:
                     self._is_busy = True
                     self._all_at = self._pids_at = math.inf
                     self._pids = {}
+                    self._shares.clear()
                     return None
                 if self._pids_at <= now:
                     self._is_busy = True
                     pids, self._pids = list(self._pids), {}
+                    self._shares.clear()
                     self._pids_at = math.inf
                     return pids
                 due = min(self._all_at, self._pids_at)

@@ -25,7 +25,15 @@ from buildidfs.capture import container, files
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.kernel import KernelScanner
 from buildidfs.capture.live import LiveSightings
-from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Missed, Options
+from buildidfs.capture.messages import (
+    Caught,
+    Counts,
+    Degraded,
+    Flooded,
+    Lost,
+    Missed,
+    Options,
+)
 from buildidfs.capture.patience import Patience
 from buildidfs.capture.pins import Pin, Pins
 from buildidfs.capture.proc import ProcScanner
@@ -65,7 +73,14 @@ _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
 _FIRST_LOOK_S: Final = 1.0
 _MOST_CLOSING: Final = 4096
+_MOST_FLOODING: Final = 256
 _DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
+
+FLOOD: Final = "more new files than the share of its container"
+"""Reason of the losses that the catcher did not even look at; counts mappings, not files."""
+
+UNPINNED: Final = "too many files waited to be handed over, so only the build ID was kept"
+"""Reason of the losses of files that the catcher could not keep open."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +132,7 @@ class Watch:
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._losses = Losses()
+        self._flooding: set[str] = set()
         self._restarts = 0
         self._why_ended = ""
         self._pause = _FIRST_PAUSE_S
@@ -240,12 +256,29 @@ class Watch:
         elif isinstance(message, Lost):
             self._losses.add_events(message.count)
             self._scans.everything(message.reason)
+        elif isinstance(message, Flooded):
+            self._flooded(message)
         elif isinstance(message, Missed):
             label = self._live.label(message.place)
             self._losses.add(message.reason, label, message.place.mnt_ns_id)
             _log.info("missed %s: %s", show(message.path), message.reason)
             if message.errno in _DENIED:
-                self._scans.process(message.pid)
+                self._scans.process(message.pid, label)
+
+    def _flooded(self, message: Flooded) -> None:
+        """A container maps more new files than its share: count them, and say so once."""
+        place = message.place
+        label = self._live.label(place)
+        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count)
+        if label not in self._flooding:
+            if len(self._flooding) < _MOST_FLOODING:
+                self._flooding.add(label)
+            where = label or "a user of the host"
+            _log.warning(
+                "%s maps new files faster than they can be taken (mount namespace %d, such as %s):"
+                " some of its own are missed",
+                where, place.namespaces.mnt, ", ".join(show(path) for path in message.paths[:2]),
+            )  # fmt: skip
 
     def _caught(self, caught: Caught, fd: int) -> None:
         sighting = self._live.of(caught, fd)
@@ -258,6 +291,8 @@ class Watch:
             return
         if caught.build_id is not None:
             self._follow.note(sighting, caught.build_id)
+            origin = sighting.origin
+            self._losses.add(UNPINNED, origin.container, origin.mnt_ns_id)
             self._watcher.forget((caught.key,))
             return
         known = self._memo.recall(caught.identity)
@@ -268,22 +303,24 @@ class Watch:
             return
         sighting = self._live.reached(sighting, caught, fd)
         place = caught.place
+        share = self._live.share(sighting.origin)
         if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
-            pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
+            pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
         else:
             try:
                 readable, build_id = self._first_look(caught, fd)
             except TimeoutError:
-                pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True)
+                pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
             except OSError as error:
                 self._close_later(fd)
                 self._not_opened(caught, sighting, error)
                 return
             else:
                 self._close_later(fd)
-                pin = Pin(sighting, readable, build_id, caught.key, time.monotonic())
+                now = time.monotonic()
+                pin = Pin(sighting, readable, build_id, caught.key, now, share=share)
         self._follow.let_go(self._pins.put(pin))
-        self._scans.process(caught.pid)
+        self._scans.process(caught.pid, share)
 
     def _first_look(self, caught: Caught, path_fd: int) -> tuple[int, BuildId | None]:
         """A descriptor to read a file from, and the build ID on its first page.
@@ -310,7 +347,8 @@ class Watch:
     def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
         self._watcher.forget((caught.key,))
         if error.errno in _DENIED:
-            self._scans.process(caught.pid)  # which knows other ways
+            # Which knows other ways.
+            self._scans.process(caught.pid, self._live.share(sighting.origin))
         else:
             self._not_captured(sighting, error.strerror or str(error))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from buildidfs.capture import pins as module
-from buildidfs.capture.pins import LetGo, Pin, Pins
+from buildidfs.capture.pins import HOST, LetGo, Pin, Pins
 from tests.support.captures import sighting
 from tests.support.scans import open_descriptors
 from tests.support.waiting import until
@@ -294,3 +294,78 @@ def test_many_threads_lose_nothing() -> None:
     assert {item.fd for item in everything} == {-1}
     assert len(copied) >= 50
     assert pins.held_bytes == 0
+
+
+# --- shares --------------------------------------------------------------------------------------
+
+
+def of_share(share: str, size: int = 100, *, slow: bool = False) -> Pin:
+    made = pin(size, slow=slow)
+    made.share = share
+    return made
+
+
+def shares_taken(pins: Pins) -> list[str]:
+    order = []
+    while (found := pins.take(0)) is not None:
+        order.append(found.share)
+        pins.done(found)
+    return order
+
+
+def test_host_comes_first_and_containers_take_turns(pins: Pins) -> None:
+    for share in ("flood", "flood", "flood", "flood", "b", "b", HOST, "c", HOST):
+        pins.put(of_share(share, 1 if share == "flood" else 1000))
+    assert shares_taken(pins) == [HOST, HOST, "flood", "b", "c", "flood", "b", "flood", "flood"]
+
+
+def test_container_that_comes_later_waits_for_one_turn(pins: Pins) -> None:
+    for _ in range(10):
+        pins.put(of_share("flood"))
+    first = pins.take(0)
+    assert first is not None
+    pins.put(of_share("b"))
+    pins.done(first)
+    assert "b" in shares_taken(pins)[:2]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_too_many_files_are_let_go_of_the_share_that_has_most(slow: bool) -> None:
+    most = 10
+    pins = Pins(max_count=most * module._SLOW_SHARE if slow else most)
+    gone = []
+    for number in range(most * 5):
+        gone += pins.put(of_share("flood", 1, slow=slow))
+        if number % 10 == 0:
+            gone += pins.put(of_share("b", MIB, slow=slow))
+    assert {each.pin.share for each in gone} == {"flood"}
+    assert len(pins) == most
+    pins.close()
+
+
+def test_too_many_bytes_are_let_go_of_the_share_that_has_most() -> None:
+    pins = Pins(max_bytes=100 * MIB)
+    gone = pins.put(of_share("b", 30 * MIB)) + pins.put(of_share(HOST, 30 * MIB))
+    for _ in range(1000):
+        gone += pins.put(of_share("flood", MIB))
+    assert {each.pin.share for each in gone} == {"flood"}
+    assert pins.held_bytes <= 100 * MIB
+    pins.close()
+
+
+def test_host_alone_is_bounded_too() -> None:
+    pins = Pins(max_count=10)
+    assert len([each for _ in range(30) for each in pins.put(of_share(HOST))]) == 20
+    pins.close()
+
+
+def test_many_shares_cost_no_more_than_one() -> None:
+    """Each file in a mount namespace of its own."""
+    pins = Pins(max_count=2000)
+    for number in range(6000):
+        pins.put(of_share(f"mnt:{number}"))
+    assert len(pins) == 2000
+    assert len(set(shares_taken(pins))) == 2000
+    assert pins._waiting._by_size == {}, "nothing is kept for who has nothing"
+    assert pins._waiting._most_bytes.largest() is None
+    pins.close()

@@ -150,6 +150,18 @@ def test_more_processes_than_are_worth_it(looked: Looked) -> None:
     assert looked.looks[0] == list(range(1024))
 
 
+def test_processes_of_one_container_leave_room_for_others(looked: Looked) -> None:
+    looked.scans.start()
+    for pid in range(5000):
+        looked.scans.process(pid, "docker:flood")
+    for pid in range(5000, 5010):
+        looked.scans.process(pid, "docker:b")
+        looked.scans.process(pid + 100)
+    looked.wait(1)
+    assert len(looked.looks[0]) == 256 + 20
+    assert set(looked.looks[0][256:]) == {*range(5000, 5010), *range(5100, 5110)}
+
+
 def test_look_at_everything_is_one_at_each_process(looked: Looked, held: threading.Event) -> None:
     looked.scans.start()
     looked.scans.process(7)

@@ -17,7 +17,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.capture.messages import Caught, Counts, Degraded, Lost, Message, Missed, Place
+from buildidfs.capture.messages import (
+    Caught,
+    Counts,
+    Degraded,
+    Flooded,
+    Lost,
+    Message,
+    Missed,
+    Place,
+)
+from buildidfs.capture.pins import HOST
 from buildidfs.daemon import watch as watch_module
 from buildidfs.daemon.watch import Watch
 from buildidfs.daemon.watchstate import OTHERS, Event, Losses, WatchOptions
@@ -45,7 +55,9 @@ class Caughts:
         self.scanned: list[int | str] = []
         self.watch = Watch(store, WatchOptions(**options), tell=self.events.append)
         monkeypatch.setattr(self.watch._watcher, "forget", self.forgotten.extend)
-        monkeypatch.setattr(self.watch._scans, "process", self.scanned.append)
+        monkeypatch.setattr(
+            self.watch._scans, "process", lambda pid, share="": self.scanned.append(pid)
+        )
         monkeypatch.setattr(self.watch._scans, "everything", self.scanned.append)
 
     def hear(self, message: Message, fd: int = -1) -> None:
@@ -453,3 +465,40 @@ def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) 
     (loss,) = watch.watch.state().losses
     assert (loss.reason, loss.container) == ("No such process", "docker:0f5c3e8d1b2a")
     assert (loss.mnt_ns_id, loss.count) == (99, 1)
+
+
+def test_container_that_floods_is_named_once(
+    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = make()
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    for _ in range(3):
+        watch.hear(Flooded(Place(inside, 99, b"/elsewhere"), 1000, (b"/tmp/a", b"/tmp/b\x1b")))
+    (loss,) = watch.watch.state().losses
+    assert (loss.container, loss.count, loss.mnt_ns_id) == ("mnt:4711", 3000, 99)
+    (record,) = [record for record in caplog.records if "faster" in record.message]
+    assert "mnt:4711 maps" in record.message
+    assert "/tmp/a" in record.message
+    assert "\x1b" not in record.message
+
+
+def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: Path) -> None:
+    watch = make()
+    live = watch.watch._live
+    caught = Caught(
+        KEY, 4711, time.time_ns(), os.fsencode(some), statx.identity_at(-1, os.fsencode(some)),
+        Place(own_namespaces(), 77, b"/system.slice"),
+    )  # fmt: skip
+
+    def share(**changes: Any) -> str:
+        return live.share(live.of(msgspec.structs.replace(caught, **changes), -1).origin)
+
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    mine = msgspec.structs.replace(caught.identity, uid=1000)
+    roots = msgspec.structs.replace(caught.identity, uid=0)
+    assert share(identity=roots) == HOST
+    assert share(identity=mine) == "uid 1000"
+    for identity in (mine, roots):
+        assert share(identity=identity, place=Place(inside, 99, b"")) == "mnt:4711"
+        docker = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
+        assert share(identity=identity, place=docker) == "docker:0f5c3e8d1b2a"
