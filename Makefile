@@ -1,6 +1,9 @@
 # make up        install what is needed, capture what runs and what starts to, mount the store
 #                at $(MOUNTPOINT)
 # make down      end that: unmount, follow no more; the store is kept
+# make install   put the command, manual pages and units for systemd below $(PREFIX)
+# make uninstall  take them away again; the store is kept
+# make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
 # make fuzz      give everything that takes bytes of strangers bad ones, for FUZZ_SECONDS (600)
@@ -10,13 +13,14 @@
 
 STORE ?= /var/lib/buildidfs
 MOUNTPOINT ?= /buildid
+PREFIX ?= /usr/local
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 600
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down test check fuzz bench bench-capture test-fresh clean
+.PHONY: help up down install uninstall test check fuzz bench bench-capture test-fresh clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -27,6 +31,13 @@ up: $(VENV)/.user
 
 down:
 	scripts/down $(BIN)/buildidfs
+
+install:
+	scripts/install-packages run
+	scripts/install $(PYTHON) $(PREFIX)
+
+uninstall:
+	scripts/install remove $(PREFIX)
 
 test: $(VENV)/.dev
 	scripts/install-packages test
@@ -70,4 +81,4 @@ $(VENV)/.fuzz: pyproject.toml scripts/install-packages scripts/make-venv
 	touch $(VENV)/.user $(VENV)/.dev $@
 
 clean:
-	rm -rf $(VENV) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	scripts/clean $(VENV) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""make install, clean and down: units that start what is installed, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.store.presence import present
+from tests.support.clients import Result, run, tool
+from tests.support.commands import ROOT, calling, script
+from tests.support.mounts import BuildIdFs, is_mountpoint
+
+UNITS = ("buildidfs.service", "buildidfs-watch.service", "buildidfs-scan.service",
+         "buildidfs-scan.timer")  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A clone as `make up` leaves it: its command runs the program of this checkout."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("Makefile", "scripts", "man", "examples"):
+        (clone / name).symlink_to(ROOT / name)
+    python = clone / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    site = next(each for each in sys.path if each.endswith("site-packages"))
+    script(
+        clone / ".venv/bin/buildidfs",
+        f'PYTHONPATH={ROOT}:{site} exec "{python}" -m buildidfs "$@"',
+    )
+    return clone
+
+
+@pytest.fixture
+def environ(buildidfs: BuildIdFs) -> Iterator[dict[str, str]]:
+    yield {"STORE": str(buildidfs.store), "MOUNTPOINT": str(buildidfs.mountpoint)}
+    for each in present(buildidfs.store):
+        os.kill(each.pid, 9)
+    while is_mountpoint(buildidfs.mountpoint):
+        run([tool("umount"), "-l", buildidfs.mountpoint], check=True)
+
+
+def _make(checkout: Path, environ: dict[str, str], target: str) -> Result:
+    return run([tool("make"), "-C", checkout, target], env=environ, timeout=200)
+
+
+def _up(checkout: Path, environ: dict[str, str]) -> list[int]:
+    """Run `up` of that checkout, without following; pidfds of what runs."""
+    words = ["up", "--no-watch", environ["MOUNTPOINT"]]
+    run([checkout / ".venv/bin/buildidfs", "--store", environ["STORE"], *words], check=True)
+    assert is_mountpoint(Path(environ["MOUNTPOINT"]))
+    found = [each.pidfd() for each in present(environ["STORE"])]
+    assert len(found) == 2
+    return found
+
+
+def _have_ended(pidfds: list[int]) -> None:
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 30)[0]
+        os.close(pidfd)
+
+
+@pytest.mark.fuse
+def test_clean_refuses_while_something_runs(checkout: Path, environ: dict[str, str]) -> None:
+    pidfds = _up(checkout, environ)
+    done = _make(checkout, environ, "clean")
+    assert done.rc != 0
+    assert "make down" in done.err
+    for each in present(environ["STORE"]):
+        assert f" {each.pid}" in done.err
+    assert (checkout / ".venv/bin/buildidfs").exists()
+    scripts = run(
+        [ROOT / "scripts/down", checkout / ".venv/bin/buildidfs"], env=environ, check=True
+    )
+    assert "Ended mount" in scripts.out
+    _have_ended(pidfds)
+    assert _make(checkout, environ, "clean").rc == 0
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.fuse
+@pytest.mark.root
+@pytest.mark.parametrize("broken", [False, True])
+def test_down_without_the_command_ends_everything(
+    checkout: Path, environ: dict[str, str], broken: bool
+) -> None:
+    pidfds = _up(checkout, environ)
+    pids = {each.role: each.pid for each in present(environ["STORE"])}
+    if broken:
+        script(checkout / ".venv/bin/buildidfs", "exit 127")
+    else:
+        shutil.rmtree(checkout / ".venv")
+    done = _make(checkout, environ, "down")
+    assert done.rc == 0, done
+    assert f"Ended up (pid {pids['up']})." in done.out
+    _have_ended(pidfds)
+    assert not is_mountpoint(Path(environ["MOUNTPOINT"]))
+    assert present(environ["STORE"]) == []
+    again = _make(checkout, environ, "down")
+    assert (again.rc, "Ended" in again.out) == (0, False)
+
+
+@pytest.mark.fuse
+@pytest.mark.root
+def test_down_without_the_command_ends_a_mount_without_supervisor(
+    checkout: Path, environ: dict[str, str]
+) -> None:
+    command = [checkout / ".venv/bin/buildidfs", "--store", environ["STORE"]]
+    pidfds = _up(checkout, environ)
+    run([*command, "down"], check=True)
+    _have_ended(pidfds)
+    run([*command, "mount", environ["MOUNTPOINT"]], check=True)
+    (mount,) = present(environ["STORE"])
+    pidfd = mount.pidfd()
+    shutil.rmtree(checkout / ".venv")
+    done = _make(checkout, environ, "down")
+    assert done.rc == 0, done
+    assert f"Ended mount (pid {mount.pid})." in done.out
+    _have_ended([pidfd])
+    assert not is_mountpoint(Path(environ["MOUNTPOINT"]))
+
+
+def test_units_start_what_make_install_installs(tmp_path: Path) -> None:
+    """Everything but building the package, which takes the package index."""
+    prefix, programs = tmp_path / "prefix", tmp_path / "programs"
+    made = script(programs / "made", 'mkdir -p "$2/bin"; cp "$0" "$2/bin/buildidfs"')
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    for name in ("man", "examples"):
+        (clone / name).symlink_to(ROOT / name)
+    shutil.copy(made, clone / "scripts/make-venv")
+    calling(programs / "systemctl", ["true"])
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    for _ in range(2):
+        run(["scripts/install", "python3", prefix], env=environ, cwd=clone, check=True)
+        command = prefix / "bin/buildidfs"
+        assert os.access(command, os.X_OK)
+        for name in UNITS:
+            text = (prefix / "lib/systemd/system" / name).read_text()
+            programs_started = re.findall(r"^Exec\w+=(\S+buildidfs)", text, re.MULTILINE)
+            assert set(programs_started) == ({str(command)} if name.endswith("service") else set())
+        assert (prefix / "share/man/man1/buildidfs.1").exists()
+        assert (prefix / "share/man/man7/buildidfs-mount.7").exists()
+    run(["scripts/install", "remove", prefix], env=environ, cwd=clone, check=True)
+    assert [path for path in prefix.rglob("*") if not path.is_dir()] == []
+
+
+def test_units_name_the_default_place_of_make_install() -> None:
+    plan = run([tool("make"), "-n", "-C", ROOT, "install"], check=True).out
+    assert "scripts/install python3 /usr/local\n" in plan
+    for name in UNITS[:3]:
+        assert "=/usr/local/bin/buildidfs " in (ROOT / "examples" / name).read_text()
+    assert "make install" in (ROOT / "README.md").read_text()
