@@ -45,6 +45,8 @@ class Part(msgspec.Struct):
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset`` on, fewer only at the end; raises `UsageError`."""
         try:
+            # Sizes are claims, for which pread(2) would get as much memory first.
+            size = max(min(size, os.fstat(self.fd).st_size - offset), 0)
             data = os.pread(self.fd, size, offset)
             while 0 < len(data) < size:
                 more = os.pread(self.fd, size - len(data), offset + len(data))

@@ -131,9 +131,9 @@ class WantedScanner:
     # --- at their paths here ---------------------------------------------------------------
 
     def _here(self) -> Iterator[Found]:
-        inodes: dict[bytes, set[tuple[int, int]]] = {}
+        inodes: dict[bytes, set[tuple[tuple[int, int], int]]] = {}
         for path, dev, inode in self._wanted.files:
-            inodes.setdefault(path, set()).add((os.makedev(*dev), inode))
+            inodes.setdefault(path, set()).add((dev, inode))
         patience = Patience()
         for path in sorted(self._wanted.paths | inodes.keys()):
             try:
@@ -144,7 +144,8 @@ class WantedScanner:
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
-            is_that = (status.st_dev, status.st_ino) in inodes.get(path, ())
+            dev = os.major(status.st_dev), os.minor(status.st_dev)
+            is_that = (dev, status.st_ino) in inodes.get(path, ())
             for each in TreeScanner(
                 self._memo, [path], container_namespaces=self._container_namespaces
             ):

@@ -287,4 +287,5 @@ def _is_same(identity: FileIdentity, file: File) -> bool:
 
 
 def _has_dev(identity: FileIdentity | None, file: File) -> bool:
-    return identity is not None and identity.dev == os.makedev(*file.dev)
+    # What a profile says is a device may be no number of one: os.makedev would raise.
+    return identity is not None and (os.major(identity.dev), os.minor(identity.dev)) == file.dev

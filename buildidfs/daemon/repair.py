@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _COPY: Final = 1 << 20
 _MAX_INDEX: Final = 64 << 20
 _EVERY: Final = 1 << 16  # records between two reports of progress
+_FEATURE_LEAST: Final = 16  # bytes of a record that says which feature it is
 _OWN: Final = 64  # records from this number on are perf's own
 
 
@@ -150,8 +151,8 @@ class _Writer:
     def write(self) -> None:
         header = self._profile.header
         begin = header.data.offset
-        original = self._profile.read_at(0, begin)
-        self._put(original)
+        original = self._profile.read_at(0, perfdata.HEADER_SIZE)
+        self._copy(self._profile.parts[0], ByteRange(0, begin))
         if header.is_pipe:
             self._pipe()
             return
@@ -184,7 +185,7 @@ class _Writer:
                 is_told = True
             if raw.kind == perfevents.HEADER_BUILD_ID:
                 continue
-            if raw.kind == perfevents.HEADER_FEATURE:
+            if raw.kind == perfevents.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:
                 (which,) = self._word.unpack_from(raw.data, raw.at + 8)
                 if which in perfwrite.NOT_KEPT:
                     continue

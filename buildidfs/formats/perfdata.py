@@ -47,6 +47,7 @@ _MAX_ATTR_SIZE: Final = 1 << 12
 _MAX_IDS: Final = 1 << 20
 _MAX_TEXT: Final = 1 << 20
 _CHUNK: Final = 1 << 16
+_PATH_MAX: Final = 4096
 
 _RECORD: Final = 67  # PERF_RECORD_HEADER_BUILD_ID
 _MISC_HAS_SIZE: Final = 1 << 15
@@ -129,6 +130,8 @@ def parse_header(read_at: ReadAt, size: int) -> Header:
     flags = sum(word << 64 * number for number, word in enumerate(words[9:13]))
     header = Header(order, False, data, [], {}, flags, attr_size, attrs, ByteRange(*words[7:9]))
     header.attrs = list(_attrs(read_at, header, size))
+    if not HEADER_SIZE <= data.offset <= size:
+        raise UsageError("is only the beginning of a perf.data file")
     _find_end(read_at, header, size)
     return header
 
@@ -144,6 +147,8 @@ def _attrs(read_at: ReadAt, header: Header, size: int) -> Iterator[Attr]:
         raise UsageError("is only the beginning of a perf.data file")
     for number in range(min(table.size // entry, _MAX_ATTRS)):
         data = read_at(table.offset + number * entry, entry)
+        if len(data) < entry:
+            raise UsageError("is only the beginning of a perf.data file")
         offset, length = section.unpack_from(data, entry - section.size)
         count = min(length // 8, budget)
         budget -= count
@@ -243,9 +248,10 @@ def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | Non
     elif not any(raw[16:]):
         # Before there was a size, shorter ones were filled up with zeros: those of 16 bytes (MD5).
         raw = raw[:16]
-    if len(raw) < MIN_ID or not any(raw):
+    path = data[name : at + size].partition(b"\0")[0]
+    if len(raw) < MIN_ID or not any(raw) or len(path) >= _PATH_MAX:
         return None
-    return Named(data[name : at + size].partition(b"\0")[0], raw, misc, pid)
+    return Named(path, raw, misc, pid)
 
 
 def pack_named(entry: Named, order: str) -> bytes:

@@ -34,7 +34,7 @@ def require_usual(header: Header) -> None:
 
 
 def beginning(original: bytes, header: Header, data_size: int, features: Iterable[int]) -> bytes:
-    """What stands before the records, for so many bytes of them and these features."""
+    """The first `perfdata.HEADER_SIZE` bytes, for so many bytes of records and these features."""
     order = header.order
     flags = sum(1 << number for number in features)
     words = [flags >> 64 * number & (1 << 64) - 1 for number in range(4)]
