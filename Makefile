@@ -59,7 +59,7 @@ bench: $(VENV)/.dev
 bench-capture: $(VENV)/.dev
 	scripts/install-packages bench
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS) capture capture-busy capture-peer \
-		capture-writers watch-perf watch-spawn watch-compile watch-memory
+		capture-writers capture-flood watch-perf watch-spawn watch-compile watch-memory
 
 test-fresh:
 	scripts/test-fresh

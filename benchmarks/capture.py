@@ -20,6 +20,7 @@ from typing import NamedTuple
 from benchmarks.bench import Bench, Benchmark, require
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
+from tests.support.flooding import beside, flooding
 from tests.support.shortlife import (
     CONFIGS,
     Expected,
@@ -33,6 +34,7 @@ from tests.support.watching import Watcher, watching
 MODES: dict[str, tuple[str, ...]] = {"watch": (), "watch --strict": ("--strict",)}
 _LOADED = ("host", "tmpfs", "overlay", "crun")
 _LARGE = 20_000_000
+_MIB = 1 << 20
 
 
 class Workload(NamedTuple):
@@ -238,9 +240,41 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def flood(bench: Bench) -> Iterator[Row]:
+    """Rows for programs of the host and of a container beside another one that maps new files."""
+    count = bench.size(300, 40)
+    with items(bench) as made:
+        for rate in (500, 2000, 5000, 20_000):
+            with (
+                bench.scratch("flooded") as place,
+                watched(bench, place / "store") as watcher,
+                flooding(place / "flood", rate, 2) as running,
+            ):
+                # Until more waits than can be copied in the time that a file may wait.
+                time.sleep(bench.size(20, 5))
+                ran = beside(made, count)
+                found = [watcher.captured(each, 30) for each in ran]
+                memory = watcher.memory().pss / _MIB
+                facts = watcher.facts
+            bench.say(f"{rate} a second: {found}, {facts}")
+            lost = sum(loss["count"] for loss in facts["losses"])
+            detail = (
+                f"{running.rate:.0f} a second were mapped, {running.count} in all, {lost} of them"
+                f" missed; {memory:.0f} MiB"
+            )
+            what = f"1000-byte files from a container, {rate} a second asked for"
+            for whose, each in zip(("the host", "another container"), found, strict=True):
+                yield Row(
+                    f"{what}; captured of {count} programs of {whose}", ">=", 100,
+                    min(each.exe_percent, each.so_percent), "%", detail=detail,
+                )  # fmt: skip
+            yield Row(f"{what}; memory of watch", "<", 150, memory, "MiB", detail=detail)
+
+
 ROWS: dict[str, Benchmark] = {
     "capture": capture,
     "capture-busy": capture_busy,
     "capture-peer": peer,
     "capture-writers": writers,
+    "capture-flood": flood,
 }

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that somebody has open, and a few that nobody has open any more.
 
-A node is the same bytes for ever, so all who open it can share one descriptor, and who opens it
-again a moment later can have the one that is still there: that saves a sixth of what opening a
-file costs whose name the kernel knows. What is kept is one entry for each file that is open, and of
-those that were, so many descriptors as `IDLE` says.
+A node is the same bytes for ever, so all processes of a user that open it share one descriptor, and
+one that opens it again a moment later can have the one that is still there: that saves a sixth of
+what opening a file costs whose name the kernel knows. What is kept is one entry for each file that
+is open, and of those that were, so many descriptors as `IDLE` says.
+
+Each descriptor counts for the user it was opened for, who may have half of what other users leave
+(`quota`). That is why users share none: the last one to close a file need not be the first one who
+opened it. A quarter of all descriptors is left to root and to the user who mounted.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
+import logging
 import os
 import resource
 from typing import TYPE_CHECKING
 
+from buildidfs.mount.quota import Quota
+
 if TYPE_CHECKING:
     from buildidfs.view import Content, View
+
+log = logging.getLogger(__name__)
 
 IDLE = 1024
 """As many files as a debugger or a profiler comes back to; fewer where descriptors are few."""
@@ -31,10 +41,11 @@ _COMPRESSED = 1 << 40
 class OpenFile:
     """What a handle stands for. ``ctime_ns`` and ``mtime_ns`` are those of its file."""
 
-    __slots__ = ("content", "ctime_ns", "mtime_ns", "node", "users")
+    __slots__ = ("content", "ctime_ns", "mtime_ns", "node", "uid", "users")
 
-    def __init__(self, node: int, content: Content) -> None:
+    def __init__(self, node: int, uid: int, content: Content) -> None:
         self.node = node
+        self.uid = uid
         self.content = content
         self.users = 1
         self.ctime_ns = self.mtime_ns = 0
@@ -51,62 +62,81 @@ class OpenFile:
 
 
 class OpenFiles:
-    """The table of handles. For the thread of the loop only."""
+    """The table of handles. For the thread of the loop only.
 
-    def __init__(self, view: View, idle: int = IDLE) -> None:
+    Root and the user ``own``, who share their descriptors, may open as many as there are.
+    """
+
+    def __init__(self, view: View, idle: int = IDLE, own: int = 0) -> None:
         self._view = view
-        self._most_idle = min(idle, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_idle = min(idle, limit // 4)
+        self._own = own
+        self._quota = Quota((limit - self._most_idle) * 3 // 4, (0, own))
         self._texts = itertools.count(_NO_DESCRIPTOR)
         self._compressed = itertools.count(_COMPRESSED)
         self._by_handle: dict[int, OpenFile] = {}
-        self._by_node: dict[int, int] = {}
+        self._by_node: dict[tuple[int, int], int] = {}
         self._idle: dict[int, None] = {}  # handles without users, the latest last
         self.doubtful: set[int] = set()
         """Nodes of which the kernel may remember other bytes: their files were touched."""
 
-    def open(self, node: int) -> int:
-        """A handle for a file; raises what `View.open` raises."""
-        handle = self.open_now(node)
-        return self.add(node, self._view.open(node)) if handle is None else handle
+    def open(self, node: int, uid: int = 0) -> int:
+        """A handle for a file; raises what `View.open` raises, and OSError(ENFILE)."""
+        handle = self.open_now(node, uid)
+        return self.add(node, self._view.open(node), uid) if handle is None else handle
 
-    def open_now(self, node: int) -> int | None:
-        """A handle for a file; None if it takes `View.open`, whose answer is for `add`."""
-        handle = self._shared(node)
+    def open_now(self, node: int, uid: int = 0) -> int | None:
+        """A handle for a file; None if it takes `View.open`, whose answer is for `add`.
+
+        Raises OSError(ENFILE) if the user ``uid`` has too many files open.
+        """
+        handle = self._shared(node, uid)
         if handle is not None:
             return handle
         content = self._view.open_now(node)
-        return None if content is None else self.add(node, content)
+        return None if content is None else self.add(node, content, uid)
 
-    def add(self, node: int, content: Content) -> int:
-        """A handle for a file that was just opened."""
-        handle = self._shared(node)
-        if handle is not None:  # somebody was faster
+    def add(self, node: int, content: Content, uid: int = 0) -> int:
+        """A handle for a file that was just opened. Raises OSError(ENFILE), and closes it then."""
+        uid = 0 if uid == self._own else uid
+        handle = self._shared(node, uid)
+        if handle is not None:  # another request was faster
             content.close()
             return handle
+        if not self._quota.take(uid):
+            content.close()
+            raise _too_many(uid)
         if content.fd < 0:
-            # A text may be another the next time, so everybody gets his own.
+            # A text may be another the next time, so each open has its own.
             handle = next(self._texts if content.blob is None else self._compressed)
         else:
             handle = content.fd
-            self._by_node[node] = handle
-        self._by_handle[handle] = OpenFile(node, content)
+            self._by_node[node, uid] = handle
+        self._by_handle[handle] = OpenFile(node, uid, content)
         return handle
 
-    def _shared(self, node: int) -> int | None:
-        """The handle that others have of a file, or had; None if it is to be opened again."""
-        handle = self._by_node.get(node)
+    def _shared(self, node: int, uid: int) -> int | None:
+        """The handle that its user has of a file, or had; None if it is to be opened again.
+
+        Raises OSError(ENFILE).
+        """
+        uid = 0 if uid == self._own else uid
+        handle = self._by_node.get((node, uid))
         if handle is None:
             return None
         file = self._by_handle[handle]
         if os.fstat(handle).st_ctime_ns != file.ctime_ns:
-            # Somebody may have written to it: who has it open keeps it, nobody else gets it.
+            # It may have been written to: who has it open keeps it, nobody else gets it.
             self.doubtful.add(node)
             if file.users:
-                del self._by_node[node]
+                del self._by_node[node, uid]
             else:
                 self._close(handle)
             return None
         if not file.users:
+            if not self._quota.take(uid):
+                raise _too_many(uid)
             del self._idle[handle]
         file.users += 1
         return handle
@@ -126,6 +156,7 @@ class OpenFiles:
         file.users -= 1
         if file.users:
             return
+        self._quota.give_back(file.uid)
         if handle >= _NO_DESCRIPTOR:
             del self._by_handle[handle]
             file.content.close()
@@ -150,9 +181,21 @@ class OpenFiles:
     def _close(self, handle: int) -> None:
         del self._idle[handle]
         file = self._by_handle.pop(handle)
-        if self._by_node.get(file.node) == handle:
-            del self._by_node[file.node]
+        if self._by_node.get((file.node, file.uid)) == handle:
+            del self._by_node[file.node, file.uid]
         file.content.close()
+
+
+def _too_many(uid: int) -> OSError:
+    _say_once(uid)
+    return OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+
+@functools.lru_cache(maxsize=256)
+def _say_once(uid: int) -> None:
+    log.warning(
+        "user %d has as many files of the mount open as one user may, and gets ENFILE for more", uid
+    )
 
 
 def is_text(handle: int) -> bool:

@@ -3,7 +3,7 @@
 
 A listing leaves out what its reader may not read, and the kernel tells who that is when a directory
 is opened, not when it is read. For those who see everything the handle is the node, and nothing is
-kept. For others a row is, until they close the directory; when there are too many, or it is not
+kept. For others a row is, until they close the directory; when a user has too many, or it is not
 known who somebody is, they are listed what everybody may read, for which the node is enough again.
 """
 
@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
+from buildidfs.mount.quota import Quota
 from buildidfs.view import PUBLIC, Reader
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Listings:
     def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
         self._everything = everything
         self._own = own
-        self._most = most
+        self._quota = Quota(most)
         self._next = 0
         self._rows: dict[int, tuple[int, Reader]] = {}
 
@@ -55,7 +56,7 @@ class Listings:
         """The handle of a directory for whoever ``ctx`` says is asking."""
         if self.sees_all(ctx):
             return node
-        if len(self._rows) >= self._most:
+        if not self._quota.take(ctx.uid):
             return _OF_READER | node
         handle = _ROW | self._next
         while handle in self._rows:
@@ -74,7 +75,9 @@ class Listings:
     def release(self, handle: int) -> None:
         """It is closed."""
         if handle >= _OF_READER:
-            self._rows.pop(handle, None)
+            row = self._rows.pop(handle, None)
+            if row is not None and row[1].uid is not None:
+                self._quota.give_back(row[1].uid)
 
 
 def _groups(ctx: RequestContext) -> frozenset[int] | None:

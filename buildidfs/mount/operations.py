@@ -153,7 +153,7 @@ class Operations(pyfuse3.Operations):
         self._loop = loop
         self._absences = absences
         self._store_path = store_path
-        self._files = OpenFiles(view)
+        self._files = OpenFiles(view, own=os.geteuid())
         self._buffer = buffers.huge(_READ_SIZE)
         self._lasting = Shown(view, FOREVER_S)
         self._fleeting = Shown(view, FLEETING_S)
@@ -293,12 +293,12 @@ class Operations(pyfuse3.Operations):
         try:
             if is_path_text(inode):  # not the same for all
                 text = self._view.open(inode, self._listings.reader(ctx))
-                return pyfuse3.FileInfo(fh=self._files.add(inode, text), direct_io=True)
-            handle = self._files.open_now(inode)
+                return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
+            handle = self._files.open_now(inode, ctx.uid)
             if handle is None:  # somebody may have written to it: all of it is read first
                 content = await self._loop.in_slow_thread(self._view.open, inode)
                 self._files.doubtful.add(inode)
-                handle = self._files.add(inode, content)
+                handle = self._files.add(inode, content, ctx.uid)
         except Exception as error:
             raise refusal(error) from None
         if is_text(handle):

@@ -49,15 +49,16 @@ class BuildIdFs:
         return self("scan", "proc", *options)
 
     @contextlib.contextmanager
-    def mounted(self, *options: str) -> Iterator[Path]:
+    def mounted(self, *options: str, under: Sequence[Argument] = ()) -> Iterator[Path]:
         """Mount the store in the foreground of a process of ours; unmount, and expect exit 0.
 
-        ``options`` are those of ``mount`` (``-o allow_other``). Whatever happens, neither mount
-        nor process outlives the block.
+        ``options`` are those of ``mount`` (``-o allow_other``), ``under`` is a command that runs
+        the command at its end. Whatever happens, neither mount nor process outlives the block.
         """
         self.mountpoint.mkdir(exist_ok=True)
         words: Sequence[Argument] = [
-            *COMMAND, "--store", self.store, "mount", self.mountpoint, "--foreground", *options,
+            *under, *COMMAND, "--store", self.store, "mount", self.mountpoint, "--foreground",
+            *options,
         ]  # fmt: skip
         with self._log.open("wb") as log:
             server = subprocess.Popen(

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -279,6 +279,55 @@ def test_a_thousand_open_files(mount: Mount) -> None:
         for fd, _ in fds:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# Becomes a user, opens as many of the files given as it can, says how many, and holds them.
+_HOLDER = """
+import os, sys
+os.setgroups([])
+os.setresgid(*[int(sys.argv[1])] * 3)
+os.setresuid(*[int(sys.argv[1])] * 3)
+held = 0
+for path in sys.argv[2:]:
+    try:
+        os.open(path, os.O_RDONLY)
+        held += 1
+    except OSError as error:
+        failure = error
+print(held, failure.errno, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def holding(paths: Sequence[Path], uid: int) -> Iterator[tuple[int, int]]:
+    """A user's process with many open files; yields their number and the errno of the rest."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", _HOLDER, str(uid), *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        held, number = process.stdout.readline().split()
+        yield int(held), int(number)
+
+
+def test_user_with_many_open_files_leaves_others_theirs(directory: Path) -> None:
+    buildidfs = BuildIdFs(directory)
+    with Store.create(buildidfs.store) as store:
+        store.commit([capture(store, content(each), each, kinds=BOTH) for each in IDS])
+    few = 200
+    limited = (tool("prlimit"), f"--nofile={few}")
+    with buildidfs.mounted(under=limited) as path, contextlib.ExitStack() as stack:
+        paths = [path / build_id.hex() / "elf" for build_id in IDS]
+        held, number = stack.enter_context(holding(paths, 65534))
+        assert number == errno.ENFILE
+        assert few // 8 < held < few // 2
+        fewer, _ = stack.enter_context(holding(paths, 65533))
+        assert few // 16 < fewer < held, "another user has half of what is left"
+        for build_id in IDS[-40:]:
+            stack.enter_context((path / build_id.hex() / "elf").open("rb"))
+        assert "user 65534 has as many files" in buildidfs.log()
 
 
 # --- writes --------------------------------------------------------------------------------------

@@ -159,3 +159,39 @@ def test_two_who_waited_for_the_same_file_share_it(view: View) -> None:
     assert first == second
     assert _descriptors() == before - 1
     files.close()
+
+
+def test_user_with_many_open_files_leaves_others_theirs(
+    view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 40
+    monkeypatch.setattr("buildidfs.mount.files.resource.getrlimit", lambda which: (limit, limit))
+    files = OpenFiles(view, idle=0, own=5)
+    text = view.lookup(view.lookup(View.ROOT, b"0100"), b"path")
+    handles = [files.open(text, 7) for _ in range(15)]  # half of three quarters
+    with pytest.raises(OSError, match="in system") as caught:
+        files.open(text, 7)
+    assert caught.value.errno == errno.ENFILE
+    before = _descriptors()
+    for node in _nodes(view):
+        with pytest.raises(OSError, match="in system"):
+            files.open(node, 7)
+    assert _descriptors() == before, "what was opened in vain is closed"
+    files.release(handles.pop())
+    files.open(_nodes(view)[1], 7)
+    assert len({files.open(_nodes(view)[0], uid) for uid in (0, 5)}) == 1, "theirs is one"
+    assert len({files.open(_nodes(view)[0], uid) for uid in (0, 8, 9)}) == 3
+    files.close()
+
+
+def test_idle_file_counts_for_nobody(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildidfs.mount.files.resource.getrlimit", lambda which: (8, 8))
+    files = OpenFiles(view, idle=2)
+    nodes = _nodes(view)
+    for _ in range(5):
+        handles = [files.open(node, 7) for node in nodes[:2]]
+        with pytest.raises(OSError, match="in system"):
+            files.open(nodes[2], 7)
+        for handle in handles:
+            files.release(handle)
+    files.close()

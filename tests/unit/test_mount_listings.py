@@ -73,7 +73,7 @@ def test_groups_that_cannot_be_told(listings: Listings, pid: int) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
-    listings = Listings(everything=False, own=OWN, most=3)
+    listings = Listings(everything=False, own=OWN, most=6)
     kept = [listings.open(node, ctx(7)) for _ in range(3)]
     handle = listings.open(node, ctx(7))
     assert listings.reader_of(handle) == (node, PUBLIC)
@@ -82,6 +82,15 @@ def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
     listings.release(kept[0])
     _, reader = listings.reader_of(listings.open(node, ctx(7)))
     assert reader is not PUBLIC
+
+
+def test_user_with_many_open_directories_leaves_others_theirs() -> None:
+    listings = Listings(everything=False, own=OWN, most=100)
+    for _ in range(1000):
+        listings.open(nodes.ROOT, ctx(7))
+    for uid in (8, 9, 10):
+        handles = [listings.open(nodes.ROOT, ctx(uid)) for _ in range(5)]
+        assert all(listings.reader_of(handle)[1] is not PUBLIC for handle in handles)
 
 
 def test_a_directory_that_is_closed_is_nobodys(listings: Listings) -> None:
@@ -93,7 +102,7 @@ def test_a_directory_that_is_closed_is_nobodys(listings: Listings) -> None:
 
 def test_handles_are_not_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.mount.listings._LAST", 4)
-    listings = Listings(everything=False, own=OWN, most=4)
+    listings = Listings(everything=False, own=OWN, most=8)
     handles = [listings.open(1, ctx(7)) for _ in range(3)]
     for _ in range(10):
         handle = listings.open(1, ctx(7))
