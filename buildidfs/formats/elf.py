@@ -22,7 +22,7 @@ from buildidfs.formats.elfheader import (
     ReadAt,
     Source,
 )
-from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile, classify
+from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile, classify, supplement_id
 from buildidfs.formats.notes import gnu_build_id
 from buildidfs.model import Absence, BuildId
 
@@ -43,7 +43,8 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
     asked for what is not in there. ``size`` is that of the file if known; claims beyond it are not
     followed. PT_NOTE segments are searched first, as the kernel does, and SHT_NOTE sections if
     there was none: Go's linker puts the build ID into a section that no segment covers, and
-    relocatable files have no segments. The first GNU build ID note decides.
+    relocatable files have no segments. The first GNU build ID note decides. A supplementary file of
+    DWARF 5 (``dwz --dwarf-5``) has none, and goes by its checksum.
     """
     if head[:4] != MAGIC:
         return Absence.NOT_ELF if head else Absence.EMPTY
@@ -85,7 +86,10 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
                 return Absence.NO_BUILD_ID
     if segments is None or sections is None:
         return Absence.MALFORMED
-    return Absence.TRUNCATED if source.short else Absence.NO_BUILD_ID
+    if source.short:
+        return Absence.TRUNCATED
+    found = supplement_id(source, layout, sections, header[12])
+    return Absence.NO_BUILD_ID if found is None else found
 
 
 def describe(read_at: ReadAt, size: int) -> ElfFile | Absence:

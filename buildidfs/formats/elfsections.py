@@ -48,6 +48,7 @@ from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerpr
 
 _NAME_MAX: Final = 64  # longer than any section name that means something here
 _LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
+_SUPPLEMENT_NAMES_MAX: Final = 4096  # what dwz makes has a dozen sections
 _SCRIPTS_MAX: Final = 64
 _SEGMENTS_MAX: Final = 256
 # What is compiled to assembler first is no skeleton.
@@ -63,7 +64,9 @@ _DWARF: Final = frozenset(
 )  # fmt: skip
 _MINI: Final = b".gnu_debugdata"
 _SPLIT: Final = b".debug_addr"
-_LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink"))
+_SUPPLEMENTARY: Final = b".debug_sup"
+_LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
+_DWARF_VERSION: Final = 5
 
 
 class DebugLink(msgspec.Struct, frozen=True):
@@ -77,7 +80,11 @@ class DebugLink(msgspec.Struct, frozen=True):
 
 
 class AltLink(msgspec.Struct, frozen=True):
-    """``.gnu_debugaltlink``: path and build ID of the file with what dwz found in several."""
+    """``.gnu_debugaltlink``: path and build ID of the file with what dwz found in several.
+
+    That of ``.debug_sup`` (``dwz --dwarf-5``) is the same: the file has its checksum in place of a
+    build ID, see `supplement_id`.
+    """
 
     name: bytes
     build_id: BuildId
@@ -145,7 +152,8 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         survey.kinds(),
         survey.quality(),
         _debuglink(survey.links.get(b".gnu_debuglink"), source, layout),
-        _altlink(survey.links.get(b".gnu_debugaltlink"), source),
+        _altlink(survey.links.get(b".gnu_debugaltlink"), source)
+        or _supplementary_link(survey.links.get(_SUPPLEMENTARY), source, layout),
         survey.scripts(),
         machine,
         layout.bits,
@@ -296,3 +304,52 @@ def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
     if not name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         return None
     return AltLink(name, BuildId(raw))
+
+
+def supplement_id(
+    source: Source, layout: Layout, sections: bytes, names_index: int
+) -> BuildId | None:
+    """What a supplementary file of DWARF 5 has in place of a build ID; None for any other file.
+
+    It is the checksum in ``.debug_sup``, by which the files that refer to it know it. ``sections``
+    are the section headers of the file.
+    """
+    at = names_index * layout.shdr.size
+    if at >= len(sections):
+        return None
+    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(sections, at)
+    names = source.read(offset, min(size, _SUPPLEMENT_NAMES_MAX))
+    wanted = names.find(b"\0" + _SUPPLEMENTARY + b"\0") + 1
+    if not wanted:
+        return None
+    for name, _, flags, at, length, _, _, _ in layout.shdr.iter_unpack(sections):
+        if name == wanted and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
+            found = _debug_sup(source.read(at, length), layout)
+            return found[2] if found is not None and found[0] else None
+    return None
+
+
+def _supplementary_link(
+    where: tuple[int, int] | None, source: Source, layout: Layout
+) -> AltLink | None:
+    found = None if where is None else _debug_sup(source.read(*where), layout)
+    if found is None or found[0] or not found[1]:
+        return None
+    return AltLink(found[1], found[2])
+
+
+def _debug_sup(data: bytes, layout: Layout) -> tuple[bool, bytes, BuildId] | None:
+    """The contents of ``.debug_sup``: whether the file is the supplementary one itself, the name of
+    that, and its checksum. Source: DWARF 5, 7.3.6.
+    """
+    if int.from_bytes(data[:2], "little" if layout.little_endian else "big") != _DWARF_VERSION:
+        return None
+    name, nul, rest = data[3:].partition(b"\0")
+    # The length is a LEB128 number; a checksum for which one byte does not do is no build ID.
+    size = rest[0] if rest else 0
+    checksum = rest[1 : 1 + size]
+    if not nul or data[2] > 1 or len(checksum) != size:
+        return None
+    if not BuildId.MIN_BYTES <= size <= BuildId.MAX_BYTES:
+        return None
+    return data[2] == 1, name, BuildId(checksum)

@@ -87,6 +87,15 @@ def altlink(name: bytes, build_id: bytes) -> Section:
     return Section(b".gnu_debugaltlink", name + b"\0" + build_id)
 
 
+def debug_sup(
+    name: bytes, checksum: bytes, *, little_endian: bool = True, is_supplementary: bool = False
+) -> Section:
+    """``.debug_sup`` (DWARF 5, 7.3.6)."""
+    version = (5).to_bytes(2, "little" if little_endian else "big")
+    data = version + bytes([is_supplementary]) + name + b"\0" + bytes([len(checksum)]) + checksum
+    return Section(b".debug_sup", data)
+
+
 def gdb_scripts(text: str, *, name: bytes = b".debug_gdb_scripts") -> Section:
     """``.debug_gdb_scripts`` with one Python script inlined; ``text`` is its source."""
     return Section(name, b"\x04gdb.inlined-script\n" + text.encode() + b"\n\0")

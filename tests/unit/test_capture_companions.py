@@ -16,7 +16,17 @@ from buildidfs.capture.companions import Companion, Companions, path_by_id
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind
-from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, Section, altlink, debuglink, elf_file
+from tests.support.clients import run, tool
+from tests.support.elfwriter import (
+    DWARF,
+    TEXT,
+    TEXT_SPLIT,
+    Section,
+    altlink,
+    debug_sup,
+    debuglink,
+    elf_file,
+)  # fmt: skip
 from tests.support.scans import Memory, open_descriptors, without_privileges
 
 ID = BuildId(bytes.fromhex("0123456789abcdef0123456789abcdef01234567"))
@@ -229,6 +239,29 @@ def test_dwz_file_of_another_build_id_does_not_belong(root: Path) -> None:
     binary = elf_file([TEXT, DWARF, altlink(b".dwz/common", DWZ)], build_id=ID)
     put(root, "opt/app/bin/.dwz/common", OF_OTHER)
     assert look(root, binary) == []
+
+
+def test_supplementary_file_of_dwarf_5(root: Path, tmp_path: Path) -> None:
+    """What dwz --dwarf-5 makes has no build ID, but a checksum, by which it is found and kept."""
+    programs = []
+    for name in ("one", "two"):
+        source = tmp_path / f"{name}.c"
+        source.write_text(
+            "struct shared { int a; struct shared *next; char text[40]; double d[3]; };\n"
+            f"int {name}(struct shared *p) {{ return p->next->a; }}\n"
+            "int main(void) { return 0; }\n"
+        )
+        programs.append(tmp_path / name)
+        run([tool("gcc"), "-gdwarf-5", "-Wl,--build-id", "-o", programs[-1], source], check=True)
+    common = tmp_path / "common"
+    link = "/usr/lib/debug/.dwz/common.sup"
+    run([tool("dwz"), "--dwarf-5", "-m", common, "-M", link, *programs], check=True)
+    assert "Build ID" not in run([tool("readelf"), "-n", common], check=True).out
+    put(root, link, common.read_bytes())
+    binary = programs[0].read_bytes()
+    assert look(root, binary) == [(link.encode(), common.read_bytes())]
+    put(root, link, elf_file([DWARF, debug_sup(b"", DWZ, is_supplementary=True)]))
+    assert look(root, binary) == [], "another checksum"
 
 
 def test_dwz_name_cannot_climb_out(root: Path, tmp_path: Path) -> None:

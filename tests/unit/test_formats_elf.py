@@ -35,6 +35,7 @@ from tests.support.elfwriter import (
     Section,
     altlink,
     build_id_note,
+    debug_sup,
     debuglink,
     elf_file,
     gdb_scripts,
@@ -222,9 +223,45 @@ class TestDescribe:
         data = elf_file([TEXT, altlink(b"/usr/lib/debug/.dwz/x", b"\x01" * 20)], build_id=ID)
         assert described(data).altlink == AltLink(b"/usr/lib/debug/.dwz/x", BuildId(b"\x01" * 20))
 
+    @pytest.mark.parametrize("little_endian", [True, False])
+    def test_supplementary_file_of_dwarf_5(self, little_endian: bool) -> None:
+        link = debug_sup(b"/usr/lib/debug/.dwz/x", b"\x01" * 20, little_endian=little_endian)
+        data = elf_file([TEXT, DWARF, link], build_id=ID, little_endian=little_endian)
+        assert described(data).altlink == AltLink(b"/usr/lib/debug/.dwz/x", BuildId(b"\x01" * 20))
+        link = debug_sup(b"", b"\x01" * 20, little_endian=little_endian, is_supplementary=True)
+        file = described(elf_file([DWARF, link], little_endian=little_endian))
+        assert (file.build_id, file.kinds) == (BuildId(b"\x01" * 20), (Kind.DEBUGINFO,))
+        assert file.altlink is None
+        other = described(elf_file([DWARF, link], build_id=ID, little_endian=little_endian))
+        assert other.build_id == ID, "a build ID comes first"
+
     @pytest.mark.parametrize(
         "link",
         [
+            debug_sup(b"x", b"\1" * 20),
+            debug_sup(b"", b"", is_supplementary=True),
+            debug_sup(b"", b"\1" * 121, is_supplementary=True),
+            Section(b".debug_sup", b""),
+            Section(b".debug_sup", b"\5\0"),
+            Section(b".debug_sup", b"\5\0\1\0"),
+            Section(b".debug_sup", b"\5\0\1\0\x14" + bytes(19)),
+            Section(b".debug_sup", b"\4\0\1\0\x14" + bytes(20)),
+            Section(b".debug_sup", b"\5\0\2\0\x14" + bytes(20)),
+            Section(b".debug_sup", b"\5\0\1\0\x14" + bytes(20), flags=SHF_COMPRESSED),
+            Section(b".debug_sup", b"\5\0\1\0\x14" + bytes(20), size=1 << 20),
+            Section(b".debug_supply", b"\5\0\1\0\x14" + bytes(20)),
+        ],
+    )
+    def test_no_supplementary_file(self, link: Section) -> None:
+        assert identified(elf_file([DWARF, link])) is Absence.NO_BUILD_ID
+
+    @pytest.mark.parametrize(
+        "link",
+        [
+            debug_sup(b"", b"\1" * 20),
+            debug_sup(b"x", b"\1" * 20, is_supplementary=True),
+            debug_sup(b"x", b""),
+            Section(b".debug_sup", b"\5\0\0abc"),
             Section(b".gnu_debuglink", b""),
             Section(b".gnu_debuglink", b"name without its end"),
             Section(b".gnu_debuglink", b"\0\0\0\0\1\2\3\4"),
