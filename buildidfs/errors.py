@@ -11,6 +11,7 @@
     │   ├── StoreLocked            12   another process holds it in a way that excludes this one
     │   ├── StoreVersionError      13   written by a newer (or unknown) format
     │   ├── StoreFull              14   the filesystem or the quota is full
+    │   │   └── Recapturable       14   no room for a file that can be had again
     │   └── StoreDamaged           10   its index cannot be used any more
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
@@ -91,6 +92,10 @@ class StoreFull(StoreError):
     """No room left on the store's filesystem, or in the quota that covers it."""
 
     exit_code = 14
+
+
+class Recapturable(StoreFull):
+    """There is no room for a file that can be had again where it was seen."""
 
 
 class StoreDamaged(StoreError):

@@ -166,6 +166,15 @@ class FileIdentity(msgspec.Struct, frozen=True):
     scope: bytes | None = None
 
 
+def archive_scope(identity: FileIdentity) -> bytes | None:
+    """`FileIdentity.scope` of what is in an archive; None for one that may be another tomorrow."""
+    if identity.scope is None:
+        return None
+    numbers = (identity.dev, identity.ino, identity.size, identity.mtime_ns, identity.ctime_ns)
+    text = b"/".join(b"%d" % number for number in numbers)
+    return b"package:" + fingerprint(text + b"/" + identity.scope)
+
+
 OWNER: Final = 4
 GROUP: Final = 2
 OTHERS: Final = 1
@@ -213,6 +222,8 @@ class Origin(msgspec.Struct, frozen=True):
     not used again until the next boot. ``reach`` says for the owner of the file (4), its group (2)
     and all others (1) whether everybody of them could get at it along this path, see
     `capture.reach`; 0 if nobody but root could, and if nobody asked, because the file is known.
+    ``archive`` is the path on the host of the package file that the file is in, if only root may
+    write to it.
     """
 
     path: bytes
@@ -227,6 +238,7 @@ class Origin(msgspec.Struct, frozen=True):
     apart: int = 0
     cgroup_id: int = 0
     reach: int = EVERYBODY
+    archive: bytes = b""
 
     @property
     def is_public(self) -> bool:

@@ -58,6 +58,7 @@ class Whose(msgspec.Struct, frozen=True):
     host: str
     trust: Trust
     scanner: str
+    archive: bytes = b""
 
     def origin(self, path: bytes, identity: FileIdentity, reach: int) -> Origin:
         """The place of one file."""
@@ -69,6 +70,7 @@ class Whose(msgspec.Struct, frozen=True):
             trust=self.trust,
             scanner=self.scanner,
             reach=reach,
+            archive=self.archive,
         )
 
 

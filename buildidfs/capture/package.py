@@ -30,7 +30,7 @@ from buildidfs.capture.spool import Ended, Spool
 from buildidfs.capture.streams import DEFAULT_LIMITS, Limits
 from buildidfs.formats.archives import Damaged
 from buildidfs.linux import statx
-from buildidfs.model import FileIdentity, Trust, fingerprint
+from buildidfs.model import FileIdentity, Trust, archive_scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,7 +142,8 @@ class PackageScanner:
         spool: Spool,
     ) -> Iterator[Found]:
         name = os.fsdecode(os.path.basename(file.path))
-        whose = Whose(f"package:{package.name or name}", name, Trust.PACKAGE, "package")
+        archive = _lasting(file.path, identity)
+        whose = Whose(f"package:{package.name or name}", name, Trust.PACKAGE, "package", archive)
         members = Members(
             _scope(identity), file.path, lambda _: (whose,),
             memo=self._memo, spool=spool, limits=self._limits, access=access,
@@ -270,8 +271,11 @@ def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
 
 def _scope(identity: FileIdentity) -> bytes:
     """What makes the numbers of a package's members unambiguous."""
-    if identity.scope is None:
-        return secrets.token_bytes(16)
-    numbers = (identity.dev, identity.ino, identity.size, identity.mtime_ns, identity.ctime_ns)
-    text = b"/".join(b"%d" % number for number in numbers)
-    return b"package:" + fingerprint(text + b"/" + identity.scope)
+    return archive_scope(identity) or secrets.token_bytes(16)
+
+
+def _lasting(path: bytes, identity: FileIdentity) -> bytes:
+    """The path of a package that only root may have written; else nothing."""
+    if identity.uid or identity.mode & 0o022:
+        return b""
+    return os.path.abspath(path)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, size
+from buildidfs.cli.output import evicted_fields, json_line, size
+from buildidfs.cli.summary import report_evictions
 
 
 @click.command(
@@ -53,6 +54,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
                 "copied_bytes": summary.copied_bytes,
                 "new_build_ids": summary.new_ids,
                 "unreadable": len(summary.unreadable),
+                "evicted": evicted_fields(summary.removed, summary.removed.named),
             }
         )
     elif not session.is_quiet:
@@ -60,6 +62,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
             f"{len(manifest.items)} artifacts: {summary.captured} captured"
             f" ({size(summary.copied_bytes)}), {summary.new_ids} new build IDs"
         )
+    report_evictions(summary.removed, quiet=json_ or session.is_quiet)
     if summary.unreadable:
         raise IncompleteError(
             f"{len(summary.unreadable)} files could not be taken, the first because:"

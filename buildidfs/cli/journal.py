@@ -17,6 +17,7 @@ from buildidfs.cli.output import json_line, moment, path_fields, printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from buildidfs.model import FileIdentity
     from buildidfs.store import JournalRecord
 
 _SECOND = 1_000_000_000
@@ -90,7 +91,8 @@ def journal(
 ) -> None:
     """Show which build ID was seen where and when, in the order in which it was last seen.
 
-    Also what could not be captured: a line says missing where the store holds no bytes.
+    Also what could not be captured: a line says missing where the store holds no bytes, and noted
+    where it had no room for them while they could still be had at that path.
     """
     wanted = _filter(globs, container, names)
     show = _json if json_ else _text
@@ -133,7 +135,7 @@ def _text(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
     where = printable(container_of(row, names).encode("utf-8", "surrogateescape")) or "-"
     sys.stdout.write(
         f"{moment(row.last_seen_ns)}  {where:20}  {row.build_id.hex():40}"
-        f"  {'' if held else 'missing':7}  {printable(row.path)}\n"
+        f"  {'' if held else 'noted' if row.noted else 'missing':7}  {printable(row.path)}\n"
     )
 
 
@@ -143,9 +145,21 @@ def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
             "build_id": row.build_id.hex(),
             **path_fields(row.path),
             "held": held,
+            "noted": None if row.noted is None else _identity(row.noted),
             **whose_fields(row, names),
             "boot_id": row.boot.hex(),
             "first_seen": row.first_seen_ns / 1e9,
             "last_seen": row.last_seen_ns / 1e9,
         }
     )
+
+
+def _identity(identity: FileIdentity) -> dict[str, int]:
+    """What identifies a file to people; times in nanoseconds."""
+    return {
+        "dev": identity.dev,
+        "ino": identity.ino,
+        "size": identity.size,
+        "mtime_ns": identity.mtime_ns,
+        "ctime_ns": identity.ctime_ns,
+    }

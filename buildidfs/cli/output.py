@@ -20,8 +20,9 @@ import msgspec
 from buildidfs.formats import jsontext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from buildidfs.store.evictions import Evicted, Evictions, Tally
     from buildidfs.store.retention import Policy
 
 _encode = msgspec.json.Encoder().encode
@@ -67,6 +68,42 @@ def age(seconds: int) -> str:
         if seconds and seconds % length == 0:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
+
+
+def eviction(what: Tally | Evictions) -> str:
+    """What was removed to make room, in words; empty if nothing was."""
+    said = []
+    if what.again:
+        said.append(f"{what.again} that can be had again ({size(what.again_bytes)})")
+    if what.losses:
+        said.append(f"{what.losses} that cannot be had again ({size(what.lost_bytes)})")
+    return ", ".join(said)
+
+
+def evicted_line(each: Evicted) -> str:
+    """One blob that was removed to make room."""
+    again = f": {each.again}" if each.again else ""
+    return f"{each.build_id.hex()} {printable(each.path) or '-'} ({size(each.size)}){again}"
+
+
+def evicted_fields(what: Tally | Evictions, named: Iterable[Evicted]) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "recapturable": what.again,
+        "recapturable_bytes": what.again_bytes,
+        "lost": what.losses,
+        "lost_bytes": what.lost_bytes,
+        "named": [
+            {
+                "build_id": each.build_id.hex(),
+                **path_fields(each.path),
+                "stored_bytes": each.size,
+                "time": each.when,
+                "again": each.again,
+            }
+            for each in named
+        ],
+    }
 
 
 def limits(policy: Policy) -> str:

@@ -9,6 +9,9 @@ import click
 
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import (
+    evicted_fields,
+    evicted_line,
+    eviction,
     json_line,
     limits,
     limits_fields,
@@ -23,7 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.daemon.status import Running, Status
+    from buildidfs.store.evictions import Evictions
     from buildidfs.store.retention import Policy
+
+
+_LOST = 5  # evicted blobs that are named
 
 
 @click.command(
@@ -71,6 +78,7 @@ def _print(path: str, found: Status, policy: Policy) -> None:
         f"{'store':<8} {path}: {held.ids} build IDs, {size(held.blob_bytes)}; takes {taken},"
         f" free {size(held.free_bytes)}; keeps {limits(policy)}; {held.pins} pins"
     )
+    _print_evictions(found.evictions)
     for each in found.processes:
         click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
 
@@ -86,6 +94,21 @@ def _doing(found: Status) -> str:
         elif each.role == "mount":
             done.append(f"mounted at {printable(each.present.path('mountpoint'))}")
     return f": {', '.join(done)}" if done else ""
+
+
+def _print_evictions(what: Evictions) -> None:
+    """What there was no room for, if anything."""
+    said = []
+    if removed := eviction(what):
+        said.append(f"removed to make room: {removed}")
+    if what.noted:
+        said.append(f"{what.noted} files only noted, which can be had again")
+    if said:
+        click.echo(f"{'room':<8} {'; '.join(said)}")
+    for each in what.last[:_LOST]:
+        click.echo(f"{'':<8} {moment(each.when * 1_000_000_000)} lost {evicted_line(each)}")
+    if what.losses > _LOST:
+        click.echo(f"{'':<8} and {what.losses - _LOST} before, see buildidfs journal")
 
 
 def _sentences(each: Running) -> list[str]:
@@ -134,6 +157,8 @@ def _print_json(path: str, found: Status, policy: Policy) -> None:
             "index_bytes": found.store.index_bytes,
             "free_bytes": found.store.free_bytes,
             "pins": found.store.pins,
+            "evicted": evicted_fields(found.evictions, found.evictions.last),
+            "noted": found.evictions.noted,
             **limits_fields(policy),
             "verdict": found.verdict.name.lower(),
             "well": found.verdict == 0,

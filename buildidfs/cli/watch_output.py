@@ -37,6 +37,9 @@ _LOST = (
     ("unreadable", "unreadable"),
     ("records_lost", "events lost"),
     ("restarts", "restarts"),
+    ("noted", "only noted for lack of room"),
+    ("evicted", "removed that can be had again"),
+    ("evicted_for_good", "removed that cannot be had again"),
 )
 """What did not go well, and the words for it in the line of counts; buildidfs(1) explains them."""
 
@@ -56,6 +59,9 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         "waiting": state.waiting,
         "waiting_bytes": state.waiting_bytes,
         "let_go": ingest.let_go,
+        "noted": ingest.noted,
+        "evicted": state.removed.again,
+        "evicted_for_good": state.removed.losses,
         "unpinned": catcher.unpinned,
         "retried": ingest.retried,
         "journaled": ingest.journaled,

@@ -122,7 +122,7 @@ def _ingest(store: Store, scanner: _Scanner, progress: Progress | None) -> Summa
             part = Ingest(store).run(portion.items(), None if progress is None else show)
             whole, scanner.whole = scanner.whole, []
             # If one could not be stored, nobody knows of which archive it was.
-            if len(part.unreadable) == portion.unreadable:
+            if len(part.unreadable) == portion.unreadable and not part.noted:
                 now = time.time_ns()
                 store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])
             _add(total, part)
@@ -159,3 +159,6 @@ def _add(total: Summary, part: Summary) -> None:
     total.new_ids += part.new_ids
     total.absent.update(part.absent)
     total.unreadable += part.unreadable
+    total.noted += part.noted
+    total.noted_bytes += part.noted_bytes
+    total.removed.merge(part.removed)

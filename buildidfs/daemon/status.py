@@ -18,6 +18,7 @@ from buildidfs.daemon.child import Part
 from buildidfs.daemon.watchstate import RECENT_S, STOPPED
 from buildidfs.linux import machine, procfs
 from buildidfs.store import Store, StoreStats, presence
+from buildidfs.store.evictions import Evictions
 from buildidfs.store.presence import Present
 
 _PROBE_S: Final = 2.0
@@ -81,12 +82,14 @@ class Running(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """A store and its processes, the supervisor first, then those that it runs.
 
-    ``findings`` say what is amiss, the worst first.
+    ``evictions`` are what the store had no room for; ``findings`` say what is amiss, the worst
+    first.
     """
 
     store: StoreStats
     processes: list[Running]
     findings: list[Finding]
+    evictions: Evictions
 
     @property
     def verdict(self) -> Verdict:
@@ -100,7 +103,7 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
     Raises `StoreMissing`, `StoreVersionError`.
     """
     with Store.open(store_path, read_only=True) as store:
-        stats = store.stats()
+        stats, evictions = store.stats(), store.evictions()
     alive = presence.present(store_path)
     found = []
     for supervisor in [each for each in alive if each.role == up.ROLE]:
@@ -111,7 +114,7 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
     shown = [each.present for each in found]
     found += [_running(each.role, None, each) for each in alive if each not in shown]
     findings = sorted(_findings(found), key=lambda each: each.verdict, reverse=True)
-    return Status(stats, found, findings)
+    return Status(stats, found, findings, evictions)
 
 
 # --- what a process does --------------------------------------------------------------------------

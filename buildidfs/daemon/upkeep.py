@@ -83,9 +83,7 @@ class Upkeep:
                 _log.exception("cannot look after the store")
 
     def _tend(self) -> None:
-        removed = self._store.enforce()
-        if removed is not None and removed.blobs:
-            _log.info("removed %d blobs, %d bytes, by [retention]", removed.blobs, removed.bytes)
+        self._store.enforce()
         now = time.monotonic()
         if now - self._collected >= _COLLECT_S:
             self._collected = now

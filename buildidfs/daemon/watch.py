@@ -104,6 +104,7 @@ class Watch:
     ) -> None:
         if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
             raise CapabilityError(f"cannot follow what is mapped: {spot.unseen}; {spot.remedy}")
+        self._store = store
         self._tell = tell
         self._options = options
         self._as_owner = as_owner
@@ -202,6 +203,7 @@ class Watch:
             self._scans.is_idle and not len(self._pins),
             self._losses.rows(),
             self._losses.recent_events(),
+            self._store.tally,
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from buildidfs.capture.messages import Counts
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId, Sighting
+from buildidfs.store.evictions import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
 """The modes in which a watch cannot follow everything that starts on the machine."""
@@ -153,6 +154,7 @@ class WatchState(msgspec.Struct):
     since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
     ``losses`` says which containers lost how many files for which reason, the most recent ones
     first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
+    ``removed`` is what made room.
     """
 
     mode: str
@@ -166,6 +168,7 @@ class WatchState(msgspec.Struct):
     idle: bool
     losses: tuple[Loss, ...] = ()
     events_lost: int = 0
+    removed: Tally = msgspec.field(default_factory=Tally)
 
 
 def added(one: Counts, other: Counts) -> Counts:

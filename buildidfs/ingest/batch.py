@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from buildidfs.model import Sighting
-from buildidfs.store import NewAbsence, NewCapture, Staged
+from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged
 
 # Enough to be worth a transaction: an fsync or two for each file, one for all rows.
 BATCH_FILES: Final = 128
@@ -28,17 +28,18 @@ class WithMini(NewCapture, frozen=True, kw_only=True):
 class Batch(Generic[Job]):
     """Captures to be committed, and the job that each came from."""
 
-    __slots__ = ("absent", "captures", "most", "size")
+    __slots__ = ("absent", "captures", "most", "seen", "size")
 
     def __init__(self, most: int | None = None) -> None:
         """``most`` bytes are staged for it at a time, if that is less than usual."""
         self.most = most
         self.captures: list[tuple[NewCapture, Job]] = []
         self.absent: list[NewAbsence] = []
+        self.seen: list[NewSeen] = []
         self.size = 0
 
     def __bool__(self) -> bool:
-        return bool(self.captures or self.absent)
+        return bool(self.captures or self.absent or self.seen)
 
     def add(self, capture: NewCapture, job: Job) -> None:
         """Take in one capture; ``size`` counts the bytes that were staged for it."""
@@ -57,7 +58,7 @@ class Batch(Generic[Job]):
         return (
             len(self.captures) >= BATCH_FILES
             or self.size >= min(BATCH_BYTES, self.most or BATCH_BYTES)
-            or len(self.absent) >= BATCH_ROWS
+            or len(self.absent) + len(self.seen) >= BATCH_ROWS
         )
 
     def split(self, limit: int) -> Batch[Job]:
@@ -67,6 +68,7 @@ class Batch(Generic[Job]):
         for capture, job in taken:
             first.add(capture, job)
         first.absent, self.absent = self.absent, []
+        first.seen, self.seen = self.seen, []
         self.size -= first.size
         return first
 

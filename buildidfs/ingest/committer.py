@@ -106,16 +106,19 @@ class Committer(Generic[Job]):
             self._begun()
             self._batch.absent.append(new)
 
-    def see(self, sighting: Sighting, build_id: BuildId, *, held: bool = False) -> None:
+    def see(
+        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
+    ) -> None:
         """Put into the journal soon, for as long as that takes, that a file was seen.
 
-        ``held`` says that the store has its bytes, and takes this for one more place of them.
+        ``held`` says that the store has its bytes, and takes this for one more place of them,
+        ``noted`` that there is no room for them, and that they can be had where it was seen.
         """
         with self._changed:
             if not self._rows:
                 self._rows_since = time.monotonic()
                 self._changed.notify()
-            self._rows.add(sighting, build_id, held=held)
+            self._rows.add(sighting, build_id, held=held, noted=noted)
             if len(self._rows) == BATCH_ROWS:
                 self._changed.notify()
 

@@ -155,6 +155,12 @@ class Jobs:
             return
         _, *more = self._finished(job)
         path = capture.sighting.origin.path
+        if outcome.noted:
+            self.count(noted=1 + len(more))
+            for other in more:
+                self.committer.see(other.sighting, capture.build_id, noted=True)
+            self._release([job, *more])
+            return
         if outcome.refused:
             self.count(unreadable=1)
             self._failed(_told(job), outcome.refused)
@@ -195,7 +201,12 @@ class Jobs:
             self.committer.add(outcome, job)
             return
         jobs = self._finished(job)
-        if isinstance(outcome, NewAbsence):
+        if isinstance(outcome, NewSeen):
+            self.count(noted=len(jobs))
+            for each in jobs:
+                self.committer.see(each.sighting, outcome.build_id, noted=True)
+            self._release(jobs)
+        elif isinstance(outcome, NewAbsence):
             self.count(absent=len(jobs))
             self.committer.absent(outcome)
             for each in jobs:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture import files
+from buildidfs.errors import Recapturable
 from buildidfs.formats import minidebug
 from buildidfs.formats.elf import ElfFile
 from buildidfs.model import Kind, Quality, Sighting, Trust
@@ -47,7 +48,8 @@ def unpacked(
 ) -> NewCapture | None:
     """The symbols in a staged executable, staged themselves; None where they are not wanted.
 
-    That is where it has others, or where they are damaged, too large, or not those of this file.
+    That is where it has others, or where they are damaged, too large, or not those of this file, or
+    there is no room for them and the executable is still there.
     Raises OSError, `StoreError`.
     """
     if described.mini is None or Kind.DEBUGINFO in described.kinds:
@@ -58,7 +60,9 @@ def unpacked(
             return None
         fd = files.memory_file(b"minidebuginfo", data)
         try:
-            mini = store.stage(fd)
+            mini = store.stage(fd, origin=sighting.origin)
+        except Recapturable:
+            return None
         finally:
             os.close(fd)
     try:

@@ -8,6 +8,7 @@ started before there is a file to read, because the usual scan finds only what i
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -17,22 +18,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Batch, at_another_place
 from buildidfs.model import Absence, FileIdentity, Sighting
-from buildidfs.store import NewAbsence, NewCapture, Store
+from buildidfs.store import CommitResult, NewAbsence, NewCapture, NewSeen, Outcome, Store
+from buildidfs.store.evictions import Tally
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from buildidfs.capture.base import Found
-    from buildidfs.ingest.staging import Outcome
-    from buildidfs.store import CommitResult
+    from buildidfs.ingest.staging import Outcome as Staging
 
 Progress = Callable[[int, str], None]
 """Called now and then with the number of items done and the path at hand."""
@@ -51,8 +53,9 @@ class Summary(msgspec.Struct):
     """What a scan came to.
 
     ``files`` counts everything found; each is ``captured`` (bytes new to the store), ``held``
-    (bytes it had), ``absent`` (by reason) or ``unreadable``. ``new_ids`` counts build IDs that the
-    store did not know, ``copied_bytes`` what was written to it.
+    (bytes it had), ``absent`` (by reason), ``noted`` (there is no room, and the host has it still)
+    or ``unreadable``. ``new_ids`` counts build IDs that the store did not know, ``copied_bytes``
+    what was written to it, ``noted_bytes`` what was not. ``removed`` is what made room for it.
     """
 
     files: int = 0
@@ -62,6 +65,9 @@ class Summary(msgspec.Struct):
     new_ids: int = 0
     absent: Counter[Absence] = msgspec.field(default_factory=Counter)
     unreadable: list[Unreadable] = msgspec.field(default_factory=list)
+    noted: int = 0
+    noted_bytes: int = 0
+    removed: Tally = msgspec.field(default_factory=Tally)
 
 
 class StoreMemo:
@@ -89,8 +95,8 @@ class Ingest:
         """Take everything in; returns when it is durable and visible.
 
         What the store's policy does not keep is removed then. What fails for one file is in the
-        summary. Raises `StoreError` (`StoreFull`) when the store fails, and whatever ``found``
-        raises, after what was staged by then is committed.
+        summary, also that there is no room for it. Raises `StoreError` (`StoreFull`) when the store
+        fails, and whatever ``found`` raises, after what was staged by then is committed.
         """
         run = _Run(self._store, self._workers)
         shown = 0.0
@@ -110,6 +116,7 @@ class Ingest:
             run.close()
             if isinstance(items, Generator):
                 items.close()
+        run.summary.removed = self._store.take_tally()
         return run.summary
 
 
@@ -122,7 +129,7 @@ class _Job:
 
     __slots__ = ("future", "more", "pinned", "sighting")
 
-    def __init__(self, pinned: PinnedFile, future: Future[Outcome]) -> None:
+    def __init__(self, pinned: PinnedFile, future: Future[Staging]) -> None:
         self.pinned = pinned
         self.sighting = pinned.sighting
         self.future = future
@@ -222,7 +229,7 @@ class _Run:
         if self._batch.is_full():
             self._commit()
 
-    def _stage(self, pinned: PinnedFile) -> Outcome:
+    def _stage(self, pinned: PinnedFile) -> Staging:
         """Do one file, and close it unless it has to wait for room. Raises `StoreError`."""
         stays = False
         try:
@@ -251,7 +258,7 @@ class _Run:
         self._take_outcome(job, outcome)
 
     def _try_again(self) -> None:
-        """Those there was no room for. Raises `StoreError`, if there is none for one alone.
+        """Those there was no room for. Raises `StoreError`.
 
         What waits to be committed takes room that nobody can make, so it is committed before.
         """
@@ -262,6 +269,8 @@ class _Run:
             job = self._short.pop()
             try:
                 outcome = staging.capture(self._store, job.pinned)
+            except StoreFull as error:
+                outcome = Unreadable(job.sighting.origin.path, str(error), errno.ENOSPC)
             except BaseException:
                 self._forget(job)
                 raise
@@ -272,7 +281,7 @@ class _Run:
         while self._batch or self._committing:
             self._commit(last=True)
 
-    def _take_outcome(self, job: _Job, outcome: Outcome) -> None:
+    def _take_outcome(self, job: _Job, outcome: Staging) -> None:
         if isinstance(outcome, NewCapture):
             self._batch.add(outcome, job)
             return
@@ -281,10 +290,12 @@ class _Run:
             self._batch.absent.append(outcome)
             for sighting in (job.sighting, *job.more):
                 self._count_absent(outcome.absence, sighting)
+        elif isinstance(outcome, NewSeen):
+            self._note([outcome, *(replace(outcome, sighting=each) for each in job.more)])
         else:
             self.summary.unreadable.append(outcome)
             self.summary.unreadable += [
-                msgspec.structs.replace(outcome, path=sighting.origin.path) for sighting in job.more
+                replace(outcome, path=sighting.origin.path) for sighting in job.more
             ]
 
     def _count_absent(self, absence: Absence, sighting: Sighting) -> None:
@@ -294,6 +305,15 @@ class _Run:
 
             path = show(sighting.origin.path)
             logging.getLogger(__name__).info("passed over %s: %s", path, absence)
+
+    def _note(self, entries: Sequence[NewSeen]) -> None:
+        """Have the journal say of a file that it was only noted."""
+        self._batch.seen += entries
+        self._count_noted(entries[0].sighting, len(entries))
+
+    def _count_noted(self, sighting: Sighting, places: int) -> None:
+        self.summary.noted += places
+        self.summary.noted_bytes += sighting.origin.identity.size
 
     def _forget(self, job: _Job) -> None:
         if self._pending.get(job.sighting.origin.identity) is job:
@@ -310,13 +330,13 @@ class _Run:
             return
         captures = batch.contents()
         if last:
-            self._record(batch, lambda: self._store.commit(captures, batch.absent))
+            self._record(batch, lambda: self._store.commit(captures, batch.absent, batch.seen))
             return
         if self._writer is None:
             self._writer = _threads(1, "buildidfs-commit")
         self._committing = (
             batch,
-            self._writer.submit(self._store.commit, captures, batch.absent),
+            self._writer.submit(self._store.commit, captures, batch.absent, batch.seen),
         )
 
     def _join(self) -> None:
@@ -329,6 +349,10 @@ class _Run:
         """Count what a commit did, and go on with what waited for it. Raises `StoreError`."""
         try:
             result = commit()
+        except StoreFull as error:
+            if self._most_staged is None:
+                raise
+            result = self._no_room(batch, error)
         finally:
             for _, job in batch.captures:
                 if job is not None:
@@ -341,6 +365,13 @@ class _Run:
         outcomes = result.outcomes[: len(batch.captures)]
         for (capture, job), outcome in zip(batch.captures, outcomes, strict=True):
             path = capture.sighting.origin.path
+            if outcome.noted:
+                self._count_noted(capture.sighting, 1)
+                if job is not None and job.more:
+                    more = [NewSeen(each, capture.build_id, noted=True) for each in job.more]
+                    self._batch.seen += more
+                    self.summary.noted += len(more)
+                continue
             if outcome.refused or outcome.gone:
                 self.summary.unreadable.append(Unreadable(path, outcome.refused or REMOVED))
             elif outcome.new_blob:
@@ -354,6 +385,12 @@ class _Run:
                 self._batch.captures += [
                     (at_another_place(capture, sighting), None) for sighting in job.more
                 ]
+
+    def _no_room(self, batch: Batch[_Job | None], error: StoreFull) -> CommitResult:
+        """Nothing of a batch could be written. Raises `StoreFull` if there is not even a file."""
+        if not batch.captures:
+            raise error
+        return CommitResult(tuple(Outcome(0, refused=str(error)) for _ in batch.captures))
 
     def _touch(self) -> None:
         """Record the sightings of known files. Raises `StoreError`."""

@@ -26,12 +26,15 @@ _Place = tuple[bytes, bytes, int, "NamespaceSet", bytes, str, str]
 
 
 class _Row(msgspec.Struct):
-    """When a build ID was seen at a place, first and last; ``held``: the store has its bytes."""
+    """When a build ID was seen at a place, first and last; ``held``: the store has its bytes;
+    ``noted``: it has no room for them.
+    """
 
     first: Sighting
     last: Sighting
     build_id: BuildId
     held: bool
+    noted: bool
 
 
 class Sightings:
@@ -48,9 +51,13 @@ class Sightings:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, sighting: Sighting, build_id: BuildId, *, held: bool = False) -> None:
-        """A file with ``build_id`` was seen; ``held`` says that its bytes were known then."""
-        self._add(_Row(sighting, sighting, build_id, held))
+    def add(
+        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
+    ) -> None:
+        """A file with ``build_id`` was seen; ``held`` says that its bytes were known then, and
+        ``noted`` that there was no room for them.
+        """
+        self._add(_Row(sighting, sighting, build_id, held, noted))
         if len(self._rows) > self._most:
             self._shrink()
 
@@ -66,9 +73,9 @@ class Sightings:
         """For the journal: each place, with two entries if it was seen at two times."""
         entries = []
         for row in self._rows.values():
-            entries.append(NewSeen(row.first, row.build_id))
+            entries.append(NewSeen(row.first, row.build_id, noted=row.noted))
             if row.last is not row.first:
-                entries.append(NewSeen(row.last, row.build_id))
+                entries.append(NewSeen(row.last, row.build_id, noted=row.noted))
         return entries
 
     def touched(self) -> list[Sighting]:
@@ -91,6 +98,7 @@ class Sightings:
             old.first = min(old.first, row.first, key=_time)
             old.last = max(old.last, row.last, key=_time)
             old.held |= row.held
+            old.noted |= row.noted
 
     def _shrink(self) -> None:
         """Make room: what a path was for one container may stand for its namespaces.

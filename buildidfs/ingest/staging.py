@@ -22,16 +22,18 @@ import msgspec
 
 from buildidfs.capture import files
 from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.errors import Recapturable
 from buildidfs.ingest import minidebug
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import leases, statx
 from buildidfs.model import OWNER, Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
-from buildidfs.store import NewAbsence, NewCapture, Staged, Store
+from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
 
 if TYPE_CHECKING:
     from buildidfs.store import Held
 
-Outcome = NewCapture | NewAbsence | Unreadable
+Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
+"""What became of a file; `NewSeen`: there is no room, and it can be had again where it was seen."""
 
 WRITTEN_TO: Final = "somebody keeps writing to it"
 """Said with ETXTBSY of a file that may be captured later."""
@@ -165,6 +167,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     # Asked before anything is read: whoever begins to write after that shows in the times.
     writer = _has_writer(pinned, identity)
     sighting = _sighting(pinned, identity)
+    hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
         hint = files.identify(pinned.fd)
         if isinstance(hint, Absence):
@@ -179,7 +182,11 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
                 held.scripts,
                 held.segments,
             )
-    staged = store.stage(pinned.fd)
+    try:
+        staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
+    except Recapturable:
+        assert isinstance(hint, BuildId)
+        return NewSeen(sighting, hint, noted=True)
     try:
         if writer and not _is_whole(store, pinned.fd, staged, identity):
             staged.changed = True

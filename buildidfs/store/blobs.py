@@ -17,18 +17,36 @@ import contextlib
 import enum
 import errno
 import fcntl
+import math
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.linux import copy
+from buildidfs.linux import copy, statfs
 from buildidfs.model import Digest
 from buildidfs.store import beside, durable, hashing
 from buildidfs.store.failures import FULL, full, show, translated
 
 _ZEROS = bytes(hashing.CHUNK)
+
+_BLOCK = 4096
+
+#: Of a sparse file, what is left out if it is all zeros.
+_PIECE = 16 << 10
+
+#: What is allocated to a file beyond its end and given back at once.
+_EXCESS = 64 << 10
+
+_DIRECTORIES_S = 60.0
+
+# linux/magic.h
+_XFS = 0x58465342
+
+#: Extended attributes of a blob have a block of their own where its inode has no room for them.
+_ATTRIBUTES = 2 * _BLOCK
 
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
@@ -38,10 +56,12 @@ class Staged:
 
     ``fd`` reads them (identify these, not the source). ``changed`` says that the source was
     written to meanwhile: the bytes are still exactly those of ``digest``. ``doubtful`` says that
-    an fsync failed: the next may succeed, and the bytes still not be on the disk.
+    an fsync failed: the next may succeed, and the bytes still not be on the disk. ``losses`` is how
+    many blobs had been evicted for good when they were staged, ``counted`` is called when they need
+    not be counted as staged any more.
     """
 
-    __slots__ = ("changed", "digest", "doubtful", "fd", "name", "size")
+    __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "losses", "name", "size")
 
     def __init__(self, fd: int, name: bytes | None) -> None:
         self.fd = fd
@@ -50,9 +70,22 @@ class Staged:
         self.digest = Digest(bytes(32))
         self.changed = False
         self.doubtful = False
+        self.losses = 0
+        self.counted: Callable[[], None] | None = None
+
+    def disk_bytes(self) -> int:
+        """Bytes that they take on the disk."""
+        return taken(os.fstat(self.fd))
+
+    def uncount(self) -> None:
+        """Count them as staged no more; safe to call twice."""
+        counted, self.counted = self.counted, None
+        if counted is not None:
+            counted()
 
     def close(self) -> None:
         """Drop the bytes unless they were sealed; safe to call twice."""
+        self.uncount()
         if self.name is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
@@ -107,6 +140,10 @@ class Blobs:
             ) from error
         self._anonymous = anonymous
         self._no_reflink: set[int] = set()
+        # XFS allocates as much again to a file that grows, and keeps that until it is closed.
+        self._preallocates = statfs.magic(self._directory) == _XFS
+        self._directories_since = -math.inf
+        self._directory_bytes = 0
         if writable:
             self._sweep()
 
@@ -143,6 +180,13 @@ class Blobs:
         except FileNotFoundError:
             return None
         return BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
+
+    def disk_bytes(self, digest: Digest) -> int:
+        """Bytes that the file of a blob takes on the disk; 0 when there is none."""
+        try:
+            return taken(os.stat(_name(digest), dir_fd=self._directory))
+        except FileNotFoundError:
+            return 0
 
     def names(self) -> Iterable[Digest]:
         """Every blob in the directory, in no order; other names are passed over."""
@@ -215,22 +259,47 @@ class Blobs:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._directory)
 
+    def filesystem(self) -> os.statvfs_result:
+        """How much there is on the filesystem, and how much of it is free."""
+        return os.fstatvfs(self._directory)
+
     def free_bytes(self) -> int:
         """Bytes that an unprivileged writer may still use on the filesystem."""
-        usage = os.fstatvfs(self._directory)
+        usage = self.filesystem()
         return usage.f_bavail * usage.f_frsize
+
+    def directory_bytes(self) -> int:
+        """Bytes that the directories of blobs take, as they were within the minute."""
+        now = time.monotonic()
+        if now - self._directories_since > _DIRECTORIES_S:
+            self._directories_since = now
+            with os.scandir(self._directory) as entries:
+                self._directory_bytes = sum(e.stat().st_blocks * 512 for e in entries if e.is_dir())
+        return self._directory_bytes
 
     # --- staging ---------------------------------------------------------------------------
 
-    def stage(self, fd: int, limit: int | None = None) -> Staged:
-        """Take the bytes of an open file, hashed; see `Store.stage`."""
+    def stage(
+        self,
+        fd: int,
+        limit: int | None = None,
+        expected: int = 0,
+        more: Callable[[int], None] = lambda size: None,
+    ) -> Staged:
+        """Take the bytes of an open file, hashed; see `Store.stage`.
+
+        ``more`` is asked before more than ``expected`` bytes are written.
+        """
         before = os.fstat(fd)
         staged = self._new_staged()
         try:
             if limit is None:
                 limit = hashing.limit(before.st_size)
             if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
-                self._copy(fd, limit, staged)
+                if self._preallocates and 0 < expected >= before.st_size:
+                    with translated(self.root):
+                        os.posix_fallocate(staged.fd, 0, min(before.st_size, limit))
+                self._copy(fd, limit, staged, _Grant(expected, more), _is_sparse(before))
             if self.size(staged.digest) is None:
                 copy.start_writeback(staged.fd)  # the fsync of `seal` will wait less
             after = os.fstat(fd)
@@ -298,7 +367,7 @@ class Blobs:
             staged.digest = hashing.digest_of(staged.fd)
         return True
 
-    def _copy(self, fd: int, limit: int, staged: Staged) -> None:
+    def _copy(self, fd: int, limit: int, staged: Staged, grant: _Grant, sparse: bool) -> None:
         """Copy and hash in one pass; what is hashed is what was written."""
         hasher = hashing.sha256()
         offset, hole = 0, False
@@ -311,10 +380,15 @@ class Blobs:
                 hasher.update(chunk)
                 hole = got == hashing.CHUNK and buffer.raw.startswith(_ZEROS)
                 if not hole:
-                    with translated(self.root):
-                        _write_all(staged.fd, chunk, offset)
+                    pieces = _pieces(chunk) if sparse else ((0, chunk),)
+                    for at, piece in pieces:
+                        grant.write(len(piece))
+                        with translated(self.root):
+                            _write_all(staged.fd, piece, offset + at)
+                    hole = sparse
                 offset += got
-        if hole:
+        status = os.fstat(staged.fd)
+        if hole or status.st_size != offset or status.st_blocks * 512 > offset + _EXCESS:
             with translated(self.root):
                 os.ftruncate(staged.fd, offset)
         staged.size = offset
@@ -388,6 +462,43 @@ class Blobs:
 def _name(digest: Digest) -> str:
     text = digest.hex()
     return f"{text[:2]}/{text}"
+
+
+class _Grant:
+    """Bytes that may be written without asking for more."""
+
+    def __init__(self, left: int, more: Callable[[int], None]) -> None:
+        self._left = left
+        self._more = more
+
+    def write(self, size: int) -> None:
+        """So many bytes are about to be written. Raises what ``more`` does."""
+        if size > self._left:
+            self._more(size - self._left)
+            self._left = size
+        self._left -= size
+
+
+def _is_sparse(status: os.stat_result) -> bool:
+    return status.st_blocks * 512 < status.st_size - _PIECE
+
+
+def _pieces(chunk: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(offset, bytes) of what is not all zeros, in pieces."""
+    for at in range(0, len(chunk), _PIECE):
+        piece = chunk[at : at + _PIECE]
+        if piece != _ZEROS[: len(piece)]:
+            yield at, piece
+
+
+def taken(status: os.stat_result) -> int:
+    """Bytes that a file takes on the disk, as stat(2) tells.
+
+    A sparse file takes less than its size. Blocks that XFS allocates beyond the end of a file that
+    grows are not counted: they are given back when it is closed.
+    """
+    most = -(-status.st_size // _BLOCK) * _BLOCK + _ATTRIBUTES
+    return min(status.st_blocks * 512, most)
 
 
 def _write_all(fd: int, chunk: memoryview, offset: int) -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which order blobs may go, and which may not.
 
-First what can be had again: the host has the very file still, or a package has it. Then whatever
-was not used for longest. What is pinned stays, with the debuginfo that dwz moved out of it, and so
-does what was used or captured a short while ago.
+First all that can be had again: the host has the very file still, or the package file that it is
+in. Then whatever was not used for longest. What is pinned stays, with the debuginfo that dwz moved
+out of it, and so does what was used or captured a short while ago and cannot be had again.
 
 Nothing looks at the whole store. Both walks follow *uses* from its old end and remember how far
-they came, so that what has to stay is not looked at for each capture again.
+they came, so that what has to stay is not looked at for each capture again. A blob that was filed
+as one that can be had again, and cannot any more, is filed anew: statx(2) is asked once for it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.linux import machine, statx
-from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
 from buildidfs.store import pins, schema
 from buildidfs.store.index import Index
+from buildidfs.store.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from buildidfs.store.environment import Environment
+    from buildidfs.model import FileIdentity, Origin
+    from buildidfs.store.environment import Environment, Txn
     from buildidfs.store.records import OriginRecord
 
     AltLinks = Callable[[Digest], BuildId | None]
 
-#: Who asks whether so many blobs can be had again in vain takes what is oldest instead.
-_AGAIN_AT_ONCE: Final = 2048
+#: Of the places of a blob, those seen last that are asked whether they have it still.
+_ASKED: Final = 16
+
+#: Rows that are written in one transaction.
+_AT_ONCE: Final = 1024
 
 #: After so long it is worth to look again at what had to stay.
 _REMEMBERED_S: Final = 600
@@ -42,11 +48,11 @@ _REMEMBERED_S: Final = 600
 #: From the sighting of a file to the row that says so.
 _WRITTEN_S: Final = 120
 
+_PINNED: Final = "pinned"
+
 #: A pinned build ID protects that many variants of a kind beside the one that is served: containers
 #: can make any number of them.
 _PINNED_VARIANTS: Final = 16
-
-_CLASSES: Final = (0, 1)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -64,6 +70,11 @@ class Candidate(msgspec.Struct, frozen=True):
     again: str = ""
     stays: str = ""
 
+    @property
+    def is_pinned(self) -> bool:
+        """True if somebody wants to keep it."""
+        return self.stays.startswith(_PINNED)
+
 
 class Candidates:
     """The blobs of a store in the order in which they go. For one thread at a time.
@@ -77,15 +88,11 @@ class Candidates:
         env: Environment,
         min_age: int = 0,
         altlinks: AltLinks = lambda digest: None,
-        *,
-        patient: bool = False,
     ) -> None:
-        """``patient`` looks at as many as there are, for who does not wait for room."""
         self._env = env
         self._index = Index(env)
         self._min_age = min_age
         self._altlinks = altlinks
-        self._again_at_once = None if patient else _AGAIN_AT_ONCE
         self._links: dict[Digest, BuildId | None] = {}
         self._needed: frozenset[BuildId] | None = None
         self.rewind()
@@ -100,24 +107,43 @@ class Candidates:
         self._since = time.monotonic()
         self._needed = None
         self._again_after = b""
-        self._oldest_after = [b""] * len(_CLASSES)
+        self._oldest_after = [b""] * len(CLASSES)
         self.kept_pinned = 0
         self.kept_young = False
+        self.stale: list[Digest] = []
 
-    def again(self) -> Iterator[Candidate]:
-        """What can be had again and may go, oldest use first."""
-        for count, (key, digest, used) in enumerate(self._uses(0, self._again_after)):
-            if self._is_young(used) or count == self._again_at_once:
+    def again(self, before: int | None = None) -> Iterator[Candidate]:
+        """What can be had again and may go, oldest use first.
+
+        ``before`` ends it at what was used then or later. A blob that nobody has any more is put
+        on `stale`, for `lower`.
+        """
+        for key, digest, used in self._uses(0, self._again_after):
+            if before is not None and used >= before:
                 return
             if self._is_settled(used):
                 self._again_after = key
             candidate = self.look(digest, ask=True)
-            if candidate is not None and candidate.again and not candidate.stays:
+            if candidate is None:
+                continue
+            if candidate.again:
                 yield candidate
+            elif candidate.is_pinned:
+                self.kept_pinned += 1
+            else:
+                self.stale.append(digest)
 
-    def oldest(self, before: int | None = None) -> Iterator[Candidate]:
+    def lower(self) -> None:
+        """File the blobs on `stale` as ones that cannot be had again. Raises `StoreError`."""
+        while batch := self.stale[:_AT_ONCE]:
+            self._env.write(lambda txn, batch=batch: lower(self._env, txn, batch))  # type: ignore[misc]
+            del self.stale[: len(batch)]
+
+    def oldest(
+        self, before: int | None = None, classes: Sequence[int] = CLASSES
+    ) -> Iterator[Candidate]:
         """What may go, oldest use first; ``before`` ends it at what was used then or later."""
-        walks = [self._uses(number, self._oldest_after[number]) for number in _CLASSES]
+        walks = [self._uses(number, self._oldest_after[number]) for number in classes]
         for key, digest, used in heapq.merge(*walks, key=lambda use: use[0][1:]):
             if before is not None and used >= before:
                 return
@@ -135,7 +161,7 @@ class Candidates:
 
     def everything(self) -> Iterator[Candidate]:
         """Every blob, oldest use first, and why it stays if it has to."""
-        walks = [self._uses(number, b"") for number in _CLASSES]
+        walks = [self._uses(number, b"") for number in CLASSES]
         for _, digest, _ in heapq.merge(*walks, key=lambda use: use[0][1:]):
             candidate = self.look(digest)
             if candidate is not None:
@@ -150,25 +176,31 @@ class Candidates:
         named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
         build_ids = tuple([build_id for build_id in named if build_id is not None])
         stays = ""
-        if self._age(row.used) < self._min_age:
+        stays = self._pinned(row)
+        again = ""
+        if ask and not stays:
+            again = had_again(self._origins(digest, build_ids))
+        if not stays and not again and self._age(row.used) < self._min_age:
             stays = "used within min-age"
-        elif name := self._pinned(row):
-            stays = name
         return Candidate(
             digest,
-            row.stored,
+            row.disk_bytes,
             row.used,
             build_ids,
             tuple(sorted({Kind(ref[1]) for ref in row.refs})),
-            had_again(self._origins(digest, build_ids)) if ask and not stays else "",
+            again,
             stays,
         )
 
     def path(self, candidate: Candidate) -> bytes:
         """Where its bytes were seen last; empty if nobody knows."""
-        origins = self._origins(candidate.digest, candidate.build_ids)
-        last = max(origins, key=lambda each: each.last_seen_ns, default=None)
+        last = self.place(candidate)
         return b"" if last is None else last.origin.path
+
+    def place(self, candidate: Candidate) -> OriginRecord | None:
+        """The place where its bytes were seen last."""
+        origins = self._origins(candidate.digest, candidate.build_ids)
+        return max(origins, key=lambda each: each.last_seen_ns, default=None)
 
     def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:
         ordinals = [self._index.ordinal(build_id) for build_id in build_ids]
@@ -207,9 +239,9 @@ class Candidates:
             found = pins.of(self._env, names.package_owner(build_id) or build_id)
             if found and self._is_protected(ordinal, kind, variant):
                 name = found[0].name
-                return f"pinned: {os.fsdecode(name)}" if name else "pinned"
+                return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED
             if kind == Kind.DEBUGINFO and build_id in self._needed_by_pins():
-                return "pinned: dwz file of what is pinned"
+                return f"{_PINNED}: dwz file of what is pinned"
         return ""
 
     def _is_protected(self, ordinal: int, kind: int, variant: int) -> bool:
@@ -244,34 +276,57 @@ class Candidates:
 # --- what can be had again ------------------------------------------------------------------------
 
 
+def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
+    """File blobs as ones that cannot be had again, until they are seen where they can."""
+    uses, table = UseWriter(env, txn), env.tables["digests"]
+    for digest in digests:
+        value = txn.get(digest, db=table)
+        if value is not None:
+            row = schema.DigestRow.unpack(value)
+            uses.lower(digest, row)
+            txn.put(digest, row.pack(), db=table)
+
+
 def had_again(origins: list[OriginRecord]) -> str:
     """Where the bytes seen at these places can be had now, in words; empty if that is not known.
 
     Upstreams would be asked here.
     """
-    for record in origins:
-        for where in (_on_this_host, _in_a_package):
-            if found := where(record):
-                return found
+    believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
+    return next(filter(None, map(recapturable, believed[:_ASKED])), "")
+
+
+def recapturable(origin: Origin) -> str:
+    """Where the file seen at a place can be had now, in words; empty if it may be gone.
+
+    Only a place that is trusted is asked, by statx(2), and nothing is opened.
+    """
+    said = origin.identity
+    # What was unpacked from an executable has its identity, but for these.
+    is_part = said.scope is None and origin.trust is Trust.PACKAGE
+    if origin.archive:
+        now = _identity(origin.archive)
+        if now is not None and (is_part or archive_scope(now) == said.scope):
+            return "a package has it"
+    elif origin.host == machine.host_name() and (
+        origin.trust is Trust.HOST or (is_part and not origin.container)
+    ):
+        now = _identity(origin.path)
+        if now is not None and is_part:
+            now = msgspec.structs.replace(now, scope=None, mode=now.mode & ~0o111)
+        return "this host has it" if now == said else ""
     return ""
 
 
-def _on_this_host(record: OriginRecord) -> str:
-    """The file is where it was, and nobody has touched it since."""
-    origin = record.origin
-    if origin.trust is not Trust.HOST or origin.host != machine.host_name():
-        return ""
+def _identity(path: bytes) -> FileIdentity | None:
+    """What identifies the file at a path of the host, if anything unambiguous does."""
     with contextlib.suppress(OSError, ValueError):
         # No server is asked: one that does not answer must not keep captures waiting for room.
         fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            now = statx.identity_at(fd, origin.path, follow=False, ask=False)
+            now = statx.identity_at(fd, path, follow=False, ask=False)
         finally:
             os.close(fd)
-        if now == origin.identity and now.scope is not None:
-            return "this host has it"
-    return ""
-
-
-def _in_a_package(record: OriginRecord) -> str:
-    return "a package has it" if record.origin.trust is Trust.PACKAGE else ""
+        if now.scope is not None:
+            return now
+    return None

@@ -187,7 +187,7 @@ def count(moment: Rows) -> schema.Counters:
             continue
         counters.blobs += 1
         counters.blob_bytes += row.size
-        counters.stored_bytes += row.stored
+        counters.stored_bytes += row.disk_bytes
     return counters
 
 

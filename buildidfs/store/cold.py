@@ -139,7 +139,8 @@ class Compressor:
             return
         row = schema.DigestRow.unpack(value)
         counters = load_counters(self._env, txn)
-        counters.stored_bytes += file.stored - row.stored
+        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        counters.stored_bytes += row.taken - before
         row.form = schema.FORM_ZSTD
         row.stored, row.inode, row.ctime_ns = file
         txn.put(digest, row.pack(), db=table)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from buildidfs.errors import StoreFull
-from buildidfs.store import lock, notify
+from buildidfs.store import evictions, lock, notify
 from buildidfs.store.blobs import Staged
 from buildidfs.store.journal import JournalWriter
 from buildidfs.store.provenance import of_captures
 from buildidfs.store.recorder import Recorder
-from buildidfs.store.records import CommitResult
+from buildidfs.store.records import CommitResult, NewSeen, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,11 +22,45 @@ if TYPE_CHECKING:
     from buildidfs.model import Digest, Origin, Sighting, Trust
     from buildidfs.store.blobs import Blobs
     from buildidfs.store.environment import Environment, Txn
-    from buildidfs.store.records import NewAbsence, NewCapture, NewSeen
+    from buildidfs.store.records import NewAbsence, NewCapture
     from buildidfs.store.retention import Keeper
     from buildidfs.store.verified import VerifiedBlobs
 
 T = TypeVar("T")
+
+
+class _Crowd:
+    """Those captures of a batch whose bytes were dropped: there is no room, and they can be had
+    again.
+    """
+
+    def __init__(self, captures: Sequence[NewCapture]) -> None:
+        self._captures = captures
+        self._dropped: set[int] = set()
+
+    def __contains__(self, new: NewCapture) -> bool:
+        return id(new) in self._dropped
+
+    def drop(self, losses: int | None = None) -> bool:
+        """Drop what can be had again; True if there was any. With ``losses`` only what was staged
+        when another number of blobs had been evicted for good.
+        """
+        before = len(self._dropped)
+        for new in self._captures:
+            content = new.content
+            if not isinstance(content, Staged) or new in self or content.losses == losses:
+                continue
+            from buildidfs.store.candidates import recapturable
+
+            if recapturable(new.sighting.origin):
+                self._dropped.add(id(new))
+                content.close()
+        return len(self._dropped) > before
+
+    def entries(self) -> list[NewSeen]:
+        """What the journal is to say of them."""
+        dropped = [new for new in self._captures if new in self]
+        return [NewSeen(new.sighting, new.build_id, noted=True) for new in dropped]
 
 
 class Commits:
@@ -63,50 +97,81 @@ class Commits:
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
         images = self._images([new.sighting for new in captures])
+        crowd = _Crowd(captures)
+        keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
+        if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
+            absent = ()  # they only spare work, and blobs would have to go for them
+        notes = sum(each.noted for each in seen)
+        if keeper is not None and notes and not keeper.has_room_for_notes(notes):
+            seen = [each for each in seen if not each.noted]
 
         def work(txn: Txn) -> tuple[CommitResult, int]:
             recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, images)
-            outcomes = tuple([recorder.capture(new) for new in captures])
+            outcomes = tuple(
+                [
+                    Outcome(0, noted=True) if new in crowd else recorder.capture(new)
+                    for new in captures
+                ]
+            )
             for absence in absent:
                 recorder.absent(absence)
             recorder.finish()
-            if seen:
-                JournalWriter(self._env, txn).add(seen)
+            self._write_journal(txn, [*seen, *crowd.entries()], keeper)
             changed = tuple(sorted(recorder.changed))
             size = sum(sizes[digest] for digest in added)
             return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
 
         def attempt() -> tuple[CommitResult, int]:
             with lock.naming(self._env.root) if staged else contextlib.nullcontext():
-                added.update(self._sealed(captures, staged))
+                if keeper is not None and staged:
+                    crowd.drop(keeper.losses())
+                    keeper.settle(staged)
+                added.update(self._sealed([new for new in captures if new not in crowd]))
                 return self._env.write(work)
 
         if not captures and not absent and not seen:
             return CommitResult()
         try:
-            result, count = self._with_room(attempt, staged)
+            result, count = self._with_room(attempt, staged, crowd.drop)
         finally:
             for blob in staged:
                 blob.close()
         self._announce(count, result.changed)
         return result
 
-    def _with_room(self, work: Callable[[], T], staged: Sequence[Staged] = ()) -> T:
+    def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Keeper | None) -> None:
+        if not seen:
+            return
+        journal = JournalWriter(self._env, txn)
+        journal.add(seen)
+        if keeper is not None and any(each.noted for each in seen):
+            row = evictions.load(self._env, txn)
+            row.noted += journal.noted
+            evictions.save(self._env, txn, row)
+
+    def _with_room(
+        self,
+        work: Callable[[], T],
+        staged: Sequence[Staged] = (),
+        drop: Callable[[], bool] = lambda: False,
+    ) -> T:
         if staged:
-            return self._with_room_for(work, staged)
+            return self._with_room_for(work, staged, drop)
         try:
             return work()
         except StoreFull:
-            return self._with_room_for(work, staged)
+            return self._with_room_for(work, staged, drop)
 
-    def _with_room_for(self, work: Callable[[], T], staged: Sequence[Staged]) -> T:
+    def _with_room_for(
+        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
+    ) -> T:
         keeper = self._keeper()
         if keeper is None:
             return work()
-        new = {blob.digest: blob.size for blob in staged if self._blobs.file(blob.digest) is None}
-        return keeper.writing(sum(new.values()), work, staged)
+        return keeper.writing(work, staged, drop)
 
-    def _sealed(self, captures: Sequence[NewCapture], staged: Sequence[Staged]) -> set[Digest]:
+    def _sealed(self, captures: Sequence[NewCapture]) -> set[Digest]:
+        staged = [new.content for new in captures if isinstance(new.content, Staged)]
         makers: dict[Digest, list[NewCapture]] = {}
         for new in captures:
             digest = new.content.digest if isinstance(new.content, Staged) else new.content

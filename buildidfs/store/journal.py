@@ -103,6 +103,8 @@ class JournalWriter:
         self._boot = statx.boot_id()
         self._count: int = txn.stat(self._rows)["entries"]
         self._labels: dict[bytes, str | None] = {}
+        self.noted = 0
+        """Files that are in the journal now, and not in the store, since there was no room."""
 
     def add(self, entries: Iterable[NewSeen]) -> None:
         """Write what is not known, or was last seen more than a minute ago."""
@@ -115,19 +117,24 @@ class JournalWriter:
         key = places.journal_key(origin, new.build_id, boot, self._label(origin))
         old = self._txn.get(key, db=self._rows)
         if old is None:
-            row = places.pack_journal(origin, new.build_id, seen, seen)
+            row = places.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
             self._put(key, row, seen)
             self._count += 1
+            self.noted += new.noted
             if self._count > schema.MAX_JOURNAL:
                 self._drop_oldest()
             return
         first, last = places.TIMES.unpack_from(old)
+        newly = new.noted and not places.is_noted(old)
+        self.noted += newly
         if seen < first:  # the clock was set back
             row = places.TIMES.pack(seen, last) + old[places.TIMES.size :]
             self._txn.put(key, row, db=self._rows)
-        elif seen >= last + schema.LAST_SEEN_SLACK_NS:
+        elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
-            self._put(key, places.pack_journal(origin, new.build_id, first, seen), seen)
+            seen = max(seen, last)
+            row = places.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
+            self._put(key, row, seen)
 
     def _label(self, origin: Origin) -> str | None:
         """What the control group can say of the container under any definition of that."""

@@ -29,7 +29,7 @@ def is_struck(value: bytes) -> bool:
 def is_digest_row(key: bytes, value: bytes) -> bool:
     """Whether a row of *digests* decodes."""
     refs = len(value) - _REFS
-    return len(key) == 32 and refs >= 0 and not refs % _REF
+    return len(key) == 32 and refs >= 0 and refs % _REF in (0, schema.U32.size)
 
 
 def size_in(value: bytes) -> int:

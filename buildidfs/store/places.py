@@ -51,6 +51,7 @@ class OriginRow(msgspec.Struct, array_like=True):
     apart: int = 0
     cgroup_id: int = 0
     reach: int = 0
+    archive: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,6 +106,7 @@ def pack_origin(
         origin.apart,
         origin.cgroup_id,
         origin.reach if reach is None else reach,
+        origin.archive,
     )
     return TIMES.pack(first, last) + _encode(row)
 
@@ -142,6 +144,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         row.apart,
         row.cgroup_id,
         row.reach,
+        row.archive,
     )
     return Digest(row.digest), row.kinds, origin, first, last
 
@@ -171,6 +174,7 @@ class JournalRow(msgspec.Struct, array_like=True):
     host: bytes
     scanner: bytes
     cgroup_id: int = 0
+    noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None = None
 
 
 _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
@@ -195,8 +199,10 @@ def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | Non
     return place + fingerprint(_encode(who))
 
 
-def pack_journal(origin: Origin, build_id: BuildId, first: int, last: int) -> bytes:
-    """A row of *journal*."""
+def pack_journal(
+    origin: Origin, build_id: BuildId, first: int, last: int, *, noted: bool = False
+) -> bytes:
+    """A row of *journal*; ``noted`` is for a file whose bytes there was no room for."""
     row = JournalRow(
         bytes(build_id),
         origin.path,
@@ -207,8 +213,14 @@ def pack_journal(origin: Origin, build_id: BuildId, first: int, last: int) -> by
         _text(origin.host),
         _text(origin.scanner),
         origin.cgroup_id,
+        _fields(origin.identity) if noted else None,
     )
     return TIMES.pack(first, last) + _encode(row)
+
+
+def is_noted(value: bytes) -> bool:
+    """True for a row of *journal* that is of a file whose bytes there was no room for."""
+    return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
 
 
 def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
@@ -230,7 +242,16 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         first,
         last,
         row.cgroup_id,
+        None if row.noted is None else FileIdentity(*row.noted),
     )
+
+
+def _fields(
+    identity: FileIdentity,
+) -> tuple[int, int, int, int, int, int, int, int, bytes | None]:
+    times = schema.clamped(identity.mtime_ns), schema.clamped(identity.ctime_ns)
+    owner = identity.mode, identity.uid, identity.gid, identity.scope
+    return identity.dev, identity.ino, identity.size, *times, *owner
 
 
 def _text(text: str) -> bytes:

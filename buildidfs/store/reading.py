@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from buildidfs.store.check import Checker
     from buildidfs.store.containers import Container, ContainerEntry
     from buildidfs.store.environment import Environment
+    from buildidfs.store.evictions import Evictions
     from buildidfs.store.notify import Listener
     from buildidfs.store.retention import Choice, Policy
     from buildidfs.store.verified import OpenBlob
@@ -316,6 +317,14 @@ class Reader:
         from buildidfs.store import retention
 
         return retention.lacks(self._opened(), self._blobs, policy)
+
+    def evictions(self) -> Evictions:
+        """What was removed to make room since the store was made, and what was only noted."""
+        from buildidfs.store import evictions
+
+        env = self._opened()
+        with env.read() as txn:
+            return evictions.load(env, txn)
 
     def flush_uses(self) -> None:
         """Leave what was opened since the last time for whoever writes next; never fails."""

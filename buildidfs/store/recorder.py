@@ -200,8 +200,9 @@ class Recorder:
         file = self._blobs.file(digest)
         if file is None:
             raise IntegrityError(f"blob {digest} is gone before it was recorded")
-        self.counters.stored_bytes += file.stored - row.stored
-        row.stored, row.inode, row.ctime_ns = file.stored, file.inode, file.ctime_ns
+        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        self.counters.stored_bytes += row.taken - before
+        row.stored, row.inode, row.ctime_ns = file
 
     def _digest_row(self, digest: Digest) -> schema.DigestRow | None:
         value = self._txn.get(digest, db=self._digests)

@@ -69,18 +69,21 @@ class NewAbsence(msgspec.Struct, frozen=True):
 class NewSeen(msgspec.Struct, frozen=True):
     """That a file with this build ID was seen, for the journal; its bytes need not be here.
 
-    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one.
+    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one. ``noted``
+    says that there was no room for its bytes, and that they can be had where it was seen.
     """
 
     sighting: Sighting
     build_id: BuildId
     boot: bytes | None = None
+    noted: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one `NewCapture`.
 
-    ``refused`` is empty, or says in words why nothing was recorded for it. ``gone`` says that it
+    ``refused`` is empty, or says in words why nothing was recorded for it. ``noted`` says that its
+    bytes were dropped, since there is no room and they can be had again. ``gone`` says that it
     was given as a digest, and that the store has removed those bytes meanwhile: nothing was
     recorded, and the file has to be read again.
     """
@@ -92,6 +95,7 @@ class Outcome(msgspec.Struct, frozen=True):
     new_origin: bool = False
     refused: str = ""
     gone: bool = False
+    noted: bool = False
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -131,7 +135,8 @@ class JournalRecord(msgspec.Struct, frozen=True):
     """That a path had this build ID, for whom, and when first and last (Unix time, ns).
 
     The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
-    is not known: ``mnt_ns_id`` is unambiguous only together with it.
+    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` is what identifies a
+    file that there was no room for, None for others.
     """
 
     build_id: BuildId
@@ -147,6 +152,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     first_seen_ns: int
     last_seen_ns: int
     cgroup_id: int = 0
+    noted: FileIdentity | None = None
 
 
 class Held(msgspec.Struct, frozen=True):

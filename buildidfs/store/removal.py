@@ -27,7 +27,7 @@ from buildidfs.store.uses import UseWriter
 from buildidfs.store.variants import VariantWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from buildidfs.model import Digest, Origin
     from buildidfs.store.blobs import Blobs
@@ -42,6 +42,7 @@ _SMALL_BATCH = 4
 class Removed(msgspec.Struct):
     """What was taken away: ``bytes`` on the disk, and ``ids``, those that nothing is left of."""
 
+    digests: list[bytes] = msgspec.field(default_factory=list)
     blobs: int = 0
     bytes: int = 0
     ids: int = 0
@@ -53,20 +54,24 @@ def remove(
     digests: Iterable[Digest],
     *,
     quarantine: bool = False,
+    write_down: Callable[[Txn, Sequence[Digest]], None] = lambda txn, removed: None,
+    check: Callable[[], bool] | None = None,
 ) -> Removed:
     """Remove blobs; those that the index does not know are passed over.
 
-    Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. Raises `StoreError`.
+    Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. ``write_down`` is
+    called in the transaction that removes some, ``check`` before it while nobody commits: if it is
+    False these stay. Raises `StoreError`.
     """
     total = Removed()
     rest = iter(digests)
     while batch := list(itertools.islice(rest, _BATCH)):
         try:
-            _remove(env, blobs, batch, quarantine, total)
+            _remove(env, blobs, batch, quarantine, total, write_down, check)
         except StoreFull:
             for start in range(0, len(batch), _SMALL_BATCH):
                 few = batch[start : start + _SMALL_BATCH]
-                _remove(env, blobs, few, quarantine, total)
+                _remove(env, blobs, few, quarantine, total, write_down, check)
     return total
 
 
@@ -89,18 +94,24 @@ def _remove(
     batch: Sequence[Digest],
     quarantine: bool,
     total: Removed,
+    write_down: Callable[[Txn, Sequence[Digest]], None],
+    check: Callable[[], bool] | None,
 ) -> None:
     def work(txn: Txn) -> _Remover:
         remover = _Remover(env, txn)
         for digest in batch:
             remover.remove(digest)
         remover.finish()
+        write_down(txn, list(remover.rows))
         return remover
 
     with lock.removing(env.root):
+        if check is not None and not check():
+            return
         remover = env.write(work)
+        total.digests += remover.rows
         total.blobs += len(remover.rows)
-        total.bytes += sum(row.stored for row in remover.rows.values())
+        total.bytes += sum(row.disk_bytes for row in remover.rows.values())
         total.ids += remover.ids
         for digest in remover.rows:
             if quarantine:
@@ -140,7 +151,7 @@ class _Remover:
         self._txn.delete(digest, db=self._tables["digests"])
         self.counters.blobs -= 1
         self.counters.blob_bytes -= row.size
-        self.counters.stored_bytes -= row.stored
+        self.counters.stored_bytes -= row.disk_bytes
 
     def finish(self) -> None:
         """Write the counters."""

@@ -30,7 +30,8 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     artifacts  ordinal u64, kind u8                   `ArtifactRow`, then extents of scripts
     variants   ordinal u64, kind u8, variant u16      the same: variants that are not served
     digests    SHA-256 (32)                           `DigestRow`, then (ordinal u64, kind u8,
-                                                      variant u16) for each artifact with it
+                                                      variant u16) for each artifact with it,
+                                                      blocks u32
     uses       class u8, stamp u32, SHA-256           empty
     pins       length u8, build ID, name (to 390)     created u64
     gone       ordinal u64                            empty
@@ -52,7 +53,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
 **meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
 never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
 one below 2**28. ``announced`` counts the commits that listeners were told of. "format": version of
-the rows, u32, should the file say less.
+the rows, u32, should the file say less. "evicted": what was removed to make room, see `evictions`.
 
 **ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
 each row in *artifacts*; ``primary_path`` is the first path an executable was
@@ -70,7 +71,8 @@ where everybody could read them (its mode and ``reach`` say so) gives them the o
 row with that digest. ``mode`` has the bits of the original that it was reached with, nothing more.
 
 **digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
-those of the file, by which a reader sees that it is the one that was written; ``form`` says how the
+those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
+are what it takes on the disk (rows may lack them, then it is ``stored``); ``form`` says how the
 content is in it: as it is, in zstd's seekable format, as it is because that gains nothing. A blob
 that is damaged, or gone, is struck: inode and change time are 0. ``used`` is when it was last
 opened, or seen where it comes from, in seconds, up to an hour early, and its place in *uses*: class
@@ -86,7 +88,7 @@ and all else that nothing speaks of any more, are removed when all mounts were t
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-Rows may lack ``apart``, ``cgroup_id`` and ``reach`` (then 0), which came later. A place is public
+Rows may lack ``apart``, ``cgroup_id``, ``reach`` (then 0) and ``archive``. A place is public
 if everybody could read the file there: ``reach`` is 7, and ``mode`` has all three read bits. Of all
 others ``mode`` less what ``reach`` lacks, ``uid`` and ``gid`` say who may know of them.
 
@@ -116,8 +118,9 @@ it could not before, it makes every old row unreachable.
 bytes were captured. *who* is build ID, container, what the control group says of the container
 (nothing where all namespaces are the host's), namespaces and host. The boot ID is zeros where it is
 not known. Last seen is kept to the minute; the rest of a row is that of the last sighting written.
-*recent* has one row for each of *journal*, in order of last seen. At most 2**20 rows: the one last
-seen longest ago goes.
+It ends with what identifies the file if there was no room for its bytes, and they could be had
+where it was seen. *recent* has one row for each of *journal*, in order of last seen. At most 2**20
+rows: the one last seen longest ago goes.
 """
 
 from __future__ import annotations
@@ -176,6 +179,7 @@ FORM_AT: Final = 32
 ABSENCES: Final = {tag: absence for absence, tag in ABSENCE_TAGS.items()}
 
 MAX_PIN_NAME: Final = 390
+
 
 #: A use is written down only when it is so many seconds later than the one before.
 USE_SLACK_S: Final = 3600
@@ -339,7 +343,10 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
 
 
 class DigestRow(msgspec.Struct):
-    """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*."""
+    """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*.
+
+    ``taken`` is in bytes, a multiple of 512; None in a row that does not say.
+    """
 
     size: int
     refs: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
@@ -350,24 +357,45 @@ class DigestRow(msgspec.Struct):
     used: int = 0
     rank: int = 0
     verified: int = 0
+    taken: int | None = None
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the file takes on the disk."""
+        return self.stored if self.taken is None else self.taken
 
     def pack(self) -> bytes:
         """The value of the row."""
-        size, _, *rest = msgspec.structs.astuple(self)
+        size, _, *rest, taken = msgspec.structs.astuple(self)
         row = DIGEST.pack(size, *rest)
-        return row + b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
+        row += b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
+        return row if taken is None else row + U32.pack(min(taken // 512, 2**32 - 1))
 
     @classmethod
     def unpack(cls, value: bytes) -> DigestRow:
         """The inverse of `pack`."""
         size, *rest = DIGEST.unpack_from(value)
-        refs = list(ORDINAL_KIND_VARIANT.iter_unpack(value[DIGEST.size :]))
-        return cls(size, refs, *rest)
+        end, taken = refs_end(value), None
+        if end < len(value):
+            taken = U32.unpack_from(value, end)[0] * 512
+        refs = list(ORDINAL_KIND_VARIANT.iter_unpack(value[DIGEST.size : end]))
+        row = cls(size, refs, *rest)
+        row.taken = taken
+        return row
+
+
+def refs_end(value: bytes) -> int:
+    """Where the references in a row of *digests* end; raises ValueError if it does not decode."""
+    extra = (len(value) - DIGEST.size) % ORDINAL_KIND_VARIANT.size
+    if len(value) < DIGEST.size or extra not in (0, U32.size):
+        raise ValueError(f"a row of {len(value)} bytes")
+    return len(value) - extra
 
 
 def ordinal_in(value: bytes) -> bytes | None:
     """The key in *ordinals* of the first build ID in a row of *digests*; None if there is none."""
-    return value[DIGEST.size : DIGEST.size + 8] if len(value) > DIGEST.size else None
+    end = DIGEST.size + ORDINAL_KIND_VARIANT.size
+    return value[DIGEST.size : DIGEST.size + 8] if len(value) >= end else None
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:

@@ -290,7 +290,8 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
         mending.changed.update(ref[0] for ref in row.refs)
     elif mending.blobs.file(digest) == seen.file:
         file = _kept_beside(mending, digest, row, seen.file)
-        mending.counters.stored_bytes += file.stored - row.stored
+        before, row.taken = row.disk_bytes, mending.blobs.disk_bytes(digest)
+        mending.counters.stored_bytes += row.taken - before
         row.stored, row.inode, row.ctime_ns = file
         row.form, row.verified = seen.form, int(time.time())
         for ref in row.refs:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.store.cold import Compressed
     from buildidfs.store.commits import Commits
     from buildidfs.store.environment import Environment
+    from buildidfs.store.evictions import Tally
     from buildidfs.store.gc import Collected
     from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
     from buildidfs.store.removal import Removed
@@ -107,21 +108,23 @@ class Store(Reader):
 
     # --- capture ---------------------------------------------------------------------------
 
-    def stage(self, fd: int, limit: int | None = None) -> Staged:
+    def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
         """Take the bytes of an open file into the store's filesystem, hashed, without a name.
 
         Reads from offset 0, at most ``limit`` bytes (default: the size the file has now).
         Reflinks where the filesystem can. May be called from several threads at once. Raises
         OSError when the source cannot be read, or (EFBIG) is larger than the store may become,
-        `StoreFull`, `StoreError`.
+        `Recapturable` when there is no room for a file that is still at ``origin``, `StoreFull`,
+        `StoreError`.
         """
         self._writable()
         keeper = self._keeping()
         if keeper is None:
             return self._blobs.stage(fd, limit)
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        size = min(status.st_size, status.st_blocks * 512)
         size = size if limit is None else min(size, limit)
-        return keeper.staging(size, lambda: self._blobs.stage(fd, limit))
+        return keeper.staging(origin, size, lambda more: self._blobs.stage(fd, limit, size, more))
 
     def commit(
         self,
@@ -197,11 +200,21 @@ class Store(Reader):
         self._make_keeper = make
         self._keeper = make() if always else None
 
-    def enforce(self) -> Removed | None:
-        """Remove what the policy given to `retain` does not want to keep; None if it need not be
-        asked. Raises `StoreError`.
-        """
-        return None if self._keeper is None else self._keeper.enforce()
+    def enforce(self) -> None:
+        """Remove what the policy given to `retain` does not want to keep. Raises `StoreError`."""
+        if self._keeper is not None:
+            self._keeper.enforce()
+
+    @property
+    def tally(self) -> Tally:
+        """What was removed to keep within the policy since `take_tally` was called."""
+        from buildidfs.store.evictions import Tally
+
+        return Tally() if self._keeper is None else self._keeper.tally
+
+    def take_tally(self) -> Tally:
+        """`tally`, and begin anew."""
+        return self.tally if self._keeper is None else self._keeper.take_tally()
 
     @property
     def most_staged(self) -> int | None:

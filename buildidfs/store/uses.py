@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Trust
 from buildidfs.store import schema
@@ -11,6 +11,10 @@ from buildidfs.store import schema
 if TYPE_CHECKING:
     from buildidfs.model import Digest
     from buildidfs.store.environment import Environment, Txn
+
+
+#: Classes in *uses*: what can probably be had again, everything else.
+CLASSES: Final = (0, 1)
 
 
 class UseWriter:
@@ -31,7 +35,8 @@ class UseWriter:
         True when the row is another one now.
         """
         used, rank = row.used, min(row.rank, _class_of(trust))
-        if stamp > used + schema.USE_SLACK_S:
+        # In another class it must not be behind what a walk through that class has passed.
+        if stamp > used + schema.USE_SLACK_S or (rank != row.rank and stamp > used):
             used = stamp
         if (used, rank) == (row.used, row.rank):
             return False
@@ -39,6 +44,12 @@ class UseWriter:
         row.used, row.rank = used, rank
         self._put(digest, row)
         return True
+
+    def lower(self, digest: Digest, row: schema.DigestRow) -> None:
+        """File a blob as one that cannot be had again, until it is seen where it can."""
+        self.remove(digest, row)
+        row.rank = max(CLASSES)
+        self._put(digest, row)
 
     def remove(self, digest: Digest, row: schema.DigestRow) -> None:
         """Take a row's place away."""

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support import clients
+from tests.support import clients, packages
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mounts import COMMAND
@@ -40,7 +41,7 @@ def build_id(number: int) -> BuildId:
 
 def program(path: Path, number: int, size: int = SIZE) -> Path:
     """An ELF file of about that size, which nobody else has."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     data = elf_file([TEXT, Section(b".data", os.urandom(size))], build_id=build_id(number))
     path.write_bytes(data)
     return path
@@ -50,6 +51,15 @@ def programs(directory: Path, numbers: range) -> Path:
     for number in numbers:
         program(directory / str(number), number)
     return directory
+
+
+def others(directory: Path, numbers: range) -> list[Path]:
+    """Files of another user: nobody says that they can be had again."""
+    programs(directory, numbers)
+    paths = [directory / str(number) for number in numbers]
+    for path in paths:
+        os.chown(path, 1000, 1000)
+    return paths
 
 
 def held(store: Path) -> set[int]:
@@ -96,14 +106,15 @@ def test_more_than_fits(buildidfs: BuildIdFs, directory: Path, small: Path) -> N
     first = json.loads(buildidfs("scan", "tree", "--json", directory / "a").out)
     assert (first["captured"], first["unreadable"]) == (20, [])
     assert held(buildidfs.store) == set(range(20))
+    shutil.rmtree(directory / "a")
     time.sleep(1.1)  # uses are told apart by the second
-    programs(directory / "b", range(100, 120))
-    buildidfs("scan", "tree", directory / "b")
+    foreign = others(directory / "b", range(100, 120))
+    buildidfs("add", *foreign)
     assert held(buildidfs.store) >= set(range(100, 120)), "the newest stay"
     assert len(held(buildidfs.store)) < 40
     time.sleep(1.1)
-    programs(directory / "c", range(200, 270))
-    summary = json.loads(buildidfs("scan", "tree", "--json", directory / "c").out)
+    foreign = others(directory / "c", range(200, 270))
+    summary = json.loads(buildidfs("add", "--json", *foreign).out)
     assert (summary["captured"], summary["unreadable"]) == (70, [])
     left = held(buildidfs.store)
     assert left <= set(range(200, 270))
@@ -115,13 +126,16 @@ def test_one_file_that_will_never_fit(buildidfs: BuildIdFs, directory: Path, sma
     buildidfs.store = small / "store"
     programs(directory / "a", range(10))
     buildidfs("scan", "tree", directory / "a")
-    program(directory / "b" / "huge", 77, 40 * MIB)
+    os.chown(program(directory / "b" / "huge", 77, 40 * MIB), 1000, 1000)
+    program(directory / "b" / "large", 79, 40 * MIB)
     program(directory / "b" / "small", 78)
     done = buildidfs("scan", "tree", "--json", directory / "b", check=False)
     assert done.rc == 3, done
-    ((unreadable),) = json.loads(done.out)["unreadable"]
+    summary = json.loads(done.out)
+    ((unreadable),) = summary["unreadable"]
     assert unreadable["path"].endswith("/huge")
     assert "more than the store may ever take" in unreadable["reason"]
+    assert summary["noted"] == 1, "the one that this host has"
     assert held(buildidfs.store) == {*range(10), 78}, "nothing was removed for it"
 
 
@@ -132,16 +146,105 @@ def test_what_is_pinned_is_not_removed_for_others(
     programs(directory / "a", range(24))
     buildidfs("scan", "tree", directory / "a")
     buildidfs("pin", *(str(build_id(number)) for number in (*range(24), *range(100, 120))))
-    programs(directory / "b", range(100, 120))
-    done = buildidfs("scan", "tree", directory / "b", check=False)
-    assert done.rc == 14, done
-    assert "nothing may be removed" in done.err
-    assert "pinned" in done.err
+    foreign = others(directory / "b", range(100, 120))
+    done = buildidfs("add", *foreign, check=False)
+    assert done.rc == 3, done
+    assert "blobs are pinned" in done.err
+    assert "there is nothing else in it" not in done.err
     assert held(buildidfs.store) >= set(range(24))
     assert is_sound(buildidfs.store)
     buildidfs("unpin", *(str(build_id(number)) for number in range(24)))
-    buildidfs("scan", "tree", directory / "b")
+    buildidfs("add", *foreign)
     assert held(buildidfs.store) >= set(range(100, 120))
+
+
+# --- what can be had again, and what cannot -------------------------------------------------------
+
+
+def test_what_this_host_has_is_only_noted_where_it_would_displace_what_is_gone(
+    buildidfs: BuildIdFs, directory: Path, small: Path
+) -> None:
+    buildidfs.store = small / "store"
+    gone = others(directory / "gone", range(24))
+    buildidfs("add", *gone)
+    shutil.rmtree(directory / "gone")
+    before = held(buildidfs.store)
+    assert len(before) == 24
+    here = programs(directory / "here", range(100, 120))
+    first = json.loads(buildidfs("scan", "tree", "--json", here).out)
+    assert held(buildidfs.store) >= before
+    assert first["evicted"]["lost"] == 0
+    assert first["noted"] + first["captured"] == 20
+    assert first["noted"] >= 14
+    text = buildidfs("scan", "tree", here).out
+    assert f"{first['noted']} only noted" in text
+    second = json.loads(buildidfs("scan", "tree", "--json", here).out)
+    assert (second["captured"], second["noted"]) == (0, first["noted"]), "it comes to the same"
+
+    rows = objects(buildidfs("journal", "--json").out)
+    noted = {row["build_id"]: row for row in rows if row["noted"]}
+    assert len(noted) == first["noted"]
+    for row in noted.values():
+        status = Path(row["path"]).stat()
+        assert (row["noted"]["ino"], row["noted"]["size"]) == (status.st_ino, status.st_size)
+    assert "only noted" in buildidfs("status", check=False).out
+
+
+def test_all_that_can_be_had_again_goes_before_what_is_gone(
+    buildidfs: BuildIdFs, directory: Path, small: Path
+) -> None:
+    """A small file that is gone and old, a large store full of what the host has."""
+    buildidfs.store = small / "store"
+    gone = others(directory / "gone", range(4))
+    buildidfs("add", *gone)
+    shutil.rmtree(directory / "gone")
+    time.sleep(1.1)
+    here = programs(directory / "here", range(100, 130))
+    buildidfs("scan", "tree", here)
+    room = held(buildidfs.store) - set(range(4))
+    assert len(room) > 10
+    foreign = others(directory / "new", range(200, 200 + len(room) - 2))
+    done = buildidfs("add", *foreign)
+    assert held(buildidfs.store) >= {*range(4), *range(200, 200 + len(room) - 2)}
+    assert "that can be had again" in done.out
+    assert str(directory / "here") in done.out, "and which they were"
+
+    time.sleep(1.1)
+    foreign = others(directory / "more", range(300, 310))
+    done = buildidfs("add", *foreign)
+    left = held(buildidfs.store)
+    assert left >= set(range(300, 310))
+    assert not left & set(range(100, 130)), "none of them, while others were lost"
+    lost = {*range(4), *range(200, 200 + len(room) - 2)} - left
+    assert f"{len(lost)} that cannot be had again" in done.err
+    shown = json.loads(buildidfs("status", "--json", check=False).out)["evicted"]
+    named = {int(bytes.fromhex(each["build_id"])) for each in shown["named"]}
+    assert (shown["lost"], named) == (len(lost), lost)
+    assert all(each["path"].startswith(str(directory)) for each in shown["named"])
+    told = buildidfs("status", check=False).out
+    assert "that cannot be had again" in told
+    assert " lost " in told
+    known = {row["build_id"] for row in objects(buildidfs("journal", "--json").out)}
+    assert known >= {str(build_id(number)) for number in lost}
+    assert is_sound(buildidfs.store)
+
+
+def test_a_package_that_is_there_gives_way_and_one_that_is_deleted_does_not(
+    buildidfs: BuildIdFs, directory: Path, small: Path
+) -> None:
+    buildidfs.store = small / "store"
+    for name, numbers in (("kept", range(8)), ("deleted", range(50, 58))):
+        programs(directory / name / "usr", numbers)
+        (directory / "out").mkdir(exist_ok=True)
+        packages.deb(directory / name, directory / "out").rename(directory / f"{name}.deb")
+        buildidfs("scan", "package", directory / f"{name}.deb")
+    (directory / "deleted.deb").unlink()
+    assert held(buildidfs.store) == {*range(8), *range(50, 58)}
+    foreign = others(directory / "new", range(200, 216))
+    buildidfs("add", *foreign)
+    left = held(buildidfs.store)
+    assert left >= {*range(50, 58), *range(200, 216)}
+    assert len(left & set(range(8))) < 8
 
 
 # --- limits --------------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ class Watched(Store):
     after_staging: Callable[[], None] = staticmethod(lambda: None)
     before_committing: Callable[[], None] = staticmethod(lambda: None)
 
-    def stage(self, fd: int, limit: int | None = None) -> Staged:
+    def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
         self.staged += 1
         self.before_staging()
-        staged = super().stage(fd, limit)
+        staged = super().stage(fd, limit, origin)
         self.after_staging()
         return staged
 

@@ -23,7 +23,7 @@ from buildidfs.capture.pins import Pin, Pins
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer, trouble
 from buildidfs.ingest.follow import Follow
-from buildidfs.model import Absence, BuildId, Digest, Kind, Sighting
+from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from tests.support.captures import identity, sighting
 from tests.support.clients import run, tool
@@ -54,10 +54,10 @@ class Watched(Store):
     commits = 0
     failing: Callable[[str], None] = staticmethod(lambda what: None)
 
-    def stage(self, fd: int, limit: int | None = None) -> Staged:
+    def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
         self.failing("stage")
         self.staged += 1
-        return super().stage(fd, limit)
+        return super().stage(fd, limit, origin)
 
     def commit(self, *args: object) -> CommitResult:  # type: ignore[override]
         try:

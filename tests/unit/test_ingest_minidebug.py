@@ -229,7 +229,7 @@ def test_nothing_is_lost_when_a_file_is_written_to_meanwhile(
     assert isinstance(item, PinnedFile)
     original = store.stage
 
-    def stage(fd: int, limit: int | None = None) -> object:
+    def stage(fd: int, limit: int | None = None, origin: object = None) -> object:
         with path.open("ab") as file:
             file.write(b"x")
         return original(fd, limit)

@@ -62,7 +62,7 @@ def test_stores_that_no_time_tells_of_are_noticed(
         shared[-1] = next(number)
 
     class Watched(Store):
-        def stage(self, fd: int, limit: int | None = None) -> Staged:
+        def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
             staged = super().stage(fd, limit)
             write()
             return staged

@@ -212,7 +212,7 @@ _DAMAGE: dict[str, tuple[Damage, str]] = {
     "counted artifacts": (_miscount, "2 artifacts of kind 1 are counted as 0"),
     "counted blobs": (_miscount, "3 blobs are counted as 0"),
     "counted bytes": (_miscount, "14 bytes of blobs are counted as 0"),
-    "counted files": (_miscount, "14 bytes of files of blobs are counted as 0"),
+    "counted files": (_miscount, " bytes of files of blobs are counted as 0"),
     "unknown artifact": (
         lambda store, env: _put(
             env, "artifacts", schema.ORDINAL_KIND.pack(7, 2), schema.pack_artifact(_best(store))

@@ -338,10 +338,13 @@ def test_rows_are_the_documented_ones() -> None:
     assert key.startswith(places.journal_prefix(b"/a", 9, BOOT))
     row = places.pack_journal(origin, ID, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7]
+    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7, None]
     assert msgspec.msgpack.decode(row[16:]) == array
     assert places.unpack_journal(key, row).cgroup_id == 7
-    shorter = row[:16] + msgspec.msgpack.encode(array[:-1])  # of before there was the number
+    shorter = row[:16] + msgspec.msgpack.encode(array[:-2])  # of before there was the number
     assert places.unpack_journal(key, shorter).cgroup_id == 0
     longer = row[:16] + msgspec.msgpack.encode([*array, "later"])
     assert places.unpack_journal(key, longer) == places.unpack_journal(key, row)
+    assert places.unpack_journal(key, row).noted is None
+    noted = places.pack_journal(origin, ID, 1, 2, noted=True)
+    assert places.unpack_journal(key, noted).noted == origin.identity

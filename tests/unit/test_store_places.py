@@ -46,7 +46,7 @@ def test_origins_survive(digest: Digest, kinds: int, origin: Origin, first: int,
 
 
 def test_origin_row_is_the_documented_one() -> None:
-    """Times, then a msgpack array of 22; a reader of the future may find more in it."""
+    """Times, then a msgpack array of 23; a reader of the future may find more in it."""
     origin = sighting(
         b"/a\xff",
         container="c",
@@ -56,21 +56,25 @@ def test_origin_row_is_the_documented_one() -> None:
         apart=0x21,
         cgroup_id=7,
         reach=4,
+        archive=b"/b",
     ).origin
     row = places.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    assert (row[16:19], row[-3:]) == (b"\xdc\x00\x16", b"\x21\x07\x04")
-    longer = row[:16] + b"\xdc\x00\x17" + row[19:] + b"\x01"
+    assert (row[16:19], row[-7:]) == (b"\xdc\x00\x17", b"\x21\x07\x04\xc4\x02/b")
+    longer = row[:16] + b"\xdc\x00\x18" + row[19:] + b"\x01"
     assert places.unpack_origin(longer) == places.unpack_origin(row)
 
 
 def test_origin_rows_written_before_there_were_all_fields() -> None:
     origin = sighting(b"/a", apart=0x21, cgroup_id=7, reach=4).origin
     row = places.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
+    row = row[:-2]  # a path of no bytes
     lacking: dict[str, int] = {}
     for field, default in (("reach", 0), ("cgroup_id", 0), ("apart", 0)):
-        lacking[field] = default
-        before = row[:16] + bytes((0xDC, 0, 22 - len(lacking))) + row[19 : -len(lacking)]
+        before = row[:16] + bytes((0xDC, 0, 22 - len(lacking))) + row[19:]
+        assert places.unpack_origin(before)[2] == msgspec.structs.replace(origin, **lacking)
+        lacking[field], row = default, row[:-1]
+        before = row[:16] + bytes((0xDC, 0, 22 - len(lacking))) + row[19:]
         _, _, read, *times = places.unpack_origin(before)
         assert read == msgspec.structs.replace(origin, **lacking)
         assert times == [1, 2]

@@ -58,7 +58,8 @@ def test_nothing_is_left_of_a_build_id(store: Store) -> None:
     digests = [_digest(store), _digest(store, kind=Kind.DEBUGINFO)]
     assert store.supplementary(b"x86_64/app.debug") == 1
     removed = store.remove(digests)
-    assert (removed.blobs, removed.bytes, removed.ids) == (2, 6, 1)
+    assert (removed.blobs, removed.ids) == (2, 1)
+    assert removed.bytes >= 6, "what it took on the disk"
     assert _rows(store) == empty
     assert list(store.check()) == []
     assert [store.blob_size(digest) for digest in digests] == [None, None]
