@@ -10,12 +10,12 @@ opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
 
-from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Sighting
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -33,6 +33,11 @@ class Memo(Protocol):
 
     def recall(self, identity: FileIdentity) -> Known | None:
         """What is known of an unchanged file, or None when it has to be read."""
+
+    def knows_place(self, origin: Origin) -> bool:
+        """Whether it is known who could get at a file with a build ID, which `recall` knows, at
+        that place.
+        """
 
 
 class PinnedFile(msgspec.Struct):
@@ -73,6 +78,15 @@ class SeenAgain(msgspec.Struct, frozen=True):
 
     sighting: Sighting
     known: Known
+
+
+def seen_again(
+    memo: Memo, sighting: Sighting, known: Known, ask: Callable[[Sighting], Sighting]
+) -> SeenAgain:
+    """A file that the memo knows; ``ask`` adds its reach, which is found out once for a place."""
+    if known.build_id is not None and not memo.knows_place(sighting.origin):
+        sighting = ask(sighting)
+    return SeenAgain(sighting, known)
 
 
 class Unreadable(msgspec.Struct, frozen=True):

@@ -104,7 +104,7 @@ class GivenFiles:
                 sighting = self._here.sighting(shown, fd, foreign=foreign)
                 known = self._memo.recall(sighting.origin.identity)
                 if known is not None and known.build_id == kept_under:
-                    return SeenAgain(sighting, known)
+                    return self._here.seen_again(self._memo, sighting, known, fd)
                 sighting = self._here.reached(sighting, fd)
                 return PinnedFile(sighting, os.dup(fd), kind, kept_under)
         return self._files.found(shown, os.dup(fd), kept_under, _ANOTHER, foreign=foreign)
@@ -121,7 +121,7 @@ class GivenFiles:
                     sighting = self._here.sighting(item.path, item.path_fd)
                     sighting = _changed(sighting, trust=min(trust, sighting.origin.trust))
                     if item.known is not None:
-                        yield SeenAgain(sighting, item.known)
+                        yield self._here.seen_again(self._memo, sighting, item.known, item.path_fd)
                     else:
                         sighting = self._here.reached(sighting, item.path_fd)
                         yield PinnedFile(sighting, item.release(), item.kind, item.build_id)

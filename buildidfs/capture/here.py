@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.capture import container
-from buildidfs.capture.base import reached
+from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach, Root
 from buildidfs.formats import cgroup, mountinfo
@@ -131,6 +131,10 @@ class Here:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
         with own_root() as root:
             return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
+
+    def seen_again(self, memo: Memo, sighting: Sighting, known: Known, fd: int) -> SeenAgain:
+        """A file that the memo knows, which is open; with its reach if the place is new."""
+        return seen_again(memo, sighting, known, lambda each: self.reached(each, fd))
 
 
 def is_foreign(fd: int) -> bool:

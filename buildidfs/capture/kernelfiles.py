@@ -225,7 +225,7 @@ class KernelFiles:
         sighting = self._here.sighting(path, fd, foreign=foreign)
         known = self._memo.recall(sighting.origin.identity)
         if known is not None:
-            return known.build_id, SeenAgain(sighting, known)
+            return known.build_id, self._here.seen_again(self._memo, sighting, known, fd)
         head = os.pread(fd, elf.HEAD_SIZE, 0)
         answer = elf.identify(head, files.reader(fd))
         packed = _packed(path, fd, head) if answer is Absence.NOT_ELF else None

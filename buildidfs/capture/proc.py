@@ -15,7 +15,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
-from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable, reached
+from buildidfs.capture.base import (
+    Found,
+    Known,
+    Memo,
+    PinnedFile,
+    SeenAgain,
+    Unreadable,
+    reached,
+    seen_again,
+)
 from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
 from buildidfs.capture.fusefiles import FuseFiles, Owned
 from buildidfs.capture.owners import Owners
@@ -271,7 +280,7 @@ class _Scan:
         sighting = self._sighting(process, path, identity, trust)
         known = self._memo.recall(identity)
         if known is not None:
-            yield SeenAgain(sighting, known)
+            yield self._seen_again(sighting, process, path_fd, known)
             if known.build_id is not None:
                 yield from self._debug_files(process, path, known.build_id, trust)
             return
@@ -304,8 +313,14 @@ class _Scan:
         )
         return Sighting(origin, time.time_ns())
 
+    def _seen_again(self, sighting: Sighting, process: Process, fd: int, known: Known) -> SeenAgain:
+        """A file that the memo knows, with its reach if the place is new."""
+        return seen_again(
+            self._memo, sighting, known, lambda each: self._reached(each, process, fd)
+        )
+
     def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
-        """The same, with the reach of a file that the memo does not know."""
+        """The same, with the reach of the file."""
         patience = self._patience if process.mount_namespace in self._slow_namespaces else None
         identity = sighting.origin.identity
         return reached(sighting, process.reach_of(fd, identity, self._reach, patience))
@@ -380,7 +395,7 @@ class _Scan:
                 self._met_companions.add(key)
                 sighting = self._sighting(process, item.path, item.identity, trust)
                 if item.known is not None:
-                    yield SeenAgain(sighting, item.known)
+                    yield self._seen_again(sighting, process, item.path_fd, item.known)
                 else:
                     sighting = self._reached(sighting, process, item.path_fd)
                     yield PinnedFile(sighting, item.release(), item.kind, item.build_id)

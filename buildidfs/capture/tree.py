@@ -140,7 +140,7 @@ class TreeScanner:
                 return SeenAgain(sighting, Known(absence=answer))
             known = self._memo.recall(sighting.origin.identity)
             if known is not None and known.build_id == answer:
-                return SeenAgain(sighting, known)
+                return self._here.seen_again(self._memo, sighting, known, file.fd)
             sighting = self._here.reached(sighting, file.fd)
             keep = True
             return PinnedFile(sighting, file.fd, kind, answer if kind is not None else None)

@@ -19,7 +19,15 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.capture import container, files
-from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable, reached
+from buildidfs.capture.base import (
+    Found,
+    Memo,
+    PinnedFile,
+    SeenAgain,
+    Unreadable,
+    reached,
+    seen_again,
+)
 from buildidfs.capture.mappers import Mapper, Mappers
 from buildidfs.capture.patience import Patience
 from buildidfs.capture.proc import ProcScanner
@@ -257,13 +265,19 @@ class _Elsewhere:
             reach=0,
         )
         sighting = Sighting(origin, time.time_ns())
+
+        def reach(each: Sighting) -> Sighting:
+            return reached(each, process.reach_of(fd, identity, self._reach, self._patience))
+
         known = self._memo.recall(identity)
         if known is not None and known.build_id == build_id:
-            os.close(fd)
-            yield SeenAgain(sighting, known)
+            try:
+                again = seen_again(self._memo, sighting, known, reach)
+            finally:
+                os.close(fd)
+            yield again
             return
-        reach = process.reach_of(fd, identity, self._reach, self._patience)
-        yield PinnedFile(reached(sighting, reach), fd)
+        yield PinnedFile(reach(sighting), fd)
 
 
 def _open(

@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
-from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.capture.base import PinnedFile, Unreadable, seen_again
 from buildidfs.capture.kernel import KernelScanner
 from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import (
@@ -299,9 +299,12 @@ class Watch:
             return
         known = self._memo.recall(caught.identity)
         if known is not None:
-            self._close_later(fd)
             if known.build_id is not None:
-                self._follow.seen(sighting, known.build_id)
+                again = seen_again(
+                    self._memo, sighting, known, lambda each: self._live.reached(each, caught, fd)
+                )
+                self._follow.seen(again.sighting, known.build_id)
+            self._close_later(fd)
             return
         sighting = self._live.reached(sighting, caught, fd)
         place = caught.place

@@ -75,6 +75,7 @@ class StoreMemo:
 
     def __init__(self, store: Store) -> None:
         self._recall = store.recall
+        self.knows_place = store.knows_place
 
     def recall(self, identity: FileIdentity) -> Known | None:
         """What is known of an unchanged file, or None when it has to be read."""

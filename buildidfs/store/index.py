@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import msgspec
 
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
-from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
+from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import peek, places, schema
 from buildidfs.store.records import Held, OriginRecord, Remembered
 
@@ -274,6 +274,22 @@ class Index:
         ordinal = None if row is None or peek.is_struck(row) else schema.ordinal_in(row)
         named = None if ordinal is None else self._env.get(self._ordinals, ordinal)
         return None if named is None else Remembered(build_id=schema.build_id_of(named))
+
+    @whole
+    def knows_place(self, origin: Origin) -> bool:
+        """Whether there is a place of an unchanged file, and its reach."""
+        key = schema.seen_key(origin.identity)
+        value = None if key is None else self._env.get(self._seen, key)
+        if value is None or len(value) == schema.SEEN.size:
+            return False
+        digest = Digest(value[schema.SEEN.size :])
+        row = self._env.get(self._digests, digest)
+        ordinal = None if row is None else schema.ordinal_in(row)
+        if ordinal is None:
+            return False
+        place = places.origin_key(int.from_bytes(ordinal, "big"), digest, origin)
+        found = self._env.get(self._origins, place)
+        return found is not None and places.reach_in(found) != 0
 
     # --- listings --------------------------------------------------------------------------
 

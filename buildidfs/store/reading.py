@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError
-from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind
+from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import schema
 from buildidfs.store.containers import ContainerTree
 from buildidfs.store.failures import show
@@ -349,6 +349,10 @@ class Reader:
     def recall(self, identity: FileIdentity) -> Remembered | None:
         """What is known of an unchanged file, or None when it has to be read."""
         return self._index.recall(identity)
+
+    def knows_place(self, origin: Origin) -> bool:
+        """Whether a file that is known was seen at that place, by who knew who could get at it."""
+        return self._index.knows_place(origin)
 
     # --- the journal -----------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ And the access control lists that say more of users than a mode can.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +24,16 @@ class Who(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass
+class Walked:
+    """What somebody finds: ``told`` are names, targets of links, values of extended attributes and
+    the content of what is no ELF file, ``read`` the SHA-256 of every file that they can read.
+    """
+
+    told: set[bytes] = dataclasses.field(default_factory=set)
+    read: set[str] = dataclasses.field(default_factory=set)
 
 
 class Caller:
@@ -47,6 +59,19 @@ class Caller:
     def is_told(self, path: str | bytes | os.PathLike[str], name: str) -> int:
         """0 if they can read an extended attribute of a file, else the errno they get."""
         return self._ask(b"x", os.fsencode(path) + b"\0" + name.encode())
+
+    def walks(self, path: str | bytes | os.PathLike[str]) -> Walked:
+        """All that they find at or below a path, which does not lead out of it."""
+        found = Walked()
+        number = self._ask(b"w", path)
+        assert not number, os.strerror(number)
+        while (line := self._line()) != b"\0":
+            what, _, rest = line.partition(b" ")
+            if what == b"told":
+                found.told.add(rest)
+            else:
+                found.read.add(rest.decode())
+        return found
 
     def _ask(self, what: bytes, path: str | bytes | os.PathLike[str]) -> int:
         os.write(self._asks, what + os.fsencode(path).hex().encode() + b"\n")
@@ -109,6 +134,9 @@ def _serve(asks: int, answers: int) -> None:
                     fd = os.open(path, os.O_RDONLY)
                     os.read(fd, 1)
                     os.close(fd)
+                elif line.startswith(b"w"):
+                    shown = b"".join(b"x" + each.hex().encode() + b"\n" for each in _walk(path))
+                    answer += shown + b"x00\n"
                 elif line.startswith(b"x"):
                     os.getxattr(*path.split(b"\0"))
                 else:
@@ -119,6 +147,25 @@ def _serve(asks: int, answers: int) -> None:
                 answer = b"%d\n" % (error.errno or -1)
             while answer:
                 answer = answer[os.write(answers, answer) :]
+
+
+def _walk(top: bytes) -> Iterator[bytes]:
+    """What is to be found below a directory, as `Caller.walks` takes it."""
+    for directory, directories, files in os.walk(top):
+        for path in (os.path.join(directory, name) for name in (*directories, *files)):
+            yield b"told " + path[len(top) :]
+            with contextlib.suppress(OSError):
+                if os.path.islink(path):
+                    yield b"told " + os.readlink(path)
+                    continue
+                for name in os.listxattr(path):
+                    yield b"told " + os.getxattr(path, name)
+                if os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        data = file.read()
+                    yield b"read " + hashlib.sha256(data).hexdigest().encode()
+                    if not data.startswith(b"\x7fELF"):
+                        yield b"told " + data
 
 
 def acl(entries: Sequence[tuple[int, int, int]]) -> bytes:

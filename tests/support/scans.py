@@ -12,7 +12,7 @@ import msgspec
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.formats import elf
 from buildidfs.linux import namespaces
-from buildidfs.model import Absence, BuildId, FileIdentity, NamespaceSet
+from buildidfs.model import Absence, BuildId, FileIdentity, NamespaceSet, Origin
 from tests.support.filereader import FileReader
 
 
@@ -27,6 +27,10 @@ class Memory(dict[FileIdentity, Known]):
         """What is in the dictionary."""
         self.asked.append(identity)
         return self.get(identity)
+
+    def knows_place(self, origin: Origin) -> bool:
+        """So that nobody asks for it."""
+        return True
 
 
 class Seen(msgspec.Struct):

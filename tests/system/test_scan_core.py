@@ -114,6 +114,10 @@ class Nothing:
     def recall(self, identity: object) -> None:
         """Never."""
 
+    def knows_place(self, origin: object) -> bool:
+        """Never asked."""
+        return False
+
 
 @pytest.mark.root
 def test_container_that_is_gone(program: Program, directory: Path) -> None:

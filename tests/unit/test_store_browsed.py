@@ -143,6 +143,17 @@ def test_a_place_is_asked_for_again_when_it_is_recognised(store: Store) -> None:
     assert [record.origin.reach for record in store.origins(1)] == [EVERYBODY]
 
 
+def test_a_place_is_known_with_its_reach_alone(store: Store) -> None:
+    known, unasked = _app(), _app(reach=0)
+    assert not store.knows_place(known.origin)
+    see(store, b"1", unasked, build_id=b"\x01\x01")
+    assert not store.knows_place(known.origin)
+    see(store, b"1", known, build_id=b"\x01\x01")
+    assert store.knows_place(unasked.origin)
+    assert not store.knows_place(seen_in("box", b"/a/other").origin)
+    assert not store.knows_place(_app(ino=99).origin), "another file"
+
+
 def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
         see(store, b"1", _app(reach=OWNER), build_id=b"\x01\x01")
