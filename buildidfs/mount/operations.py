@@ -33,7 +33,7 @@ from buildidfs.mount.listing import NamesOnly
 from buildidfs.mount.listings import Listings
 from buildidfs.mount.shown import FLEETING_S, FOREVER_S, Shown
 from buildidfs.names import DWP_SUFFIX, MAX_NAME
-from buildidfs.view import PUBLIC, blank, is_browsing, is_path_text, is_place
+from buildidfs.view import PUBLIC, blank, is_browsing, is_dwz, is_path_text, is_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -188,7 +188,8 @@ class Operations(pyfuse3.Operations):
                 if is_browsing(parent):
                     raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
-                if not absences.add(parent, name):
+                # Which commit brings a dwz file nobody can tell by its name.
+                if is_dwz(parent) or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
                     return self._absent
@@ -204,7 +205,8 @@ class Operations(pyfuse3.Operations):
         know of it, since it keeps names for all users together.
         """
         if self._view.is_public(parent, name, node):
-            return (self._fleeting if is_browsing(parent) else self._lasting).of(node)
+            is_told = not (is_browsing(parent) or is_dwz(parent))
+            return (self._lasting if is_told else self._fleeting).of(node)
         if not self._listings.sees_all(ctx):
             reader = self._listings.reader(ctx) or PUBLIC
             known = self._view.may_know

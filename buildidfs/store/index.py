@@ -135,7 +135,14 @@ class Index:
         if not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return None
         value = self._env.get(self._dwz, name)
-        return None if value is None else schema.DWZ.unpack_from(value)[0]
+        return None if value is None else self._supplement_in(value)
+
+    def _supplement_in(self, value: bytes) -> int | None:
+        """The ordinal that a row of *dwz* is about; None for a build ID that never came."""
+        referred = schema.referred(value)
+        if referred is not None:
+            return self.ordinal(referred)
+        return int(schema.DWZ.unpack_from(value)[0])
 
     def is_public_supplementary(self, name: bytes) -> bool:
         """Whether everybody could read the file that is recorded under ``/.dwz/`` as ``name``."""
@@ -321,10 +328,11 @@ class Index:
         """(name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
             try:
-                ordinal, _ = schema.DWZ.unpack_from(value)
+                ordinal = self._supplement_in(value)
             except DAMAGE as error:
                 raise damaged(error) from error
-            yield key, ordinal
+            if ordinal is not None:
+                yield key, ordinal
 
     def match(self, text: str) -> BuildId:
         """The only build ID whose hex digits start with ``text``, or are exactly that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.model import BuildId
 from buildidfs.store import peek, places, schema
 from buildidfs.store.containers import (
     MAX_LABEL,
@@ -153,7 +154,9 @@ def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name of a file that dwz made is of a build ID."""
     _, trust = schema.DWZ.unpack_from(value)
-    if not rows.is_there(value[:8]) or trust > 3:
+    referred = schema.referred(value)
+    is_id = referred is None or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
+    if not rows.is_there(value[:8]) or trust > 3 or not is_id:
         yield Fault(
             f"/.dwz/ name {key!r} is of an unknown build ID",
             mend=lambda mending: mending.delete("dwz", key),

@@ -16,7 +16,7 @@ from buildidfs.store.paths import PATH_KINDS, PathWriter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from buildidfs.model import Digest, Origin
+    from buildidfs.model import BuildId, Digest, Origin
     from buildidfs.store.environment import Environment, Txn
 
 
@@ -70,6 +70,24 @@ class PlaceWriter:
         self._containers.see(sighting, min(refs), public=public)
         return old is None
 
+    def refer(self, ordinal: int, path: bytes, supplement: BuildId, origin: Origin) -> None:
+        """Debuginfo refers to a dwz file by its path, and was seen at ``origin``.
+
+        The name that a dwz file was seen under comes first. References in files that not everybody
+        can read are not told to everybody, and so not to anybody.
+        """
+        name = places.dwz_name(path)
+        if not name or not origin.is_public:
+            return
+        old = self._txn.get(name, db=self._dwz)
+        if old is not None and (
+            schema.referred(old) is None or schema.DWZ.unpack_from(old)[1] > origin.trust
+        ):
+            return
+        value = schema.DWZ.pack(ordinal, origin.trust) + schema.PUBLIC + supplement
+        if value != old:
+            self._txn.put(name, value, db=self._dwz)
+
     def finish(self) -> None:
         """Write what is written once."""
         self._containers.finish()
@@ -114,7 +132,10 @@ class PlaceWriter:
                 return  # a container can make any number of links to one file
         else:
             of, before = schema.DWZ.unpack_from(old)
-            if of == ordinal:
+            if schema.referred(old) is not None:
+                if trust < before:
+                    return
+            elif of == ordinal:
                 trust, public = max(trust, before), public or len(old) > schema.DWZ.size
             elif trust < before or (trust == before and not new_origin):
                 return

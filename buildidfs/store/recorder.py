@@ -136,6 +136,8 @@ class Recorder:
             for ref in row.refs:
                 if ref[0] == ordinal:
                     self._variants.raise_to(*ref, new.sighting.origin)
+        if new.supplement is not None:
+            self._places.refer(ordinal, *new.supplement, new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not new.remember:
             self._memo.forget(new.sighting.origin.identity)

@@ -44,7 +44,8 @@ class NewCapture(msgspec.Struct, frozen=True):
     ``content`` is what `Store.stage` returned, or the digest of bytes that the store holds
     already (`Store.held`). A file that is executable and debuginfo in one names both kinds.
     ``remember`` is False for a file that may change without a trace in its identity: the next scan
-    reads it again.
+    reads it again. ``supplement`` is the name and the build ID of the dwz file that debuginfo
+    refers to, None if that is not known.
     """
 
     sighting: Sighting
@@ -55,6 +56,7 @@ class NewCapture(msgspec.Struct, frozen=True):
     scripts: tuple[ByteRange, ...] = ()
     segments: int = 0
     remember: bool = True
+    supplement: tuple[bytes, BuildId] | None = None
 
 
 class NewAbsence(msgspec.Struct, frozen=True):

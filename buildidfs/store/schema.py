@@ -44,7 +44,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     labels     name of a container (1 to 255)         container u32
     contents   container u32, directory u32,          directory u32, ordinal u64, kind u8,
                hash of the name u64                   variant u16, stamp u32, name
-    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8, public
+    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8, public, build ID
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
@@ -106,7 +106,8 @@ says at how many of its paths a build ID has it.
 **containers, labels, contents**. The files of each container, as it saw them; see `containers`.
 
 **dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
-less trust. A build ID with all the origins it may have gets no new name.
+less trust. A build ID with all the origins it may have gets no new name. With a build ID at its end
+a row is of debuginfo that refers to that build ID by the name, which nothing was seen under.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
@@ -220,6 +221,11 @@ KINDS_OF_MASK: Final = tuple(
 def number_in(value: bytes) -> int:
     """The number in a row of *names*."""
     return int.from_bytes(value[:4], "big")
+
+
+def referred(value: bytes) -> bytes | None:
+    """The build ID of a dwz file in a row of *dwz* that debuginfo brought; None in others."""
+    return value[DWZ.size + len(PUBLIC) :] or None
 
 
 def mask_of(kinds: tuple[Kind, ...]) -> int:

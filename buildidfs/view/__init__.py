@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
-from buildidfs.view.nodes import is_browsing, is_path_text, is_place
+from buildidfs.view.nodes import is_browsing, is_dwz, is_path_text, is_place
 from buildidfs.view.readers import PUBLIC, Reader
 from buildidfs.view.tree import View
 from buildidfs.view.values import Attributes, Content, blank
@@ -14,6 +14,7 @@ __all__ = [
     "View",
     "blank",
     "is_browsing",
+    "is_dwz",
     "is_path_text",
     "is_place",
 ]

@@ -2,7 +2,9 @@
 """``debug/.dwz/…``: dwz files under the names that .gnu_debugaltlink sections speak of.
 
 gdb, elfutils and drgn take what follows ``/.dwz/`` in such a name, and look for it here. On
-Debian that has a directory in it, on Fedora it has none.
+Debian that has a directory in it, on Fedora it has none. A dwz file has the name that it was seen
+under, and that by which debuginfo refers to it. A front door should not remember the names for
+long: a commit does not tell which of them it brings.
 """
 
 from __future__ import annotations
@@ -90,16 +92,6 @@ class DwzTree:
             return b""
         depth = node & nodes.DETAIL_MASK
         return b"../" * (2 + depth) + names.spell(build_id) + b"/debug"
-
-    def spellings(self, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, whether it may have led elsewhere) for files seen at ``paths``."""
-        for path in paths:
-            _, mark, rest = path.rpartition(names.DWZ_MARK)
-            if mark:
-                parent = b""
-                for name in rest.split(b"/"):
-                    yield nodes.of_dwz(parent), name, True
-                    parent = _join(parent, name)
 
     def _entry(self, full: bytes) -> int:
         ordinal = self._store.supplementary(full)

@@ -68,7 +68,7 @@ class Listing:
             return not name.endswith(DWP_SUFFIX) or self._ids.is_public_package(parent, name)
         if nodes.is_browsing(parent):
             return self._browse.is_public(parent, name, node)
-        if parent == nodes.DWZ or parent >> nodes.TAG_SHIFT == nodes.TAG_DWZ:
+        if nodes.is_dwz(parent):
             return self._dwz.is_public(parent, name)
         return self._perf.is_public(parent, name, node)
 
@@ -86,7 +86,7 @@ class Listing:
             base = name.removesuffix(DWP_SUFFIX)
             return self._seen((nodes.ordinal_of(parent),), reader, lambda path: _last(path) == base)
         if not nodes.is_browsing(parent):
-            of_dwz = parent == nodes.DWZ or parent >> nodes.TAG_SHIFT == nodes.TAG_DWZ
+            of_dwz = nodes.is_dwz(parent)
             fits, ordinals = (self._dwz if of_dwz else self._perf).places(parent, name, node)
         elif nodes.form_of(parent) == nodes.FORM_CONTENTS or parent == nodes.CONTAINERS:
             places = self._browse.in_container(parent, name, node, reader)

@@ -162,6 +162,11 @@ def is_place(node: int) -> bool:
     return node >> BROWSE_SHIFT in _PLACE_TAGS or node in (PERF, DWZ)
 
 
+def is_dwz(node: int) -> bool:
+    """Whether it is ``debug/.dwz`` or a directory below it."""
+    return node == DWZ or node >> TAG_SHIFT == TAG_DWZ
+
+
 def is_path_text(node: int) -> bool:
     """Whether it is the file ``path`` of a build ID."""
     return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_PATH

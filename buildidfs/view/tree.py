@@ -282,7 +282,6 @@ class View:
         yield from self._ids.spellings(ordinal, origins)
         paths = list(dict.fromkeys(record.origin.path for record in origins))
         yield from self._perf.spellings(ordinal, paths)
-        yield from self._dwz.spellings(paths)
 
     # --- what is always there --------------------------------------------------------------
 

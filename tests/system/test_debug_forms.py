@@ -36,6 +36,51 @@ def variants(buildidfs: BuildIdFs, build_id: str) -> list[tuple[str, str]]:
     return [(each["kind"], each["quality"]) for each in shown["variants"]]
 
 
+# --- what dwz moved out --------------------------------------------------------------------------
+
+
+def test_a_dwz_file_has_the_name_by_which_debuginfo_refers_to_it(
+    buildidfs: BuildIdFs, directory: Path
+) -> None:
+    """It comes from elsewhere and later. No debugger here knows DWARF 5's, but readelf does."""
+    place, later = directory / "place", directory / "later"
+    for each in (directory, place, later):
+        each.mkdir(exist_ok=True)
+        each.chmod(0o755)
+    programs = []
+    for name in ("one", "two"):
+        source = directory / f"{name}.c"
+        source.write_text(
+            "struct shared { int a; struct shared *next; char text[40]; double d[3]; };\n"
+            f"int {name}(struct shared *p) {{ return p->next->a; }}\n"
+            "int main(void) { return 0; }\n"
+        )
+        programs.append(place / name)
+        run([tool("gcc"), "-gdwarf-5", "-Wl,--build-id", "-o", programs[-1], source], check=True)
+    common = later / "renamed"
+    name = "x86_64-linux-gnu/package.sup"
+    link = f"/usr/lib/debug/.dwz/{name}"
+    run([tool("dwz"), "--dwarf-5", "-m", common, "-M", link, *programs], check=True)
+    buildidfs("scan", "tree", place)
+    with buildidfs.mounted() as mount:
+        served = mount / "debug/.dwz" / name
+        assert not served.exists()
+        buildidfs("scan", "tree", later)
+        assert served.read_bytes() == common.read_bytes()
+        assert [path.name for path in served.parent.iterdir()] == ["package.sup"]
+        script = """
+            mkdir -p /usr/lib/debug && mount -t tmpfs none /usr/lib/debug
+            ln -s "$1/debug/.dwz" /usr/lib/debug/.dwz && exec readelf -wi "$2"
+            """
+        argv = [tool("unshare"), "-m", "sh", "-ec", script, "sh"]
+        shown = run([*argv, mount, programs[0]], check=True)
+        assert f"Found supplementary debug file: {link}" in shown.out + shown.err, shown
+    bundle = directory / "all.tar.zst"
+    said = json.loads(buildidfs("bundle", programs[0], "-o", bundle, "--json").out)
+    assert said["absent"] == []
+    assert said["build_ids"] == 2
+
+
 # --- mini debuginfo ------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -397,6 +398,55 @@ def test_dwz_files_are_found_by_name(store: Store) -> None:
     assert store.supplementary(name) == 4, "two places seen in turn do not take it in turn"
     assert store.supplementary(b"") is None
     assert store.supplementary(b"x" * 600) is None
+
+
+def _referring(store: Store, build_id: bytes, name: bytes, to: bytes, **changes: Any) -> NewCapture:
+    """Debuginfo that refers to a dwz file by that name."""
+    at = sighting(b"/usr/lib/debug/x", **changes)
+    new = capture(store, build_id, build_id, kinds=[DEBUGINFO], at=at)
+    return msgspec.structs.replace(new, supplement=(b"/d/.dwz/" + name, BuildId(to)))
+
+
+@pytest.mark.parametrize("first", ["reference", "file"])
+def test_dwz_files_have_the_names_by_which_debuginfo_refers_to_them(
+    store: Store, first: str
+) -> None:
+    common = b"\xdd" * 20
+    news = [
+        _referring(store, b"\x01\x01", b"x86/app", common, mode=0o100644),
+        capture(store, b"common", common, kinds=[DEBUGINFO], at=sighting(b"/elsewhere/common")),
+    ]
+    for new in news if first == "reference" else reversed(news):
+        assert store.supplementary(b"x86/app") is None
+        assert list(store.supplementaries()) == []
+        commit(store, new)
+    assert store.supplementary(b"x86/app") == store.ordinal(common)
+    assert list(store.supplementaries()) == [(b"x86/app", store.ordinal(common))]
+    assert store.is_public_supplementary(b"x86/app")
+    assert list(store.checker().rows()) == []
+
+
+def test_a_place_comes_before_a_reference(store: Store) -> None:
+    one, two = b"\xd1" * 20, b"\xd2" * 20
+    files = [
+        capture(store, one, one, kinds=[DEBUGINFO], at=sighting(b"/usr/.dwz/app")),
+        capture(store, two, two, kinds=[DEBUGINFO], at=sighting(b"/elsewhere")),
+    ]
+    commit(store, files[1], _referring(store, b"\x01\x01", b"app", two, mode=0o100644))
+    assert store.supplementary(b"app") == store.ordinal(two)
+    commit(store, files[0])
+    assert store.supplementary(b"app") == store.ordinal(one)
+    commit(store, _referring(store, b"\x02\x02", b"app", two, mode=0o100644))
+    assert store.supplementary(b"app") == store.ordinal(one)
+
+
+def test_references_that_not_everybody_can_read_give_no_name(store: Store) -> None:
+    common = b"\xdd" * 20
+    commit(store, capture(store, b"common", common, kinds=[DEBUGINFO]))
+    for number, changes in enumerate(({"mode": 0o100600}, {"reach": 1, "mode": 0o100644})):
+        commit(store, _referring(store, bytes([number, 1]), b"app", common, **changes))
+    commit(store, _referring(store, b"\x07\x07", b"n" * 600, common, mode=0o100644))
+    assert list(store.supplementaries()) == []
 
 
 def test_ordinals_end_with_a_clear_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
