@@ -45,6 +45,7 @@ _NO_CAPABILITIES: Final = bytes(24)
 
 _FORBIDDEN: Final = (
     "socket", "io_uring_setup", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
+    "add_key", "request_key", "keyctl",
 )  # fmt: skip
 
 

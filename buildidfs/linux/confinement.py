@@ -79,8 +79,8 @@ def start(
     started it. Root's becomes a user that nobody else is, in no group. It has no network, by a
     namespace of its own or by a filter of system calls. ``notes`` tell which of these two could not
     be had: where no user ID may be taken (no CAP_SETUID, a user namespace with root alone), the
-    program keeps that of its caller. As far as the kernel can forbid it, it may not look into other
-    processes either, send them signals, or create, change and remove files.
+    program keeps that of its caller. As far as the kernel can forbid it, it may not start
+    processes, look into others, send them signals, or create, change and remove files.
 
     Raises `NotStarted`, `NotConfined`.
     """

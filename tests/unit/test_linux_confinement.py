@@ -57,7 +57,7 @@ def assert_without_privileges(text: str) -> None:
 
 
 def test_nothing_of_root_is_left() -> None:
-    done = confined("cat /proc/self/status")
+    done = confined("exec cat /proc/self/status")
     assert_without_privileges(done.stdout)
     status = status_of(done.stdout)
     if os.geteuid() == 0:
@@ -70,8 +70,8 @@ def test_nothing_of_root_is_left() -> None:
 
 @needs_root("is given users of their own")
 def test_each_program_is_a_user_of_its_own() -> None:
-    seen = {confined("id -u; id -g").stdout for _ in range(3)}
-    assert len(seen) == 3
+    seen = {confined(f"exec id -{kind}").stdout for kind in "ug" for _ in range(3)}
+    assert len(seen) == 6
 
 
 @needs_root("is given a user of its own")
@@ -105,9 +105,24 @@ def test_a_process_of_nobody_cannot_read_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_network_namespace_of_its_own() -> None:
-    done = confined("cat /proc/self/net/dev; readlink /proc/self/ns/net")
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:-1]] == ["lo:"]
-    assert done.stdout.splitlines()[-1] != os.readlink("/proc/self/ns/net")
+    devices = confined("exec cat /proc/self/net/dev").stdout.splitlines()[2:]
+    assert [line.split()[0] for line in devices] == ["lo:"]
+    own = confined("exec readlink /proc/self/ns/net").stdout.strip()
+    assert own.startswith("net:")
+    assert own != os.readlink("/proc/self/ns/net")
+
+
+def test_no_other_process() -> None:
+    """It would have limits of its own, and not end with the caller."""
+    script = "/bin/true; echo done"
+    assert run([tool("sh"), "-c", script]).out == "done\n"
+    assert confined(script).stdout == ""
+    # Threads are not processes.
+    python = "/usr/bin/python3"
+    code = "import threading as t; a = t.Thread(target=print, args=['well']); a.start(); a.join()"
+    assert run([python, "-c", code], check=True).out == "well\n"
+    process, _ = confinement.start([python, "-c", code], LIMITS, env=ENVIRONMENT)
+    assert process.communicate(timeout=60)[0] == b"well\n"
 
 
 def test_no_network_and_no_view_of_other_processes() -> None:
@@ -134,7 +149,7 @@ def test_no_network_and_no_view_of_other_processes() -> None:
 
 
 def test_limits() -> None:
-    limits = confined("cat /proc/self/limits").stdout
+    limits = confined("exec cat /proc/self/limits").stdout
     found = {line[:26].strip(): line[26:].split()[:2] for line in limits.splitlines()}
     assert found["Max data size"] == [str(64 << 20)] * 2
     assert found["Max address space"] == [str(4 << 30)] * 2
