@@ -45,6 +45,9 @@ PATH = b"path"
 VARIANTS = b"variants"
 """The directory of everything that was ever seen with a build ID, by digest."""
 
+SECTION = b"section"
+"""The directory of the sections of a file, for debuginfod clients."""
+
 DWP_SUFFIX = b".dwp"
 """What the package of a binary's split DWARF is called, after the name of the binary."""
 

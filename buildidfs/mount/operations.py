@@ -33,7 +33,7 @@ from buildidfs.mount.listing import NamesOnly
 from buildidfs.mount.listings import Listings
 from buildidfs.mount.shown import FLEETING_S, FOREVER_S, Shown
 from buildidfs.names import DWP_SUFFIX, MAX_NAME
-from buildidfs.view import PUBLIC, blank, is_browsing, is_dwz, is_path_text, is_place
+from buildidfs.view import PUBLIC, NeedsReading, blank, is_browsing, is_dwz, is_path_text, is_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -195,6 +195,25 @@ class Operations(pyfuse3.Operations):
                     return self._absent
                 # A commit came in between: it may be what brought the name.
                 absences.discard(parent, name)
+        except NeedsReading:
+            return await self._lookup_slowly(parent, name, ctx)
+        except Exception as error:
+            raise refusal(error) from None
+
+    async def _lookup_slowly(
+        self, parent: int, name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """An entry for which a file has to be read, for those who may read that. The kernel does
+        not keep it: no commit tells that it leads elsewhere.
+        """
+        try:
+            node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
+            if not node:
+                raise FUSEError(errno.ENOENT)
+            reader, shown = self._listings.reader(ctx), self._view.attributes(node)
+            if reader is not None and not reader.may_read(shown.mode, shown.uid, shown.gid):
+                raise FUSEError(errno.ENOENT)
+            return self._unkept.of(node)
         except Exception as error:
             raise refusal(error) from None
 

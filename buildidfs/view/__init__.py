@@ -4,12 +4,13 @@
 from buildidfs.view.nodes import is_browsing, is_dwz, is_path_text, is_place
 from buildidfs.view.readers import PUBLIC, Reader
 from buildidfs.view.tree import View
-from buildidfs.view.values import Attributes, Content, blank
+from buildidfs.view.values import Attributes, Content, NeedsReading, blank
 
 __all__ = [
     "PUBLIC",
     "Attributes",
     "Content",
+    "NeedsReading",
     "Reader",
     "View",
     "blank",

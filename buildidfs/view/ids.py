@@ -14,7 +14,8 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Trust
 from buildidfs.view import nodes, packages
 from buildidfs.view.readers import PUBLIC, may_see, openness
-from buildidfs.view.values import Attributes, Content, of_artifact
+from buildidfs.view.sections import Sections
+from buildidfs.view.values import Attributes, Content, NeedsReading, of_artifact
 from buildidfs.view.variants import Variants
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class IdDirectories:
         self._recent: dict[int, Artifact] = {}
         self._variants = Variants(store, self.node_of)
         self._packages = packages.Packages(store)
+        self._sections = Sections(store)
 
     def forget(self) -> None:
         """Something was committed: mode or owner of a file may have changed."""
@@ -50,6 +52,8 @@ class IdDirectories:
     def lookup(self, node: int, name: bytes) -> int:
         """The node of an entry, `nodes.ABSENT` if there is none."""
         if node & nodes.SLOT_BITS:
+            if nodes.slot_of(node) == nodes.SLOT_SECTIONS:
+                raise NeedsReading
             return self._variants.lookup(node, name)
         kind = names.KIND_OF.get(name)
         if kind is not None:
@@ -61,6 +65,8 @@ class IdDirectories:
             )
         if name == names.VARIANTS and self._store.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
+        if name == names.SECTION and self._store.kinds(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_SECTIONS)
         if name.endswith(names.DWP_SUFFIX):
             package = self._packages.lookup(ordinal, name)
             return nodes.ABSENT if package is None else self.file(package, Kind.DEBUGINFO)
@@ -69,12 +75,20 @@ class IdDirectories:
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries whose offset is beyond ``after``: name, node, offset."""
         if node & nodes.SLOT_BITS:
-            yield from self._variants.children(node, after)
+            if nodes.slot_of(node) == nodes.SLOT_VARIANTS:
+                yield from self._variants.children(node, after)
             return
         for offset, name in enumerate(_ENTRIES[after:], after + 1):
             found = self.lookup(node, name)
             if found:
                 yield name, found, offset
+
+    def section(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory of sections. Reads the file.
+
+        Raises OSError, `IntegrityError`.
+        """
+        return self._sections.find(nodes.ordinal_of(node), name)
 
     def is_public_package(self, node: int, name: bytes) -> bool:
         """Whether everybody may know that a build ID has its .dwp file under that name."""
@@ -99,6 +113,8 @@ class IdDirectories:
         """Attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
         if nodes.slot_of(node) == nodes.SLOT_PATH:
             return self._attributes_of_text(nodes.ordinal_of(node))
+        if nodes.slot_of(node) == nodes.SLOT_SECTION:
+            return self._sections.attributes(node)
         return of_artifact(self._artifact(node))
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
@@ -117,6 +133,9 @@ class IdDirectories:
         Raises OSError(ESTALE) if it is gone from the store.
         """
         slot = nodes.slot_of(node)
+        if slot == nodes.SLOT_SECTION:
+            zeroed = self._is_zeroed(self._sections.artifact(node))
+            return self._sections.open(node, zeroed=zeroed) if wait else None
         artifact = self._recent.get(node) or self._artifact(node)
         zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
         try:
@@ -157,6 +176,7 @@ class IdDirectories:
             yield directory, name, True
         yield directory, names.PATH, False
         yield directory, names.VARIANTS, False
+        yield directory, names.SECTION, False
         yield from self._variants.spellings(ordinal, origins)
         yield from self._packages.spellings(ordinal, origins)
 

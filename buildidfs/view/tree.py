@@ -3,6 +3,7 @@
 
 <id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `ids`
 <id>/variants/<sha256>                                        `variants`
+<id>/section/<name>                                           `sections`
 buildid -> .                                                  the tree is a debuginfod
 debug/.build-id/ab/cdef…[.debug]                              `links`
 debug/.dwz/…                                                  `dwz`
@@ -74,7 +75,7 @@ _LINK_SLOTS = frozenset(
 )
 _TYPES = [
     stat.S_IFDIR
-    if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS)
+    if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS, nodes.SLOT_SECTIONS)
     else stat.S_IFLNK
     if slot in _LINK_SLOTS
     else stat.S_IFREG
@@ -138,7 +139,10 @@ class View:
     # --- what every front door needs -------------------------------------------------------
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory, 0 if there is none."""
+        """The node of an entry of a directory, 0 if there is none.
+
+        Raises `NeedsReading` where `lookup_slowly` has to be asked, from a thread of its own.
+        """
         if node == nodes.ROOT:
             # `names.parse` written out: of all names this is the one that is asked for most.
             try:
@@ -151,6 +155,10 @@ class View:
         if tag:
             return self._lookups[tag](node, name)
         return self._lookup_static(node, name)
+
+    def lookup_slowly(self, node: int, name: bytes) -> int:
+        """The same for a directory of sections; raises OSError, `IntegrityError`."""
+        return self._ids.section(node, name)
 
     def children(
         self, node: int, after: int = 0, reader: Reader | None = None

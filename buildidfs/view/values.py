@@ -37,6 +37,10 @@ class Attributes(msgspec.Struct, frozen=True):
     volatile: bool = False
 
 
+class NeedsReading(BlockingIOError):
+    """A file has to be read first, which may have to wait for a disk: another method does it."""
+
+
 class Content(msgspec.Struct):
     """An open file. ``fd`` holds its bytes, or, where that is -1, ``blob`` or ``text`` does.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.support import clients
 from tests.support.clients import run, tool
-from tests.support.programs import SOURCE_DIR, line_of, sha256
+from tests.support.mounts import BuildIdFs
+from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
 
 if TYPE_CHECKING:
     from tests.support.vanished import Vanished
@@ -77,3 +79,40 @@ def test_any_spelling_of_the_url(gone: Vanished) -> None:
     for url in (f"file://{gone.mount}/", f"file://localhost{gone.mount}"):
         result = clients.debuginfod_find(url, "executable", gone.program.exe.build_id)
         assert result.rc == 0, str(result)
+
+
+def test_one_section_by_debuginfod(gone: Vanished, directory: Path) -> None:
+    """A server that is a directory: of the debug file, or where it has none, of the executable."""
+    for name, file in (
+        (".debug_info", gone.program.lib.debug),
+        (".text", gone.program.lib.shipped),
+    ):
+        expected = directory / "expected"
+        clients.run(
+            [clients.tool("objcopy"), "--dump-section", f"{name}={expected}", file, "/dev/null"],
+            check=True,
+        )
+        result = clients.debuginfod_find(gone.url, "section", gone.program.lib.build_id, name)
+        assert Path(result.out.strip()).read_bytes() == expected.read_bytes(), result
+    result = clients.debuginfod_find(gone.url, "section", gone.program.lib.build_id, ".none")
+    assert result.rc != 0
+
+
+def test_sections_of_private_files_are_private(buildidfs: BuildIdFs, directory: Path) -> None:
+    """Nobody learns even which there are."""
+    directory.chmod(0o755)
+    program = directory / "program"
+    program.write_bytes(Path(tool("true")).read_bytes())
+    build_id = build_id_of(program)
+    read = "import os, sys; os.setuid(65534); sys.stdout.write(str(os.stat(sys.argv[1]).st_size))"
+    for mode, rc in ((0o755, 0), (0o700, 1)):
+        program.chmod(mode)
+        store = BuildIdFs(directory, directory / f"store-{mode}")
+        store("scan", "tree", program)
+        with store.mounted() as mount:
+            section = mount / build_id / "section/.text"
+            size = section.stat().st_size
+            done = run([sys.executable, "-c", read, section])
+            assert done.rc == rc, done
+            assert done.out == ("" if rc else str(size))
+            assert "FileNotFoundError" in done.err or not rc
