@@ -115,6 +115,16 @@ class ElfFile(msgspec.Struct, frozen=True):
     mini: ByteRange | None = None
     dwo_ids: tuple[int, ...] = ()
 
+    @property
+    def supplement(self) -> tuple[bytes, BuildId] | None:
+        """Name and build ID of the dwz file that its DWARF needs, if that is in several files.
+
+        Strip leaves ``altlink`` in executables, which have nothing any more that refers to it.
+        """
+        if self.altlink is None or self.quality < Quality.DEBUGINFO:
+            return None
+        return self.altlink.name, self.altlink.build_id
+
 
 def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
     """Describe a file whose ELF header is known to be whole (`elf.identify` found a build ID).

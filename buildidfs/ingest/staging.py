@@ -30,7 +30,6 @@ from buildidfs.model import OWNER, Absence, BuildId, FileIdentity, Kind, Quality
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
 
 if TYPE_CHECKING:
-    from buildidfs.formats.elf import ElfFile
     from buildidfs.store import Held
 
 Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
@@ -229,14 +228,6 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     return held if held is not None and held.build_id == build_id else None
 
 
-def _supplement(described: ElfFile) -> tuple[bytes, BuildId] | None:
-    """The dwz file that debuginfo refers to; in a stripped program the reference is a leftover."""
-    link = described.altlink
-    if link is None or described.quality < Quality.DEBUGINFO:
-        return None
-    return link.name, link.build_id
-
-
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
     """The capture that staged bytes make. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
@@ -252,7 +243,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         described.quality,
         described.scripts,
         described.segments,
-        supplement=_supplement(described),
+        supplement=described.supplement,
     )
     mini = minidebug.unpacked(store, staged, described, sighting) if pinned.kind is None else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)

@@ -223,6 +223,7 @@ def _capture(
         quality=described.quality,
         scripts=described.scripts,
         segments=described.segments,
+        supplement=described.supplement,
     )
 
 

@@ -16,8 +16,8 @@ from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
 from buildidfs.model import Artifact, BuildId, Kind, Quality, Trust
 from buildidfs.store import Store, beside, environment, layout, rebuild
 from tests.golden.make import fill
-from tests.support.captures import capture, read_blob, sighting
-from tests.support.elfwriter import TEXT, elf_file
+from tests.support.captures import capture, commit, read_blob, sighting
+from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
 from tests.support.golden import unpack
 from tests.support.killing import calls_of, is_killed, kill_at_call
 
@@ -87,6 +87,21 @@ def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) 
     assert not (path / "index.new").exists()
     if damage is not _lose:
         assert len(list((path / "quarantine").glob("index.*"))) == 1
+
+
+def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: Path) -> None:
+    mine, common = b"\x0a" * 20, b"\x0b" * 20
+    debug = elf_file([DWARF, altlink(b"/usr/lib/debug/.dwz/x86/other", common)], build_id=mine)
+    with Store.open(path) as store:
+        for build_id, data in ((mine, debug), (common, elf_file([DWARF], build_id=common))):
+            at = sighting(b"/elsewhere/" + build_id.hex().encode(), mode=0o100644)
+            kinds = [Kind.DEBUGINFO]
+            commit(store, capture(store, data, build_id, at=at, kinds=kinds))
+        assert store.supplementary(b"x86/other") is None, "this capture did not say so"
+    _lose(path)
+    rebuild.run(path)
+    with Store.open(path) as store:
+        assert store.supplementary(b"x86/other") == store.ordinal(common) is not None
 
 
 def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:

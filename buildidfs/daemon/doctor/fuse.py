@@ -54,7 +54,9 @@ def _device() -> Answer:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):
         return failed(f"{_DEVICE} does not exist", mounts.how_to_get_fuse())
-    except PermissionError:
+    except PermissionError as error:
+        if os.geteuid() == 0:  # a control group of a container forbids it
+            return failed(f"{_DEVICE}: {error.strerror}", mounts.how_to_get_fuse())
         return failed(
             f"{_DEVICE} may not be opened by this user",
             f"as root: chmod 666 {_DEVICE}; give a container --device {_DEVICE}",
