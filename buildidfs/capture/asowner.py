@@ -44,7 +44,6 @@ _SILENT_FOR_S: Final = 3600.0
 # A user may mount any number of filesystems, and each may be waited for once.
 _SILENCES_OF_A_USER: Final = 3
 _STARTS: Final = 3
-_COPIES: Final = b"/var/tmp"
 
 
 class Mounter(msgspec.Struct, frozen=True):
@@ -127,7 +126,7 @@ class AsOwner:
 
         Raises OSError as `look` does; EFBIG for more than `ownerhelper.MAX_BYTES`.
         """
-        copy_fd = _scratch()
+        copy_fd = files.scratch_file()
         try:
             identity = self._ask(place, copy_fd)
             # For reading only, so that nobody takes us for a writer of it.
@@ -212,11 +211,3 @@ class AsOwner:
             self._helper.kill()
             self._helper.wait()
             self._helper = None
-
-
-def _scratch() -> int:
-    """An empty file without a name, on a disk if possible. Raises OSError."""
-    try:
-        return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return files.memory_file(b"buildidfs-copy", b"")

@@ -12,7 +12,6 @@ by the checksum in the link; a package by the units in it.
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import stat
 import zlib
@@ -31,8 +30,6 @@ from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
-
-    Look = Callable[[], "Companion | None"]
 
 DEBUG_ROOT: Final = b"/usr/lib/debug"
 CRC_MAX_BYTES: Final = 2 << 30
@@ -54,8 +51,8 @@ class Companion(msgspec.Struct):
 
     ``path_fd`` stands for it (O_PATH), ``fd`` reads it. ``known`` is what the memo says of it, and
     ``fd`` is then -1. ``kind`` and ``build_id`` are set where the file has no build ID of its own,
-    see `capture.base.PinnedFile`. As a context manager it closes both descriptors, except ``fd``
-    if that was taken by `release`.
+    see `capture.base.PinnedFile`; ``is_copy`` likewise. As a context manager it closes both
+    descriptors, except ``fd`` if that was taken by `release`.
     """
 
     path: bytes
@@ -65,6 +62,7 @@ class Companion(msgspec.Struct):
     known: Known | None = None
     kind: Kind | None = None
     build_id: BuildId | None = None
+    is_copy: bool = False
 
     def release(self) -> int:
         """The descriptor, which is the caller's from now on."""
@@ -85,12 +83,28 @@ class Companion(msgspec.Struct):
                 os.close(fd)
 
 
+class Opener:
+    """Opens the files that are looked at, on filesystems that answer. Raises OSError."""
+
+    def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """Pin what is at a path of a root (O_PATH), and say what it is."""
+        path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
+        try:
+            return path_fd, statx.identity(path_fd)
+        except BaseException:
+            os.close(path_fd)
+            raise
+
+    def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
+        """A descriptor to read a pinned regular file, and whether it is of a copy."""
+        return openat2.reopen_regular(path_fd), False
+
+
 class Companions:
     """Looks for companions in one root directory.
 
     ``root_fd`` is the root (O_PATH will do) and stays the caller's. Nothing is opened on
-    ``refused_devices`` (values of st_dev). ``ask`` is given a path and what looks at it, which
-    may have to wait for a filesystem; it raises TimeoutError when it has waited long enough.
+    ``refused_devices`` (values of st_dev). ``opener`` opens where filesystems may not answer.
     """
 
     def __init__(
@@ -98,12 +112,12 @@ class Companions:
         root_fd: int,
         memo: Memo,
         refused_devices: Collection[int] = (),
-        ask: Callable[[bytes, Look], Companion | None] | None = None,
+        opener: Opener | None = None,
     ) -> None:
         self._root_fd = root_fd
         self._memo = memo
         self._refused = refused_devices
-        self._ask = ask
+        self._opener = opener or Opener()
 
     def has_debug_root(self) -> bool:
         """Whether anything at all can be found by build ID here."""
@@ -162,9 +176,8 @@ class Companions:
     def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
         """The first of ``paths`` that proves to belong."""
         for path in paths:
-            look = functools.partial(self._candidate, path, proof)
             try:
-                companion = look() if self._ask is None else self._ask(path, look)
+                companion = self._candidate(path, proof)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
                     yield Unreadable(path, error.strerror or str(error), error.errno or 0)
@@ -175,12 +188,8 @@ class Companions:
 
     def _candidate(self, path: bytes, proof: _Proof) -> Companion | None:
         """The file at ``path`` if it is the one sought. Raises OSError."""
-        path_fd = openat2.open_in_root(self._root_fd, path, os.O_PATH)
-        try:
-            companion = Companion(path, statx.identity(path_fd), path_fd)
-        except BaseException:
-            os.close(path_fd)
-            raise
+        path_fd, identity = self._opener.open(self._root_fd, path)
+        companion = Companion(path, identity, path_fd)
         keep = False
         try:
             keep = self._is_sought(companion, proof)
@@ -198,12 +207,12 @@ class Companions:
         if known is not None and known.build_id is not None:
             companion.known = known
             return known.build_id == proof.build_id
-        companion.fd = openat2.reopen_regular(companion.path_fd)
+        companion.fd, companion.is_copy = self._opener.reopen(companion.path_fd, identity)
         return proof.belongs(companion)
 
     def _real_path(self, companion: Companion) -> bytes:
         """Where a companion really is in this root: dwz names are relative to that."""
-        path = os.readlink(b"/proc/self/fd/%d" % companion.fd)
+        path = os.readlink(b"/proc/self/fd/%d" % companion.path_fd)
         root = os.readlink(b"/proc/self/fd/%d" % self._root_fd)
         if root == b"/":
             return path

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import elf, elfsections
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
     from buildidfs.model import BuildId
+
+
+_COPIES: Final = "/var/tmp"
 
 
 def reader(fd: int) -> elf.ReadAt:
@@ -52,6 +55,14 @@ def memory_file(name: bytes, data: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def scratch_file() -> int:
+    """An empty file without a name, on a disk if possible. Raises OSError."""
+    try:
+        return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return memory_file(b"buildidfs-copy", b"")
 
 
 def write_all(fd: int, data: bytes) -> None:

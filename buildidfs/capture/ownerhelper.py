@@ -173,7 +173,7 @@ def _child(request: Request, fds: tuple[int, int, int], channel: socket.socket) 
             answer = _look(fd, request, uid, gid)
             channel.send(msgspec.msgpack.encode(answer))
             if request.copy and answer.identity is not None:
-                _copy(fd, copy_fd, answer.identity.size)
+                copy_all(fd, copy_fd, answer.identity.size)
                 os.close(copy_fd)
                 channel.send(msgspec.msgpack.encode(answer))
         except OSError as error:
@@ -205,8 +205,8 @@ def _look(fd: int, request: Request, uid: int, gid: int) -> Answer:
     return Answer(msgspec.structs.replace(identity, uid=uid, gid=gid, mode=mode))
 
 
-def _copy(fd: int, copy_fd: int, size: int) -> None:
-    """Copy all there is. Raises OSError."""
+def copy_all(fd: int, copy_fd: int, size: int) -> None:
+    """Copy all there is of a file of about ``size`` bytes. Raises OSError, EFBIG for too many."""
     if size > MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     offset = 0
@@ -216,6 +216,8 @@ def _copy(fd: int, copy_fd: int, size: int) -> None:
             written = os.pwrite(copy_fd, view, offset)
             offset += written
             view = view[written:]
+        if offset > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 def _close(fds: Iterable[int]) -> None:

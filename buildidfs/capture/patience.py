@@ -40,6 +40,18 @@ def slow_devices(text: bytes) -> set[_Device]:
     return {mount.dev for mount in mountinfo.parse(text) if is_slow_type(mount.fstype)}
 
 
+def has_fuse(text: bytes) -> bool:
+    """Return True if a mountinfo text has a FUSE filesystem other than ours.
+
+    A thread that waits for one cannot be ended: a process has to, see `filehelper`.
+    """
+    return any(
+        mount.fstype.startswith(b"fuse")
+        and mount.fstype not in (b"fusectl", mounts.FILESYSTEM_TYPE)
+        for mount in mountinfo.parse(text)
+    )
+
+
 class Devices:
     """Which filesystems may not answer, learned from the mounts of one namespace after another."""
 
@@ -73,6 +85,11 @@ class Patience:
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
         self._silent: set[_Device] = set()
+
+    @property
+    def seconds(self) -> float:
+        """How long an answer is waited for."""
+        return self._seconds
 
     def is_silent(self, device: _Device) -> bool:
         """Whether it did not answer once, and is not asked again."""

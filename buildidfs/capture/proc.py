@@ -25,10 +25,11 @@ from buildidfs.capture.base import (
     reached,
     seen_again,
 )
-from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions
+from buildidfs.capture.companions import DEBUG_ROOT, Companion, Companions, Opener
+from buildidfs.capture.filehelper import FileHelper
 from buildidfs.capture.fusefiles import FuseFiles, Owned
 from buildidfs.capture.owners import Owners
-from buildidfs.capture.patience import Devices, Patience
+from buildidfs.capture.patience import Devices, Patience, has_fuse
 from buildidfs.capture.process import Moved, Process, Ways, denied
 from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.vdso import VdsoFinder, may_differ
@@ -61,7 +62,8 @@ class ProcScanner:
     ``containers_only`` leaves out what is not in a container, that is every process that shares
     one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
     namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
-    it; without, that is `Unreadable`. ``ways`` and ``patience`` are for tests.
+    it; without, that is `Unreadable`. ``helper`` is asked for what is on filesystems that may not
+    answer, and stays the caller's. ``ways`` and ``patience`` are for tests.
 
     Iterating raises `UsageError` for a container that is not there, or not the only one. A process
     that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
@@ -80,8 +82,10 @@ class ProcScanner:
         as_owner: AsOwner | None = None,
         ways: Ways | None = None,
         patience: Patience | None = None,
+        helper: FileHelper | None = None,
     ) -> None:
         self._memo = memo
+        self._helper = helper
         self._pids = pids
         self._containers = containers
         self._containers_only = containers_only
@@ -93,6 +97,13 @@ class ProcScanner:
         self._as_owner = as_owner
 
     def __iter__(self) -> Iterator[Found]:
+        if self._helper is not None:
+            yield from self._found(self._helper)
+            return
+        with FileHelper(self._patience.seconds) as helper:
+            yield from self._found(helper)
+
+    def _found(self, helper: FileHelper) -> Iterator[Found]:
         scan = _Scan(
             self._memo,
             self._host,
@@ -101,6 +112,7 @@ class ProcScanner:
             self._ways or Ways(),
             self._patience,
             FuseFiles(self._memo, self._patience, self._as_owner),
+            helper,
         )
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
@@ -129,6 +141,7 @@ class _Scan:
         ways: Ways,
         patience: Patience,
         fuse: FuseFiles,
+        helper: FileHelper,
     ) -> None:
         self._memo = memo
         self._host = host
@@ -144,10 +157,13 @@ class _Scan:
         self._slow_namespaces: set[int] = set()
         self._patience = patience
         self._fuse = fuse
+        self._helper = helper
+        self._fuse_namespaces: set[int] = set()
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
         self._reach = Reach(keep_s=SCAN_KEEP_S)
+        self._unasking_reach = Reach(ask=False, keep_s=SCAN_KEEP_S)
 
     def labels(self, pids: Sequence[int]) -> frozenset[str]:
         """The labels of all containers that can be seen."""
@@ -219,6 +235,8 @@ class _Scan:
         by_root = process.namespaces.user == self._initial.user
         if self._devices.learn(text, overlays_answer=by_root):
             self._slow_namespaces.add(process.mount_namespace)
+            if has_fuse(text):
+                self._fuse_namespaces.add(process.mount_namespace)
 
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
@@ -250,6 +268,18 @@ class _Scan:
         """`Process.pin`, for files that may be on a filesystem that does not answer."""
         if not self._devices.may_not_answer(mapping.dev):
             return process.pin(mapping)
+        if process.pins_unasked:
+            try:
+                path_fd, _ = process.pin(mapping, ask=False)
+            except PermissionError:
+                if process.pins_unasked:
+                    raise
+            else:
+                try:
+                    return path_fd, self._helper.look(mapping.dev, path_fd)
+                except BaseException:
+                    os.close(path_fd)
+                    raise
 
         def pin_and_read() -> tuple[int, FileIdentity]:
             return process.pin_and_read(mapping)
@@ -284,13 +314,19 @@ class _Scan:
             if known.build_id is not None:
                 yield from self._debug_files(process, path, known.build_id, trust)
             return
-        fd = openat2.reopen_regular(path_fd)
+        if is_copy := self._devices.may_not_answer(mapping.dev):
+            # It may answer for its first page and not for the next.
+            identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size)
+            trust = self._trust(process, path, identity, path_fd)
+            sighting = self._sighting(process, path, identity, trust)
+        else:
+            fd = openat2.reopen_regular(path_fd)
         try:
             described = files.describe(fd)
         except BaseException:
             os.close(fd)
             raise
-        yield PinnedFile(self._reached(sighting, process, path_fd), fd)
+        yield PinnedFile(self._reached(sighting, process, path_fd), fd, is_copy=is_copy)
         if isinstance(described, ElfFile):
             yield from self._debug_files(process, path, described, trust)
 
@@ -321,9 +357,14 @@ class _Scan:
 
     def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
         """The same, with the reach of the file."""
-        patience = self._patience if process.mount_namespace in self._slow_namespaces else None
         identity = sighting.origin.identity
-        return reached(sighting, process.reach_of(fd, identity, self._reach, patience))
+        if process.mount_namespace in self._fuse_namespaces:
+            reach = process.reach_of(fd, identity, self._unasking_reach, None)
+        else:
+            is_slow = process.mount_namespace in self._slow_namespaces
+            patience = self._patience if is_slow else None
+            reach = process.reach_of(fd, identity, self._reach, patience)
+        return reached(sighting, reach)
 
     def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
         mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
@@ -366,7 +407,7 @@ class _Scan:
             process.root_fd,
             self._memo,
             refused,
-            lambda path, look: self._patience.ask(_place(process, path), look, _discard),
+            _HelpedOpener(self._helper, self._devices, process.mount_namespace),
         )
 
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
@@ -398,18 +439,32 @@ class _Scan:
                     yield self._seen_again(sighting, process, item.path_fd, item.known)
                 else:
                     sighting = self._reached(sighting, process, item.path_fd)
-                    yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
+                    yield PinnedFile(
+                        sighting, item.release(), item.kind, item.build_id, item.is_copy
+                    )
 
 
-def _place(process: Process, path: bytes) -> tuple[int, int]:
-    """What a path is asked for together with, and given up with, in place of a device.
+class _HelpedOpener(Opener):
+    """Opens in a mount namespace where something may not answer."""
 
-    Where it leads is known when it has been followed. But what users mount beside their programs
-    does not tell of the place that is root's. There are no devices with such numbers.
-    """
-    return -2 if path.startswith(DEBUG_ROOT + b"/") else -1, process.mount_namespace
+    def __init__(self, helper: FileHelper, devices: Devices, mount_namespace: int) -> None:
+        self._helper = helper
+        self._devices = devices
+        self._mount_namespace = mount_namespace
 
+    def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """As `Opener.open`.
 
-def _discard(companion: Companion | None) -> None:
-    if companion is not None:
-        companion.close()
+        Where a path leads is known when it has been followed, so what is given up when there is no
+        answer is not a device. But what users mount beside their programs does not tell of the
+        place that is root's. There are no devices with such numbers.
+        """
+        place = -2 if path.startswith(DEBUG_ROOT + b"/") else -1
+        return self._helper.open((place, self._mount_namespace), root_fd, path)
+
+    def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
+        """As `Opener.reopen`; a copy where the filesystem may not answer."""
+        device = os.major(identity.dev), os.minor(identity.dev)
+        if not self._devices.may_not_answer(device):
+            return super().reopen(path_fd, identity)
+        return self._helper.copy(device, path_fd, identity.size)[1], True

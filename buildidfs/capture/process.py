@@ -184,20 +184,29 @@ class Process:
             return mapping.path[len(self.root_path) :]
         return mapping.path
 
-    def pin(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+    @property
+    def pins_unasked(self) -> bool:
+        """Return True if `pin` can do without asking a filesystem, as far as it is known."""
+        return self._ways.map_files
+
+    def pin(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity]:
         """An O_PATH descriptor of exactly the mapped file, and what identifies it.
 
-        Raises `Moved` when it is not mapped there any more, OSError when it cannot be reached.
+        Without ``ask`` no filesystem is asked, and the identity is what the kernel has in memory:
+        where it takes another way than map_files it raises PermissionError. Raises `Moved` when it
+        is not mapped there any more, OSError when it cannot be reached.
         """
         if self._ways.map_files:
             try:
-                return self._pin_map_file(mapping)
+                return self._pin_map_file(mapping, ask=ask)
             except OSError as error:
                 if error.errno in _MOVED:
                     raise Moved from error
                 if error.errno != errno.EPERM:
                     raise
                 self._ways.map_files = False
+                if not ask:
+                    raise
         return self._pin_exe(mapping) or self._pin_by_path(mapping)
 
     def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
@@ -215,11 +224,11 @@ class Process:
             raise
         return fd, identity
 
-    def _pin_map_file(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+    def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
         name = procfs.map_file_name(mapping.start, mapping.end)
         fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
         try:
-            identity = statx.identity(fd)
+            identity = statx.identity(fd, ask=ask)
             # Filesystems made of others may show one inode number here and another there.
             if identity.ino != mapping.inode and not _same_name(
                 os.readlink(name, dir_fd=self.fd), mapping

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import container, files
 from buildidfs.capture.base import PinnedFile, Unreadable, seen_again
+from buildidfs.capture.filehelper import FileHelper
 from buildidfs.capture.kernel import KernelScanner
 from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import (
@@ -50,7 +51,7 @@ from buildidfs.daemon.watchstate import (
 )
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
-from buildidfs.ingest.follow import Follow
+from buildidfs.ingest.follow import ANSWER_S, Follow
 from buildidfs.linux import machine, openat2
 from buildidfs.model import BuildId, Sighting
 from buildidfs.store.failures import show
@@ -114,6 +115,7 @@ class Watch:
         self._excluded = _globs(options.exclude)
         _prepare_process()
         self._pins = Pins(options.pin_seconds, options.pin_bytes)
+        self._helper = FileHelper(min(ANSWER_S, options.pin_seconds))
         self._follow = Follow(
             store,
             self._pins,
@@ -121,6 +123,7 @@ class Watch:
             captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
             forget=lambda pin: self._watcher.forget((pin.key,)),
             recovered=self._recovered,
+            helper=self._helper,
         )
         self._patience = Patience(_FIRST_LOOK_S)
         self._scans = Scans(self._look)
@@ -386,7 +389,11 @@ class Watch:
     def _found(self, pids: Sequence[int] | None) -> Iterator[Found]:
         namespaces = self._options.container_namespaces
         yield from ProcScanner(
-            self._memo, pids=pids, container_namespaces=namespaces, as_owner=self._as_owner
+            self._memo,
+            pids=pids,
+            container_namespaces=namespaces,
+            as_owner=self._as_owner,
+            helper=self._helper,
         )
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)

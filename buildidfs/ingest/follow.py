@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.base import Found, PinnedFile, Unreadable
+from buildidfs.capture.filehelper import FileHelper
 from buildidfs.capture.pins import LetGo, Pin, Pins
 from buildidfs.ingest import staging
 from buildidfs.ingest.jobs import Captured, Failed, Forget, Job, Jobs
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from buildidfs.ingest.staging import Outcome
     from buildidfs.model import BuildId, Sighting
     from buildidfs.store import NewAbsence, Store
+
+ANSWER_S: Final = 10.0
+"""How long, in seconds, a filesystem may take for an answer."""
 
 # Files of scans that wait, open, to be staged.
 _SCANNED_AT_ONCE: Final = 16
@@ -65,6 +69,8 @@ class Follow:
     store can be written again after something was lost that a scan may find. All are called in
     threads of this object and must be quick.
 
+    ``helper`` copies what is on filesystems that may not answer, and is closed with this.
+
     Methods may be called from any thread. They raise what ended a thread, should that happen: then
     nothing goes into the store any more.
     """
@@ -79,6 +85,7 @@ class Follow:
         captured: Captured = _ignore_captured,
         forget: Forget = _ignore_forget,
         recovered: Callable[[], None] = _ignore_recovered,
+        helper: FileHelper | None = None,
     ) -> None:
         self._store = store
         self._pins = pins
@@ -93,7 +100,8 @@ class Follow:
             recovered=recovered,
         )
         self._committer = self._jobs.committer
-        self._reluctant = Reluctant(store, pins.seconds)
+        self._helper = helper or FileHelper(min(ANSWER_S, pins.seconds))
+        self._reluctant = Reluctant(store, self._helper)
         self._lock = threading.Lock()
         self._scans: queue.Queue[PinnedFile] = queue.Queue(_SCANNED_AT_ONCE)
         self._scanners: list[threading.Thread] = []
@@ -175,6 +183,7 @@ class Follow:
         waiting = self._pins.close()
         for thread in (*self._threads, *self._scanners):
             thread.join()
+        self._helper.close()
         self._slow.join(_SLOW_END_S)
         while not self._scans.empty():
             self._scans.get().close()

@@ -117,7 +117,7 @@ def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
 
 def _lasting(outcome: Outcome, is_fixed: bool) -> Outcome:
     """The outcome, which is not remembered unless the file ``is_fixed``."""
-    if is_fixed or isinstance(outcome, Unreadable):
+    if is_fixed or not isinstance(outcome, NewCapture | NewAbsence):
         return outcome
     return msgspec.structs.replace(outcome, remember=False)
 
@@ -166,7 +166,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     """One try at a file that somebody may be writing to. Raises `StoreError`, OSError."""
     # Asked before anything is read: whoever begins to write after that shows in the times.
     writer = _has_writer(pinned, identity)
-    sighting = _sighting(pinned, identity)
+    sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
         hint = files.identify(pinned.fd)
@@ -199,11 +199,11 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     return outcome
 
 
-def _sighting(pinned: PinnedFile, identity: FileIdentity) -> Sighting:
+def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
     """The sighting of the file as it is now."""
-    origin = pinned.sighting.origin
+    origin = sighting.origin
     if identity == origin.identity:
-        return pinned.sighting
+        return sighting
     said, trust, reach = origin.identity, origin.trust, origin.reach
     # Both were judged by an owner and a mode that it does not have.
     if (said.uid, said.mode) != (identity.uid, identity.mode):
@@ -211,7 +211,7 @@ def _sighting(pinned: PinnedFile, identity: FileIdentity) -> Sighting:
     if (said.uid, said.gid, said.mode) != (identity.uid, identity.gid, identity.mode):
         reach &= OWNER if said.uid == identity.uid else 0
     origin = msgspec.structs.replace(origin, identity=identity, trust=trust, reach=reach)
-    return Sighting(origin, pinned.sighting.seen_ns)
+    return Sighting(origin, sighting.seen_ns)
 
 
 def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:

@@ -135,7 +135,7 @@ def _lives(pid: int) -> bool:
 def test_no_room_for_copies_on_a_disk(
     path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asowner, "_COPIES", b"/nowhere")
+    monkeypatch.setattr("buildidfs.capture.files._COPIES", "/nowhere")
     with AsOwner() as as_owner:
         _, fd = as_owner.read(place)
     with open(fd, "rb") as copy:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FUSE servers that answer for the first page of a file and then fall silent hold up nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import echo, halffs
+from tests.support.children import running
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.programs import build_id_of
+from tests.support.waiting import until
+from tests.support.watching import watching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.slow]
+
+
+@pytest.fixture
+def silent(directory: Path) -> Iterator[tuple[Path, list[int]]]:
+    """A program on a filesystem that fell silent, and a process that has it mapped."""
+    program, target = directory / "program", directory / "mnt"
+    echo.build(program)
+    with halffs.served(target, program) as server, running([target / "app"]) as process:
+        server.fall_silent()
+        yield target / "app", [process.pid]
+
+
+def test_scan_names_it_and_ends(directory: Path, silent: tuple[Path, list[int]]) -> None:
+    path, pids = silent
+    other = directory / "other"
+    echo.build(other)
+    with running([other]) as process:
+        options = [word for pid in (*pids, process.pid) for word in ("--pid", str(pid))]
+        with (directory / "said").open("wb") as output:
+            ran = subprocess.Popen(
+                [*COMMAND, "--store", directory / "store", "scan", "proc", *options],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        # Should it hang nobody can kill it before the server has gone.
+        until(lambda: ran.poll() is not None, "its end", 60)
+    said = (directory / "said").read_text()
+    assert ran.returncode == 3, said
+    assert os.fspath(path) in said
+    assert "does not answer" in said
+    store = BuildIdFs(directory)
+    assert build_id_of(other) in store("list").out
+
+
+@pytest.mark.host
+def test_watch_ends_when_it_is_told_to(directory: Path) -> None:
+    program, target = directory / "program", directory / "mnt"
+    echo.build(program)
+    with halffs.served(target, program) as server:
+        with (
+            watching(directory / "store", "--pin-seconds", "60") as watcher,
+            running([target / "app"]),
+        ):
+            server.fall_silent()
+            other = directory / "other"
+            echo.build(other)
+            with running([other]):
+                until(lambda: watcher.facts.get("waiting", 0) or watcher.facts["losses"], "a catch")
+            # Within the minute that `stop` allows, and without SIGKILL.
+            watcher.stop()
+        assert build_id_of(other) in BuildIdFs(directory)("list").out
