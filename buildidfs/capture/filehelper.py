@@ -31,7 +31,7 @@ import msgspec
 from buildidfs.capture import files
 from buildidfs.capture.ownerhelper import BYTES_PER_SECOND, MAX_BYTES, copy_all
 from buildidfs.linux import openat2, statx
-from buildidfs.model import FileIdentity
+from buildidfs.model import BuildId, FileIdentity, Mapping
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,17 +55,20 @@ _left_behind: list[subprocess.Popen[bytes]] = []
 
 class _Request(msgspec.Struct, array_like=True):
     """``kind`` is ``open`` (of ``path`` in the root given), ``look`` or ``copy`` (of a pinned
-    file, to a second descriptor).
+    file, to a second descriptor), or ``identify`` (of what process ``pid`` has mapped).
     """
 
     kind: str
     path: bytes = b""
+    pid: int = 0
+    mapping: Mapping | None = None
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """The ``identity`` of the file, or an error."""
+    """The ``identity`` of the file, or its ``build_id`` (empty: none), or an error."""
 
     identity: FileIdentity | None = None
+    build_id: bytes | None = None
     errno: int = 0
     reason: str = ""
 
@@ -99,12 +102,17 @@ class FileHelper:
 
     def open(self, device: Device, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
         """Pin what is at ``path`` of a root (O_PATH), and say what it is. The caller closes it."""
-        identity, fd = self._ask(device, _Request("open", path), [root_fd], self._seconds)
-        return fd, identity
+        return _found(*self._ask(device, _Request("open", path), [root_fd], self._seconds))
 
     def look(self, device: Device, path_fd: int) -> FileIdentity:
         """What a pinned file is by now."""
-        return self._ask(device, _Request("look"), [path_fd], self._seconds)[0]
+        return _found(*self._ask(device, _Request("look"), [path_fd], self._seconds))[1]
+
+    def build_id(self, device: Device, pid: int, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file as the kernel or the memory of the process tells it."""
+        request = _Request("identify", pid=pid, mapping=mapping)
+        answer, _ = self._ask(device, request, [], self._seconds)
+        return BuildId(answer.build_id) if answer.build_id else None
 
     def copy(self, device: Device, path_fd: int, size: int) -> tuple[FileIdentity, int]:
         """A descriptor for reading of a copy of a pinned regular file of about ``size`` bytes.
@@ -117,7 +125,8 @@ class FileHelper:
         scratch = files.scratch_file()
         try:
             seconds = self._seconds + size / BYTES_PER_SECOND
-            identity, _ = self._ask(device, _Request("copy"), [path_fd, scratch], seconds)
+            request = _Request("copy")
+            _, identity = _found(*self._ask(device, request, [path_fd, scratch], seconds))
             # For reading only, so that nobody takes us for a writer of it.
             return identity, os.open(f"/proc/self/fd/{scratch}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
@@ -138,7 +147,7 @@ class FileHelper:
 
     def _ask(
         self, device: Device, request: _Request, fds: list[int], seconds: float
-    ) -> tuple[FileIdentity, int]:
+    ) -> tuple[_Answer, int]:
         with self._lock:
             now = time.monotonic()
             if now - self._silent.get(device, -_SILENT_FOR_S) < _SILENT_FOR_S:
@@ -158,9 +167,9 @@ class FileHelper:
                 self._leave()
                 raise OSError(errno.EIO, "the process that reads such files was ended")
         answer = msgspec.msgpack.decode(data, type=_Answer)
-        if answer.identity is None:
+        if answer.errno:
             raise OSError(answer.errno, answer.reason)
-        return answer.identity, got[0] if got else -1
+        return answer, got[0] if got else -1
 
     def _started(self) -> socket.socket:
         """The way to the helper, which is started if there is none. Raises OSError."""
@@ -199,6 +208,12 @@ class FileHelper:
             self._process = None
 
 
+def _found(answer: _Answer, fd: int) -> tuple[int, FileIdentity]:
+    if answer.identity is None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return fd, answer.identity
+
+
 def _silence() -> TimeoutError:
     return TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
 
@@ -222,11 +237,10 @@ def _serve(channel: socket.socket) -> bool:
     opened: list[int] = []
     try:
         try:
-            identity = _answer(msgspec.msgpack.decode(data, type=_Request), fds, opened)
-            answer = _Answer(identity)
+            answer = _answer(msgspec.msgpack.decode(data, type=_Request), fds, opened)
         except OSError as error:
             reason = error.strerror or str(error)
-            answer = _Answer(None, error.errno or errno.EIO, reason)
+            answer = _Answer(errno=error.errno or errno.EIO, reason=reason)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))]
         channel.sendmsg([msgspec.msgpack.encode(answer)], rights if opened else [])
     finally:
@@ -235,13 +249,18 @@ def _serve(channel: socket.socket) -> bool:
     return True
 
 
-def _answer(request: _Request, fds: list[int], opened: list[int]) -> FileIdentity:
+def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
     """Do what is asked; ``opened`` gets what is handed back. Raises OSError."""
     if request.kind == "open":
         opened.append(openat2.open_in_root(fds[0], request.path, os.O_PATH))
-        return statx.identity(opened[0])
+        return _Answer(statx.identity(opened[0]))
     if request.kind == "look":
-        return statx.identity(fds[0])
+        return _Answer(statx.identity(fds[0]))
+    if request.mapping is not None:
+        from buildidfs.capture.process import Process, Ways  # rarely needed, and large
+
+        with Process(request.pid, Ways()) as process:
+            return _Answer(build_id=bytes(process.build_id(request.mapping) or b""))
     path_fd, copy_fd = fds
     before = statx.identity(path_fd)
     if not stat.S_ISREG(before.mode):
@@ -253,4 +272,4 @@ def _answer(request: _Request, fds: list[int], opened: list[int]) -> FileIdentit
             raise OSError(errno.ETXTBSY, "it changed while it was read")
     finally:
         fds.append(fd)  # closed when the answer is out: its server is asked for that, too
-    return before
+    return _Answer(before)

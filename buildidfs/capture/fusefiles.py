@@ -15,14 +15,13 @@ import msgspec
 
 from buildidfs.capture import files
 from buildidfs.capture.base import Known, Memo, Unreadable
-from buildidfs.errors import InvalidBuildId
 from buildidfs.formats.elf import ElfFile
-from buildidfs.linux import capabilities, namespaces, procfs, procmap_query
+from buildidfs.linux import capabilities, namespaces, procfs
 from buildidfs.model import Absence, BuildId, FileIdentity
 
 if TYPE_CHECKING:
     from buildidfs.capture.asowner import AsOwner, Mounter
-    from buildidfs.capture.patience import Patience
+    from buildidfs.capture.filehelper import FileHelper
     from buildidfs.capture.process import Process
     from buildidfs.model import Mapping
 
@@ -52,9 +51,9 @@ class Owned(msgspec.Struct):
 class FuseFiles:
     """What root was refused, read as the owner if there is an ``as_owner`` to do it."""
 
-    def __init__(self, memo: Memo, patience: Patience, as_owner: AsOwner | None = None) -> None:
+    def __init__(self, memo: Memo, helper: FileHelper, as_owner: AsOwner | None = None) -> None:
         self._memo = memo
-        self._patience = patience
+        self._helper = helper
         self._as_owner = as_owner
         self._mounters: dict[tuple[int, tuple[int, int]], Mounter] = {}
 
@@ -103,17 +102,9 @@ class FuseFiles:
         return self._mounters.get(key)
 
     def _build_id(self, process: Process, mapping: Mapping) -> BuildId | None:
-        """What the kernel says of a mapped file, for which it may have to ask its filesystem.
-
-        Inside a user namespace that may refuse the kernel, too, which asks in our name; memory is
-        read in the name of the process.
-        """
-
-        def question() -> BuildId | None:
-            return _told(process, mapping) or process.build_id_in_memory(mapping)
-
+        """What the kernel says of a mapped file, if that can be had without waiting for long."""
         try:
-            return self._patience.ask(mapping.dev, question, lambda answer: None)
+            return self._helper.build_id(mapping.dev, process.pid, mapping)
         except OSError:
             return None
 
@@ -157,16 +148,3 @@ class FuseFiles:
             os.close(fd)
             raise
         return Owned(identity, fd, binary=binary)
-
-
-def _told(process: Process, mapping: Mapping) -> BuildId | None:
-    """The build ID that the kernel tells."""
-    try:
-        maps_fd = procfs.open_maps(process.fd)
-        try:
-            raw = procmap_query.build_id(maps_fd, mapping.start)
-        finally:
-            os.close(maps_fd)
-        return BuildId(raw) if raw else None
-    except (OSError, InvalidBuildId):
-        return None

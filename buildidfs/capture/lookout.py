@@ -51,7 +51,7 @@ class Lookout:
                     found.append((record, state.tasks.home_at(record.pid, record.time)))
                 else:
                     state.apply(record)
-        if found:
+        if state.shares.is_pressed:
             state.shares.refill(time.monotonic())
         for record, home in found:
             self._grab(record, home)

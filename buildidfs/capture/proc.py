@@ -111,7 +111,7 @@ class ProcScanner:
             self._container_namespaces,
             self._ways or Ways(),
             self._patience,
-            FuseFiles(self._memo, self._patience, self._as_owner),
+            FuseFiles(self._memo, helper, self._as_owner),
             helper,
         )
         pids = procfs.pids() if self._pids is None else self._pids

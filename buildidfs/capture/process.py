@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture import container, files
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.reach import Root
+from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import cgroup, elf, procmaps
 from buildidfs.linux import (
     capabilities,
@@ -284,6 +285,24 @@ class Process:
             return files.identify(fd) == in_memory
         finally:
             os.close(fd)
+
+    def build_id(self, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file, for which the kernel may have to ask its filesystem.
+
+        Inside a user namespace that may refuse the kernel, too, which asks in our name; memory is
+        read in the name of the process.
+        """
+        try:
+            maps_fd = procfs.open_maps(self.fd)
+            try:
+                raw = procmap_query.build_id(maps_fd, mapping.start)
+            finally:
+                os.close(maps_fd)
+            if raw:
+                return BuildId(raw)
+        except (OSError, InvalidBuildId):
+            pass
+        return self.build_id_in_memory(mapping)
 
     def build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
         """The build ID of a mapped file, read through the mappings of its beginning, or None.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 import time
@@ -14,9 +15,11 @@ import pytest
 
 from buildidfs.capture import filehelper
 from buildidfs.capture.filehelper import FileHelper
+from buildidfs.capture.process import Process, Ways
 from buildidfs.linux import statx
 from tests.support import halffs
 from tests.support.children import needs_root
+from tests.support.elfwriter import elf_file
 from tests.support.scans import open_descriptors
 from tests.support.waiting import until
 
@@ -57,6 +60,17 @@ def test_file_is_pinned_looked_at_and_copied(helper: FileHelper, file: Path, fd:
     assert caught.value.errno == errno.EBADF
     for each in (root, pinned, copy):
         os.close(each)
+
+
+def test_mapped_file_is_identified(helper: FileHelper, tmp_path: Path) -> None:
+    path = tmp_path / "mapped.so"
+    path.write_bytes(elf_file(build_id=bytes(range(20))))
+    with path.open("rb") as file:
+        code = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    with code, Process(os.getpid(), Ways()) as process:
+        mappings = process.executable_mappings()
+        (mapping,) = [each for each in mappings if each.path == os.fsencode(path)]
+        assert helper.build_id(DEVICE, os.getpid(), mapping) == bytes(range(20))
 
 
 def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.capture.filehelper import FileHelper
 from buildidfs.capture.fusefiles import FuseFiles
-from buildidfs.capture.patience import Patience
 from buildidfs.capture.process import Process, Ways
 from tests.support.children import copied_cat, needs_root
 from tests.support.scans import Memory
@@ -27,7 +27,7 @@ def test_what_is_not_on_fuse_is_none_of_its_business(tmp_path: Path, number: int
             if mapping.path == os.fsencode(path)
         ]
         error = OSError(number, os.strerror(number))
-        assert FuseFiles(Memory(), Patience()).take(process, mapping, error) is None
+        assert FuseFiles(Memory(), FileHelper()).take(process, mapping, error) is None
 
 
 @needs_root("others would be refused anyway")
@@ -37,4 +37,4 @@ def test_process_that_is_gone(tmp_path: Path) -> None:
         mapping = process.executable_mappings()[0]
     with process:
         error = PermissionError(errno.EACCES, "Permission denied")
-        assert FuseFiles(Memory(), Patience()).take(process, mapping, error) is None
+        assert FuseFiles(Memory(), FileHelper()).take(process, mapping, error) is None
