@@ -9,9 +9,11 @@ can be left behind, and after the first silence they are not asked again.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from buildidfs.capture.slow import memory_device
 from buildidfs.formats import mountinfo
 from buildidfs.linux import mounts
 
@@ -57,7 +59,8 @@ class Devices:
 
     def __init__(self) -> None:
         self._slow: set[_Device] = set()
-        self._answering: set[_Device] = set()
+        memory = memory_device()
+        self._answering: set[_Device] = {(os.major(memory), os.minor(memory))}
 
     def learn(self, text: bytes, *, overlays_answer: bool) -> bool:
         """Take in a mountinfo text; whether anything in it may not answer.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -26,18 +27,23 @@ _OVERLAY: Final = 0x794C7630
 _MOST: Final = 4096
 
 
+@functools.cache
+def memory_device() -> int:
+    """The st_dev of files that exist in memory only, whose mount is nowhere. It is never reused."""
+    fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
 class SlowMounts:
     """What was learned of mounts, by their number that is never used again."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self.host_user = namespaces.initial().user
-        # Of files that exist in memory only, whose mount is nowhere; the number is never reused.
-        fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
-        try:
-            self._memory = os.fstat(fd).st_dev
-        finally:
-            os.close(fd)
+        self._memory = memory_device()
 
     def is_stacked(self, fd: int) -> bool:
         """Whether the filesystem of a file that `is_slow` was asked about is made of others.

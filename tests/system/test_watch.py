@@ -453,7 +453,8 @@ def test_signals_end_it_and_leave_nothing(directory: Path, how: str, strict: boo
     options = ["--strict"] if strict else []
     with watching(directory / "store", *options) as watcher:
         fds = pidfds(watcher)
-        assert len(fds) == (3 if strict else 2)
+        # And one more if there is anything on this host that may not answer.
+        assert len(fds) >= (3 if strict else 2)
         if how == "terminal":  # which tells everybody
             for fd in fds[1:]:
                 signal.pidfd_send_signal(fd, signal.SIGINT)

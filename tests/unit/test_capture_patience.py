@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -72,6 +73,10 @@ def test_what_may_not_answer_has_to_be_known_without_a_block_device() -> None:
     assert devices.may_not_answer((0, 99))  # mounted nowhere any more
     assert not devices.may_not_answer((0, 40))
     assert not devices.may_not_answer((8, 2))
+    fd = os.memfd_create("test")
+    memory = os.fstat(fd).st_dev
+    os.close(fd)
+    assert not devices.may_not_answer((os.major(memory), os.minor(memory)))
     assert not devices.learn(by_user, overlays_answer=True)
     assert not devices.may_not_answer((0, 41))
     assert devices.learn(b"33 30 8:3 / /n rw - fuseblk /dev/sdb rw\n", overlays_answer=True)
