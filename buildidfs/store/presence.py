@@ -36,6 +36,8 @@ _DIRECTORY = b"run"
 _SUFFIX = b".json"
 _MOST_BYTES = 64 << 10
 _TRIES = 20
+# What a process says of itself, with the losses of many containers, in bytes.
+_ROOM = 16 << 10
 _LOOKS = 50
 _PAUSE_S = 0.01
 
@@ -108,7 +110,7 @@ class Presence:
         }
         self._fd = -1
         self._path = b""
-        self._length = 0
+        self._length = _ROOM
         try:
             self._register(f"{role}-{os.getpid()}".encode())
         except OSError as error:
@@ -150,7 +152,7 @@ class Presence:
                 return
             text = msgspec.json.encode(self._facts) + b"\n"
             self._length = max(self._length, len(text))
-            # Blanks over the end of what was longer.
+            # Blanks over the end of what was longer, and as room for more when the disk is full.
             with contextlib.suppress(OSError):  # the disk is full; the lock is what counts
                 os.pwrite(self._fd, text.ljust(self._length), 0)
 

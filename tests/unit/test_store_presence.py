@@ -334,3 +334,13 @@ def test_full_filesystem(directory: Path) -> None:
             assert (found.role, found.pid) == ("mount", os.getpid())
     finally:
         run([tool("umount"), "-l", where], check=True)
+
+
+def test_room_is_kept_for_longer_facts(tmp_path: Path) -> None:
+    """When the disk is full nothing more than what is written at first can be."""
+    with Presence(tmp_path, "watch", mode="starting"):
+        (file,) = (tmp_path / "run").glob("*.json")
+        before = file.stat()
+        assert before.st_size >= 16 << 10
+        assert before.st_blocks * 512 >= before.st_size
+        assert [each.facts["mode"] for each in present(tmp_path, "watch")] == ["starting"]
