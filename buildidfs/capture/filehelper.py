@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -34,6 +33,7 @@ from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId, FileIdentity, Mapping
 
 if TYPE_CHECKING:
+    import subprocess
     from types import TracebackType
 
 _MOST_LEFT_BEHIND: Final = 16
@@ -142,6 +142,8 @@ class FileHelper:
             process = self._process
             self._leave()
         if process is not None:
+            import subprocess
+
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
 
@@ -180,6 +182,8 @@ class FileHelper:
         _left_behind[:] = [process for process in _left_behind if process.poll() is None]
         if len(_left_behind) >= _MOST_LEFT_BEHIND:
             raise TimeoutError(errno.ETIMEDOUT, "too many filesystems do not answer")
+        import subprocess  # most scans need none, and it takes as long as a few hundred files
+
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         argv = [sys.executable, "-I", "-c", _START, str(its.fileno()), package]
