@@ -33,6 +33,7 @@ from benchmarks import (
     publish,
     reads,
     requests,
+    room,
     scale,
     scanning,
     watchcost,
@@ -62,6 +63,7 @@ _BENCHMARKS: dict[str, Benchmark] = {
     **watchcost.ROWS,
     **crashes.ROWS,
     **churn.ROWS,
+    **room.ROWS,
     **checks.ROWS,
 }
 

@@ -75,6 +75,10 @@ _NOTE_BYTES: Final = 512
 #: What this host has takes the place of what it has as well, and nobody has used for so long.
 _DISPLACED_S: Final = 86_400
 
+#: A file that is in use, and was made this lately, may be gone in a moment: it takes the place of
+#: whatever can be had again.
+_FRESH_S: Final = 3600
+
 #: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They
 #: take the place only of what nobody has used for a day: else a scan of more than there is room for
 #: would remove what it has captured itself, and begin anew each time.
@@ -178,7 +182,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._candidates = Candidates(env, policy.min_age, altlinks)
         self._displaced = Candidates(env, policy.min_age, altlinks)
-        self._displaced_in_vain = (-math.inf, 0)
+        self._displaced_in_vain: dict[int, tuple[float, Room]] = {}
         self._found: Candidate | None = None
         self._folded = -math.inf
         self._in_vain: dict[int, tuple[float, Room]] = {}
@@ -241,13 +245,11 @@ class Keeper:
 
     def has_room_for_rows(self, count: int) -> bool:
         """True if so many rows that can be done without may be written."""
-        usage = look(self._env, self._blobs)
-        half = Room(self._headroom(usage).bytes // 2 + count * _ROW_BYTES, 0)
-        return self._lack(half, usage).is_none
+        return self._lack(Room(self._env.bytes_used() + count * _ROW_BYTES, 0)).is_none
 
     def has_room_for_notes(self, count: int) -> bool:
         """True if so many files may be noted: there is room, or blobs that can be had again."""
-        lack = self._lack(Room(count * _NOTE_BYTES, 0))
+        lack = self._lack(Room(self._env.bytes_used() + count * _NOTE_BYTES, 0))
         if lack.is_none:
             return True
         with self._lock:
@@ -319,7 +321,9 @@ class Keeper:
                 return
             raise Recapturable("there was no room when it was seen before")
         if origin is not None and recapturable(origin):
-            if not self._displace(lack + headroom):
+            fresh = time.time_ns() - origin.identity.ctime_ns < _FRESH_S * 1_000_000_000
+            idle_s = 0 if fresh and origin.scanner != AT_REST else _DISPLACED_S
+            if not self._displace(lack + headroom, idle_s):
                 raise Recapturable(f"no room for {size} bytes that can be had again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
@@ -345,9 +349,12 @@ class Keeper:
         return most if self.policy.max_size is None else min(most, self.policy.max_size)
 
     def _headroom(self, usage: Usage) -> Room:
-        """What is to be left for files that cannot be had again."""
+        """What is to be left for files that cannot be had again, and for the index to grow.
+
+        A transaction writes each page of the index anew that it touches, which may be most.
+        """
         share = self._most(usage) // _HEADROOM
-        share = min(max(share, _LEAST_HEADROOM), _MOST_HEADROOM)
+        share = min(max(share, _LEAST_HEADROOM), _MOST_HEADROOM) + self._env.bytes_used()
         inodes = max(usage.free.inodes - self._free_inodes.keep, 0) // _HEADROOM
         return Room(share, inodes)
 
@@ -507,18 +514,18 @@ class Keeper:
         self._why_in_vain = _in_vain(_sum(chosen).bytes, pinned, young)
         return None
 
-    def _displace(self, lack: Room) -> bool:
-        """Remove what can be had again and was not used for a day, if that is enough."""
-        since, least = self._displaced_in_vain
-        if time.monotonic() - since < _FOLD_S and lack.bytes >= least:
+    def _displace(self, lack: Room, idle_s: int) -> bool:
+        """Remove what can be had again and was not used for so long, if that is enough."""
+        since, least = self._displaced_in_vain.get(idle_s, _LONG_AGO)
+        if time.monotonic() - since < _FOLD_S and lack.bytes >= least.bytes:
             return False
         with self._lock:
             self._displaced.rewind()
-            before = int(time.time()) - _DISPLACED_S - schema.USE_SLACK_S
+            before = int(time.time()) - idle_s - schema.USE_SLACK_S if idle_s else None
             chosen = list(_worth(self._displaced.again(before), lack))
             self._displaced.lower()
             if not (lack - _sum(chosen)).is_none:
-                self._displaced_in_vain = time.monotonic(), lack.bytes
+                self._displaced_in_vain[idle_s] = time.monotonic(), lack
                 return False
             free = self._blobs.free_bytes()
             self._wait_until_freed(free, self._remove(chosen).bytes)
@@ -529,12 +536,12 @@ class Keeper:
         gone, entries = self._described(chosen)
 
         def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
+            journal = JournalWriter(self._env, txn)
+            journal.add(entries[digest] for digest in removed if digest in entries)
             row = evictions.load(self._env, txn)
             row.add(gone[digest] for digest in removed)
+            row.noted += journal.noted
             evictions.save(self._env, txn, row)
-            JournalWriter(self._env, txn).add(
-                entries[digest] for digest in removed if digest in entries
-            )
 
         freed = Room(0, 0)
         for start in range(0, len(chosen), _AT_ONCE):
@@ -551,7 +558,9 @@ class Keeper:
     def _described(
         self, chosen: Sequence[Candidate]
     ) -> tuple[dict[Digest, Evicted], dict[Digest, NewSeen]]:
-        """What blobs were, and what the journal is to say of those that cannot be had again."""
+        """What blobs were, and what the journal is to say: also of those that can be had again,
+        which are noted from then on.
+        """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
         entries: dict[Digest, NewSeen] = {}
@@ -561,12 +570,13 @@ class Keeper:
             path = b"" if place is None else place.origin.path
             build_id = each.build_ids[0] if each.build_ids else b""
             gone[each.digest] = Evicted(bytes(build_id), path, each.size, now, each.again)
-            if each.again or place is None or not isinstance(build_id, BuildId):
+            if place is None or not isinstance(build_id, BuildId):
                 continue
             known = journal.at(place.origin.mnt_ns_id, path, None)
-            if all(record.build_id != build_id for record in known):
+            noted = bool(each.again)
+            if not any(row.build_id == build_id and (row.noted or not noted) for row in known):
                 sighting = Sighting(place.origin, place.last_seen_ns)
-                entries[each.digest] = NewSeen(sighting, build_id, boot=b"")
+                entries[each.digest] = NewSeen(sighting, build_id, boot=b"", noted=noted)
         return gone, entries
 
     def _wait_until_freed(self, before: int, size: int) -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store with a limit, files that are gone, and a host that has more than fits.
+
+Programs that no machine has seen before are run and deleted, while trees and packages of the host
+are scanned into the same store. `Crowd.verdict` says what became of the programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from buildidfs.model import BuildId
+from buildidfs.store import Store
+from buildidfs.store.candidates import Candidates
+from buildidfs.store.environment import acquire, release
+from tests.support.clients import run, tool
+from tests.support.mounts import COMMAND
+
+_MARK = bytes(range(0xC0, 0xD4))
+_SOURCE = "#include <unistd.h>\nint main(void) { usleep(200000); return 0; }\n"
+
+
+@dataclasses.dataclass
+class Verdict:
+    """How many programs were made, ``lost`` (not in the store), and what else is in the store."""
+
+    made: int
+    lost: int
+    recapturable: int
+    losses: int
+    noted: int
+
+    @property
+    def is_sound(self) -> bool:
+        """False if a program is lost while something is kept that can be had again."""
+        return not (self.lost and self.recapturable)
+
+
+class Crowd:
+    """Makes programs, runs and deletes them, and scans beside it; ``seed`` decides on all."""
+
+    def __init__(self, place: Path, seed: int, max_size: int) -> None:
+        self.store = place / "store"
+        self.dice = random.Random(seed)
+        self.ids: list[str] = []
+        self._place = place
+        self._settings = place / "settings.toml"
+        self._settings.write_text(f"[retention]\nmax-size = {max_size}\n")
+        source, self._template = place / "program.c", place / "program"
+        source.write_text(_SOURCE)
+        run([tool("gcc"), "-O1", f"-Wl,--build-id=0x{_MARK.hex()}", "-o", self._template, source],
+            check=True)  # fmt: skip
+
+    @property
+    def command(self) -> list[str]:
+        """The program with the store and its settings."""
+        return [*COMMAND, "--store", str(self.store), "--config", str(self._settings), "-q"]
+
+    def sizes(self, count: int, least: int, most: int) -> list[int]:
+        """Sizes in bytes, as many of each order of magnitude."""
+        low, high = math.log(least), math.log(most)
+        return [int(math.exp(self.dice.uniform(low, high))) for _ in range(count)]
+
+    def run_and_delete(self, sizes: Sequence[int], pause: float = 0.05) -> None:
+        """Run programs of about these sizes, each for a moment, and delete each when it ends."""
+        for size in sizes:
+            path = self._made(size)
+            subprocess.run([path], check=True)
+            path.unlink()
+            time.sleep(self.dice.uniform(0, pause))
+
+    def add_and_delete(self, sizes: Sequence[int]) -> None:
+        """Capture programs of another user, and delete them."""
+        paths = [self._made(size) for size in sizes]
+        for path in paths:
+            os.chown(path, 1000, 1000)
+        self.scan("add", *map(str, paths))
+        for path in paths:
+            path.unlink()
+
+    def scan(self, *words: str) -> int:
+        """Run a command on the store; returns its exit status, which may be 3."""
+        done = run([*self.command, *words])
+        assert done.rc in (0, 3), done
+        return done.rc
+
+    @contextlib.contextmanager
+    def scanning(self, *commands: Sequence[str]) -> Iterator[None]:
+        """Run these commands beside the block, each again and again, in processes of their own."""
+        ending = threading.Event()
+        failures: list[BaseException] = []
+
+        def repeat(words: Sequence[str]) -> None:
+            try:
+                while not ending.is_set():
+                    self.scan(*words)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=repeat, args=(words,)) for words in commands]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+    def verdict(self) -> Verdict:
+        """What is in the store now."""
+        with Store.open(self.store) as store:
+            assert list(store.check()) == []
+            lost = [each for each in self.ids if store.ordinal(BuildId.from_hex(each)) is None]
+            evictions = store.evictions()
+            env = acquire(store.path, read_only=False)
+            try:
+                recapturable = sum(1 for _ in Candidates(env).again())
+            finally:
+                release(env)
+        return Verdict(len(self.ids), len(lost), recapturable, evictions.losses, evictions.noted)
+
+    def _made(self, size: int) -> Path:
+        build_id = self.dice.randbytes(20)
+        path = self._place / f"gone-{len(self.ids)}"
+        data = self._template.read_bytes().replace(_MARK, build_id)
+        path.write_bytes(data + self.dice.randbytes(size))
+        path.chmod(0o755)
+        self.ids.append(build_id.hex())
+        return path
