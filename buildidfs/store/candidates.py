@@ -199,8 +199,12 @@ class Candidates:
 
     def place(self, candidate: Candidate) -> OriginRecord | None:
         """The place where its bytes were seen last."""
+        return next(iter(self.places(candidate)), None)
+
+    def places(self, candidate: Candidate) -> list[OriginRecord]:
+        """Places where its bytes were seen, newest first; not all of them if there are many."""
         origins = self._origins(candidate.digest, candidate.build_ids)
-        return max(origins, key=lambda each: each.last_seen_ns, default=None)
+        return sorted(origins, key=lambda each: -each.last_seen_ns)[:_ASKED]
 
     def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:
         ordinals = [self._index.ordinal(build_id) for build_id in build_ids]

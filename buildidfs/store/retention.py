@@ -29,7 +29,7 @@ from buildidfs.store.evictions import Evicted, Tally
 from buildidfs.store.failures import show
 from buildidfs.store.journal import Journal, JournalWriter
 from buildidfs.store.recorder import load_counters
-from buildidfs.store.records import NewSeen
+from buildidfs.store.records import NewSeen, OriginRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -537,7 +537,8 @@ class Keeper:
 
         def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
             journal = JournalWriter(self._env, txn)
-            journal.add(entries[digest] for digest in removed if digest in entries)
+            for digest in removed:
+                journal.add(entries.get(digest, ()))
             row = evictions.load(self._env, txn)
             row.add(gone[digest] for digest in removed)
             row.noted += journal.noted
@@ -557,27 +558,31 @@ class Keeper:
 
     def _described(
         self, chosen: Sequence[Candidate]
-    ) -> tuple[dict[Digest, Evicted], dict[Digest, NewSeen]]:
+    ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
         """What blobs were, and what the journal is to say: also of those that can be had again,
-        which are noted from then on.
+        which are noted from then on at each of their places.
         """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
-        entries: dict[Digest, NewSeen] = {}
-        journal = Journal(self._env)
+        entries: dict[Digest, list[NewSeen]] = {}
         for each in chosen:
-            place = self._candidates.place(each)
-            path = b"" if place is None else place.origin.path
-            build_id = each.build_ids[0] if each.build_ids else b""
-            gone[each.digest] = Evicted(bytes(build_id), path, each.size, now, each.again)
-            if place is None or not isinstance(build_id, BuildId):
-                continue
-            known = journal.at(place.origin.mnt_ns_id, path, None)
-            noted = bool(each.again)
-            if not any(row.build_id == build_id and (row.noted or not noted) for row in known):
-                sighting = Sighting(place.origin, place.last_seen_ns)
-                entries[each.digest] = NewSeen(sighting, build_id, boot=b"", noted=noted)
+            places = self._candidates.places(each)
+            path = places[0].origin.path if places else b""
+            build_id = each.build_ids[0] if each.build_ids else None
+            gone[each.digest] = Evicted(bytes(build_id or b""), path, each.size, now, each.again)
+            if build_id is not None:
+                named = places if each.again else places[:1]
+                found = (self._entry(place, build_id, bool(each.again)) for place in named)
+                entries[each.digest] = [entry for entry in found if entry is not None]
         return gone, entries
+
+    def _entry(self, place: OriginRecord, build_id: BuildId, noted: bool) -> NewSeen | None:
+        """What the journal is to say of a blob that was seen there; None if it says so."""
+        origin = place.origin
+        known = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
+        if any(row.build_id == build_id and (row.noted or not noted) for row in known):
+            return None
+        return NewSeen(Sighting(origin, place.last_seen_ns), build_id, boot=b"", noted=noted)
 
     def _wait_until_freed(self, before: int, size: int) -> None:
         """Wait a little for a filesystem that frees later: to it more would seem to be needed."""
