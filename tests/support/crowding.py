@@ -135,7 +135,11 @@ class Crowd:
         build_id = self.dice.randbytes(20)
         path = self._place / f"gone-{len(self.ids)}"
         data = self._template.read_bytes().replace(_MARK, build_id)
-        path.write_bytes(data + self.dice.randbytes(size))
+        payload = self.dice.randbytes(size)
+        # Written by a process of its own: a thread that forks meanwhile would hand on a descriptor
+        # to write to it, and the kernel runs nothing that may be written to.
+        command = [tool("dd"), "status=none", f"of={path}", "bs=1M"]
+        subprocess.run(command, input=data + payload, check=True)
         path.chmod(0o755)
         self.ids.append(build_id.hex())
         return path
