@@ -83,6 +83,13 @@ class Session:
         """Whether only errors are wanted."""
         return self.verbosity < 0
 
+    def say_why_empty(self, why: str) -> None:
+        """Say on standard error why an answer is empty; the exit status does not change by it."""
+        from buildidfs.cli.output import one_line
+
+        if not self.is_quiet:
+            click.echo(f"buildidfs: {one_line(why)}", err=True)
+
     def progress(
         self, description: str
     ) -> AbstractContextManager[Callable[[int, str], None] | None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import sys
 import time
@@ -13,13 +14,17 @@ import click
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable
+from buildidfs.store.losses import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.model import FileIdentity
-    from buildidfs.store import JournalRecord
+    from buildidfs.store import JournalRecord, Store
 
+    Row = JournalRecord | Lost
+
+_MOST_LABELS = 5
 _SECOND = 1_000_000_000
 _AGO = re.compile(r"(\d{1,9})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -61,6 +66,7 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
     epilog=exit_status(
         [
             "buildidfs journal --since 10m",
+            "buildidfs journal --since 1h --lost",
             "buildidfs journal --path '*/libc.so.6' --container docker:0f5c3e8d1b2a",
             "buildidfs journal --since 2026-11-22 --namespaces pid,uts --json",
         ],
@@ -79,6 +85,7 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
     "--path", "globs", metavar="GLOB", multiple=True, help="Only what was seen at such a path."
 )
 @namespaces_option
+@click.option("--lost", is_flag=True, help="Only what was seen and lost, with the reason.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def journal(
@@ -87,26 +94,38 @@ def journal(
     container: str | None,
     globs: tuple[str, ...],
     names: tuple[str, ...] | None,
+    lost: bool,
     json_: bool,
 ) -> None:
     """Show which build ID was seen where and when, in the order in which it was last seen.
 
-    Also what could not be captured: a line says missing where the store holds no bytes, and noted
-    where it had no room for them while they could still be had at that path.
+    Also what could not be captured: a line says missing where the store holds no bytes, noted where
+    it had no room for them while they could still be had at that path, and lost, with the reason,
+    where a watch saw a file and could not take it.
     """
     wanted = _filter(globs, container, names)
-    show = _json if json_ else _text
+    show, show_lost = (_json, _lost_json) if json_ else (_text, _lost_text)
+    shown, labels = False, set[str]()
     with session.open_store() as store:
-        for row in store.journal_since(since):
-            if wanted(row):
+        for row in _rows(store, since, lost):
+            if not wanted(row):
+                if len(labels) < _MOST_LABELS:
+                    labels.add(_container(row, names) or "the host")
+                continue
+            shown = True
+            if isinstance(row, Lost):
+                show_lost(row)
+            else:
                 ordinal = store.ordinal(row.build_id)
                 show(row, ordinal is not None and store.kinds(ordinal) != 0, names)
-    sys.stdout.flush()
+        sys.stdout.flush()
+        if not shown:
+            session.say_why_empty(_why_empty(store, since, lost, labels))
 
 
 def _filter(
     globs: tuple[str, ...], container: str | None, names: tuple[str, ...] | None
-) -> Callable[[JournalRecord], bool]:
+) -> Callable[[Row], bool]:
     """The test that a row has to pass."""
     if not globs and container is None:
         return lambda row: True
@@ -119,16 +138,52 @@ def _filter(
     exact = {os.fsencode(glob) for glob in globs}
     patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
 
-    def wanted(row: JournalRecord) -> bool:
-        if container is not None and not fits(container, container_of(row, names)):
+    def wanted(row: Row) -> bool:
+        if container is not None and not fits(container, _container(row, names)):
             return False
-        return (
-            not patterns
-            or row.path in exact
-            or any(pattern.match(row.path) for pattern in patterns)
-        )
+        path = _path(row)
+        return not patterns or path in exact or any(pattern.match(path) for pattern in patterns)
 
     return wanted
+
+
+def _container(row: Row, names: tuple[str, ...] | None) -> str:
+    return row.container if isinstance(row, Lost) else container_of(row, names)
+
+
+def _path(row: Row) -> bytes:
+    return row.raw_path if isinstance(row, Lost) else row.path
+
+
+def _time(row: Row) -> int:
+    return row.time_ns if isinstance(row, Lost) else row.last_seen_ns
+
+
+def _rows(store: Store, since: int, lost: bool) -> Iterator[Row]:
+    """What was seen, and what was lost, in order of time."""
+    seen: Iterable[Row] = () if lost else store.journal_since(since)
+    gone: Iterable[Row] = store.lost_since(since)
+    return heapq.merge(seen, gone, key=_time)
+
+
+def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
+    """Why no row was shown, of those there are from ``since`` on in containers with ``labels``."""
+    if labels:
+        return f"no row fits what was asked for; there are some of {', '.join(sorted(labels))}"
+    last = max(
+        (0 if lost or (row := store.journal_last()) is None else row.last_seen_ns),
+        max((row.time_ns for row in store.lost_since()), default=0),
+    )
+    if not last and lost:
+        return "no watch on this store has lost a file"
+    scans = "buildidfs list shows what scans have captured"
+    if not last:
+        return (
+            "the journal is empty: only watch writes what it sees there (buildidfs up starts one);"
+            f" {scans}"
+        )
+    what = "lost" if lost else "seen by a watch"
+    return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
 
 
 def _text(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
@@ -139,6 +194,32 @@ def _text(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
     )
 
 
+def _lost_text(row: Lost) -> None:
+    where = printable(row.container.encode("utf-8", "surrogateescape")) or "-"
+    path = printable(row.raw_path) or "(no names kept)"
+    more = f" and {row.count - 1} more" if row.count > 1 else ""
+    sys.stdout.write(
+        f"{moment(row.time_ns)}  {where:20}  {row.build_id or '-':40}  {'lost':7}  {path}{more}:"
+        f" {printable(row.reason.encode(errors='replace'))}\n"
+    )
+
+
+def _lost_json(row: Lost) -> None:
+    json_line(
+        {
+            "build_id": row.build_id or None,
+            **path_fields(row.raw_path),
+            "held": False,
+            "lost": row.reason,
+            "count": row.count,
+            "container": row.container,
+            "mnt_ns_id": row.mnt_ns_id,
+            "host": row.host,
+            "last_seen": row.time_ns / 1e9,
+        }
+    )
+
+
 def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
     json_line(
         {
@@ -146,6 +227,7 @@ def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
             **path_fields(row.path),
             "held": held,
             "noted": None if row.noted is None else _identity(row.noted),
+            "lost": None,
             **whose_fields(row, names),
             "boot_id": row.boot.hex(),
             "first_seen": row.first_seen_ns / 1e9,

@@ -54,6 +54,7 @@ from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import ANSWER_S, Follow
 from buildidfs.linux import machine, openat2
 from buildidfs.model import BuildId, Sighting
+from buildidfs.store import losses
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Watch:
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._losses = Losses()
+        self._loss_log = losses.LossLog(store.path)
         self._flooding: set[str] = set()
         self._restarts = 0
         self._why_ended = ""
@@ -169,6 +171,7 @@ class Watch:
         """Start the catcher again when that is due. Raises what ended the work, if anything did."""
         self._follow.check()
         self._close_old()
+        self._log_losses()
         if self._restart_at is None or time.monotonic() < self._restart_at:
             return
         self._restart_at = None
@@ -180,6 +183,23 @@ class Watch:
             self._ended(str(error))
             return
         self._scans.everything("the catcher was started again")
+
+    def _log_losses(self) -> None:
+        """Put the files that were lost since the last time into the journal."""
+        now, host = time.time_ns(), machine.host_name()
+        self._loss_log.append(
+            losses.Lost(
+                now,
+                losses.text_of(each.path),
+                each.reason,
+                each.container,
+                each.mnt_ns_id,
+                host,
+                "" if each.build_id is None else each.build_id.hex(),
+                each.count,
+            )
+            for each in self._losses.take()
+        )
 
     def _close_old(self) -> None:
         """Close what was not needed when `tend` was called the last time."""
@@ -220,6 +240,7 @@ class Watch:
         with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
             self._follow.flush(_DRAIN_S)
         self._follow.close()
+        self._log_losses()
         while self._closing:
             os.close(self._closing.popleft())
 
@@ -265,7 +286,7 @@ class Watch:
             self._flooded(message)
         elif isinstance(message, Missed):
             label = self._live.label(message.place)
-            self._losses.add(message.reason, label, message.place.mnt_ns_id)
+            self._losses.add(message.reason, label, message.place.mnt_ns_id, path=message.path)
             _log.info("missed %s: %s", show(message.path), message.reason)
             if message.errno in _DENIED:
                 self._scans.process(message.pid, label)
@@ -274,7 +295,8 @@ class Watch:
         """A container maps more new files than its share: count them, and say so once."""
         place = message.place
         label = self._live.label(place)
-        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count)
+        path = message.paths[0] if message.paths else b""
+        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
         if label not in self._flooding:
             if len(self._flooding) < _MOST_FLOODING:
                 self._flooding.add(label)
@@ -297,7 +319,13 @@ class Watch:
         if caught.build_id is not None:
             self._follow.note(sighting, caught.build_id)
             origin = sighting.origin
-            self._losses.add(UNPINNED, origin.container, origin.mnt_ns_id)
+            self._losses.add(
+                UNPINNED,
+                origin.container,
+                origin.mnt_ns_id,
+                path=origin.path,
+                build_id=caught.build_id,
+            )
             self._watcher.forget((caught.key,))
             return
         known = self._memo.recall(caught.identity)
@@ -417,7 +445,9 @@ class Watch:
         else:
             sighting, build_id = what, None
         origin = sighting.origin
-        self._losses.add(reason, origin.container, origin.mnt_ns_id)
+        self._losses.add(
+            reason, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
+        )
         self._tell(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
         if now - self._named_since > 60:

@@ -76,14 +76,28 @@ RECENT_S: Final = 600
 
 _MOST_LOSSES: Final = 256
 _MINUTE_S: Final = 60
+# Between two calls of `Losses.take`: of one container, and of all together.
+_MOST_NAMED: Final = 256
+_MOST_FRESH: Final = 4096
 _EVENTS: Final = ("", OTHERS)
+
+
+class LostFile(msgspec.Struct, frozen=True):
+    """``count`` files that were lost for one reason; ``path`` is that of the first, or empty."""
+
+    reason: str
+    container: str
+    mnt_ns_id: int
+    count: int
+    path: bytes
+    build_id: BuildId | None
 
 
 class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
     Events of the kernel that were lost are counted apart: nobody knows whose they are. ``clock``
-    tells the time in seconds, from any point on.
+    tells the time in seconds, from any point on. `take` gives the rows for the journal.
     """
 
     def __init__(
@@ -94,10 +108,22 @@ class Losses:
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, str], Loss] = {}
         self._minutes: dict[int, Counter[tuple[str, str]]] = {}
+        self._fresh: dict[tuple[str, str, bytes], LostFile] = {}
+        self._named: Counter[str] = Counter()
 
-    def add(self, reason: str, container: str, mnt_ns_id: int, count: int = 1) -> None:
-        """Count files that were lost just now."""
+    def add(
+        self,
+        reason: str,
+        container: str,
+        mnt_ns_id: int,
+        count: int = 1,
+        *,
+        path: bytes = b"",
+        build_id: BuildId | None = None,
+    ) -> None:
+        """Count files that were lost just now; ``path`` is that of the first of them."""
         with self._lock:
+            self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id))
             if (reason, container) not in self._rows and len(self._rows) >= self._most:
                 container = OTHERS
                 if (reason, container) not in self._rows and len(self._rows) >= 2 * self._most:
@@ -108,6 +134,27 @@ class Losses:
                 reason, container, mnt_ns_id, total, time.time_ns()
             )
             self._now()[reason, container] += count
+
+    def take(self) -> list[LostFile]:
+        """The files that were lost since the last call, so many of each container by name."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+            self._named.clear()
+        return list(fresh.values())
+
+    def _name(self, lost: LostFile) -> None:
+        """Put a file among the fresh ones; what is too much of its container goes without name."""
+        key = lost.reason, lost.container, lost.path
+        if key not in self._fresh:
+            full = self._named[lost.container] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
+            if full:
+                others = OTHERS if len(self._fresh) >= 2 * _MOST_FRESH else lost.container
+                key = lost.reason, others, b""
+                lost = msgspec.structs.replace(lost, container=others, path=b"", build_id=None)
+            self._named[lost.container] += 1
+        if (old := self._fresh.get(key)) is not None:
+            lost = msgspec.structs.replace(lost, count=old.count + lost.count)
+        self._fresh[key] = lost
 
     def add_events(self, count: int) -> None:
         """Count events of the kernel that were lost just now."""

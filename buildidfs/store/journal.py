@@ -50,6 +50,18 @@ class Journal:
             start = last + b"\0"
 
     @whole
+    def last(self) -> JournalRecord | None:
+        """The row that was last seen last."""
+        with self._env.read() as txn, txn.cursor(self._recent) as cursor:
+            if not cursor.last():
+                return None
+            key = cursor.key()[8:]
+            value = txn.get(key, db=self._rows)
+        if value is None:
+            raise IntegrityError(f"the journal has no row {key.hex()}")
+        return places.unpack_journal(key, value)
+
+    @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
         """Some rows from the key ``start`` of *recent* on; and its last key, None at the end."""
         with self._env.read() as txn:

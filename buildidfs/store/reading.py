@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
-from buildidfs.store import schema
+from buildidfs.store import losses, schema
 from buildidfs.store.containers import ContainerTree
 from buildidfs.store.failures import show
 from buildidfs.store.hashing import digest_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from buildidfs.store.containers import Container, ContainerEntry
     from buildidfs.store.environment import Environment
     from buildidfs.store.evictions import Evictions
+    from buildidfs.store.losses import Lost
     from buildidfs.store.notify import Listener
     from buildidfs.store.retention import Choice, Policy
     from buildidfs.store.verified import OpenBlob
@@ -362,6 +363,14 @@ class Reader:
         What is seen again while the caller works comes again, with its new time.
         """
         return self._journal.since(since_ns)
+
+    def journal_last(self) -> JournalRecord | None:
+        """The row of the journal that was last seen last; None if it is empty."""
+        return self._journal.last()
+
+    def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
+        """The files that were seen at ``since_ns`` or later, and lost, in order of time."""
+        return losses.since(self.path, since_ns)
 
     def journal_at(
         self, mnt_ns_id: int | None, path: bytes, boot: bytes | None = None

@@ -18,7 +18,8 @@ Directory, mode 0700:
     quarantine/  what lay in the place of a blob and has other bytes, for somebody to look at
     staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
     listeners/   one socket for each process that wants to hear of commits (see `notify`)
-    run/         one locked file for each long-running process (see `presence`)
+    run/         one locked file for each long-running process (see `presence`); the files that a
+                 watch has lost (see `losses`); what readers have opened (see `uselog`)
 
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
 of variable length stands last. "msgpack" values are arrays, to whose end fields may be added.

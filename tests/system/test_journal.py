@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,8 +22,10 @@ from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import SECOND, capture, sighting
 from tests.support.children import copied_cat, running
-from tests.support.clients import tool
+from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.waiting import until
+from tests.support.watching import watching
 
 HELD, GONE = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)
 NOW = time.time_ns()
@@ -288,3 +291,50 @@ def test_journal_of_real_processes(
     whole = os.stat(f"/proc/{processes['whole']}/ns/mnt").st_ino
     found_paths = paths(program, "--container", f"mnt:{whole}", "--path", f"{place}/*")
     assert found_paths == [str(place / "whole")]
+
+
+# --- what was lost, and answers that are empty ----------------------------------------------------
+
+
+@pytest.mark.root
+@pytest.mark.host
+def test_lost_file_is_a_row_with_path_and_reason(directory: Path) -> None:
+    program = BuildIdFs(directory)
+    copy = directory / "lost-cat"
+    shutil.copy(tool("cat"), copy)
+    with watching(program.store, "--no-scan", "--pin-bytes", "1"):
+        run([copy, "/dev/null"], check=True)
+        until(lambda: _lost(program, copy), "the row")
+        until(lambda: program("status", check=False).rc == 5, "the verdict")
+        status = program("status", check=False).out
+    (row,) = _lost(program, copy)
+    assert row["lost"] == "more than 0 MiB wait to be copied"
+    assert (row["container"], row["held"]) == ("", False)
+    assert row["build_id"]
+    assert f"  lost     {copy}: more than 0 MiB" in program("journal", "--lost").out
+    assert f"  lost     {copy}: more than 0 MiB" in program("journal").out
+    assert "losing" in status
+    assert row["lost"] in status
+
+
+def _lost(program: BuildIdFs, path: Path) -> list[dict[str, Any]]:
+    done = program("journal", "--lost", "--json", "--path", str(path), check=False)
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def test_empty_journal_says_why(directory: Path) -> None:
+    program = BuildIdFs(directory)
+    program("scan", "tree", tool("cat"))
+    scanned = program("journal", "--since", "1h")
+    assert scanned.out == ""
+    assert scanned.err.startswith(
+        "buildidfs: the journal is empty: only watch writes what it sees there"
+    )
+    assert "buildidfs list" in scanned.err
+    assert "has lost a file" in program("journal", "--lost").err
+    with Store.open(program.store) as store:
+        store.journal([seen(b"/bin/x", ago=2 * HOUR, container="docker:abc")])
+    assert "nothing was seen by a watch since" in program("journal", "--since", "1h").err
+    assert "docker:abc" in program("journal", "--container", "nope").err
+    assert program("-q", "journal", "--container", "nope").err == ""
+    assert program("journal").err == ""

@@ -434,6 +434,25 @@ def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
     assert losses.rows()[0].count == max(rows.values())
 
 
+def test_lost_files_are_named_so_many_of_each_container() -> None:
+    losses = Losses()
+    losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
+    losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
+    for number in range(1000):
+        losses.add("late", "docker:flood", 2, path=b"/%d" % number)
+    losses.add("late", "", 3, path=b"/bin/host")
+    taken = losses.take()
+    rows = {(each.container, each.path): each.count for each in taken}
+    assert rows["docker:a", b"/bin/x"] == 2
+    assert taken[0].build_id == A
+    assert rows["", b"/bin/host"] == 1
+    flood = [each.count for each in taken if each.container == "docker:flood"]
+    assert sum(flood) == 1000
+    assert len(flood) < 300
+    assert rows["docker:flood", b""] > 700
+    assert losses.take() == []
+
+
 def test_losses_are_recent_for_ten_minutes() -> None:
     now = 0.0
     losses = Losses(clock=lambda: now)
@@ -465,6 +484,11 @@ def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) 
     (loss,) = watch.watch.state().losses
     assert (loss.reason, loss.container) == ("No such process", "docker:0f5c3e8d1b2a")
     assert (loss.mnt_ns_id, loss.count) == (99, 1)
+    watch.watch.tend()
+    (row,) = watch.store.lost_since()
+    assert (row.raw_path, row.container, row.reason) == (
+        b"/app/run", "docker:0f5c3e8d1b2a", "No such process",
+    )  # fmt: skip
 
 
 def test_container_that_floods_is_named_once(
