@@ -94,8 +94,9 @@ class ElfFile(msgspec.Struct, frozen=True):
     """What one ELF file is to debuggers.
 
     ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
-    ascending and disjoint. ``truncated`` says that headers claim bytes beyond the end of the file:
-    a copy taken while it was being written, or one that was damaged on purpose. ``segments`` is
+    ascending and disjoint. ``truncated`` is empty for a whole file. Else it says in words why
+    debuggers refuse the file: headers claim bytes beyond its end, or are of no possible size. It is
+    a copy of half a file, or one that was damaged on purpose. ``segments`` is
     `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
     and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`.
     """
@@ -110,7 +111,7 @@ class ElfFile(msgspec.Struct, frozen=True):
     bits: int
     little_endian: bool
     etype: int
-    truncated: bool
+    truncated: str
     segments: int
     mini: ByteRange | None = None
     dwo_ids: tuple[int, ...] = ()
@@ -132,26 +133,36 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
     MALFORMED when the section table, or the table of section names, is too large to be read.
     """
     layout = LAYOUTS[head[4:6]]
-    etype, machine, _, _, phoff, shoff, _, _, _, phnum, _, shnum, names_index = (
+    etype, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names_index = (
         layout.ehdr.unpack_from(head, 16)
     )
     source = Source(head, read_at, size)
+    many_segments = 0
     if shoff and (first := source.read(shoff, layout.shdr.size)) and not source.short:
         _, _, _, _, many_sections, names_link, many_segments, _ = layout.shdr.unpack(first)
         shnum = shnum or many_sections
         if names_index == SHN_XINDEX:
             names_index = names_link
-        if phnum == PN_XNUM:
-            phnum = many_segments or phnum
+    survey = _Survey(size)
+    if phnum == PN_XNUM:
+        if not many_segments:
+            survey.flaw = "malformed: e_phnum is 0xffff, and section 0 has no other number"
+        phnum = many_segments or phnum
+    if (phnum and phentsize != layout.phdr.size) or (shnum and shentsize != layout.shdr.size):
+        survey.flaw = "malformed: its headers have another size than those of such a file"
     table = source.table(layout.shdr, shoff, shnum) if shoff else b""
     segments = source.table(layout.phdr, phoff, phnum) if phoff else b""
     if table is None or segments is None:
         return Absence.MALFORMED
-    names = _names(layout, table, names_index if names_index < shnum else 0, source)
+    names_index = names_index if names_index < shnum else 0
+    if names_index and _type_at(layout, table, names_index) == SHT_NULL:
+        survey.flaw = "truncated: its section headers are not written"
+    names = _names(layout, table, names_index, source)
     if names is None:
         return Absence.MALFORMED
 
-    survey = _Survey(size)
+    survey.claim("its section headers", shoff + shnum * layout.shdr.size if shoff and shnum else 0)
+    survey.claim("its program headers", phoff + phnum * layout.phdr.size if phoff and phnum else 0)
     for name, kind, flags, offset, length, _, _, _ in layout.shdr.iter_unpack(table):
         if kind != SHT_NULL:
             survey.section(_names_at(names, name), kind, flags, offset, length)
@@ -169,7 +180,7 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         layout.bits,
         layout.little_endian,
         etype,
-        source.short or survey.beyond,
+        survey.truncated(),
         _segments(layout, segments),
         survey.mini,
         _dwo_ids(read_at, size) if survey.is_split else (),
@@ -202,7 +213,20 @@ class _Survey:
         self.links: dict[bytes, tuple[int, int]] = {}
         self.mini: ByteRange | None = None
         self.is_split = False
-        self.beyond = False
+        self.flaw = ""
+        self._end = (0, "")
+
+    def claim(self, what: str, end: int) -> None:
+        """Take note of where in the file something would end."""
+        if end > self._end[0]:
+            self._end = (end, what)
+
+    def truncated(self) -> str:
+        """`ElfFile.truncated`."""
+        end, what = self._end
+        if self.flaw or end <= self._size:
+            return self.flaw
+        return f"truncated: {what} would end at byte {end}, and the file does at {self._size}"
 
     def section(
         self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
@@ -229,23 +253,21 @@ class _Survey:
             self.is_split = True
         if not _SCRIPTS.isdisjoint(names) and offset < self._size:
             self._scripts.append((offset, min(end, self._size)))
-        if end > self._size:
-            self.beyond = True
+        self.claim("a section", end)
 
     def segment(self, kind: int, offset: int, length: int) -> None:
         """Take note of a segment, after all sections.
 
         Those of a debug file describe the file it was split from (eu-strip leaves the offsets as
-        they were), so what is loaded from where is taken from them only if there are no sections.
+        they were), so they count only where sections are loaded from the file, or there are none.
         """
         if not length:
             return
         if kind == PT_DYNAMIC:
             self._dynsym = True
-        elif kind == PT_LOAD and not self._sections:
+        elif kind == PT_LOAD and (self._loaded or not self._sections):
             self._loaded = True
-            if offset + length > self._size:
-                self.beyond = True
+            self.claim("a segment", offset + length)
 
     def kinds(self) -> tuple[Kind, ...]:
         """What the file can be served as."""
@@ -282,6 +304,12 @@ def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | 
         return b""
     _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(table, at)
     return None if size > TABLE_MAX else source.read(offset, size)
+
+
+def _type_at(layout: Layout, table: bytes, index: int) -> int | None:
+    """The type of a section; None where its header is not in the file."""
+    at = index * layout.shdr.size
+    return layout.shdr.unpack_from(table, at)[1] if at < len(table) else None
 
 
 def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:

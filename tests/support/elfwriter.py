@@ -187,7 +187,7 @@ class _Writer:
                     body += self._section(section, offset, name_at)
                     name_at += len(section.name) + 1
         if extended_numbering and section_headers:
-            shnum, shstrndx, phnum = 0, 0xFFFF, 0xFFFF
+            shnum, shstrndx, phnum = 0, 0xFFFF, 0xFFFF if phnum else 0
         body[: self._ehdr.size] = self._ehdr.pack(
             b"\x7fELF",
             1 if self._bits == 32 else 2,

@@ -211,6 +211,41 @@ class TestDescribe:
         data = elf_file([TEXT._replace(size=1 << 20)], build_id=ID)
         assert described(data).truncated
 
+    def test_says_what_would_be_beyond_the_end(self) -> None:
+        data = elf_file([TEXT, SYMTAB], build_id=ID)
+        size = len(data)
+        assert described(data).truncated == ""
+        assert described(data + b"signature").truncated == ""
+        assert described(data[:-1]).truncated == (
+            f"truncated: its section headers would end at byte {size}, and the file does"
+            f" at {size - 1}"
+        )
+        longer = elf_file([TEXT._replace(size=1 << 20)], build_id=ID)
+        assert "a section would end" in described(longer).truncated
+        segment = Section(b"", segment=PT_LOAD, offset=0x1000, size=0x100000)
+        assert "a segment would end" in described(elf_file([segment, TEXT], build_id=ID)).truncated
+
+    @pytest.mark.parametrize(
+        ("at", "value", "why"),
+        [
+            (56, 0xFFFF, "e_phnum is 0xffff"),
+            (54, 32, "its headers have another size"),
+            (58, 40, "its headers have another size"),
+        ],
+    )
+    def test_headers_that_debuggers_refuse(self, at: int, value: int, why: str) -> None:
+        data = bytearray(elf_file([TEXT, SYMTAB], build_id=ID)) + bytes(4 << 20)
+        assert described(bytes(data)).truncated == ""
+        struct.pack_into("<H", data, at, value)
+        assert described(bytes(data)).truncated.startswith("malformed: ")
+        assert why in described(bytes(data)).truncated
+
+    def test_section_headers_that_are_not_written(self) -> None:
+        data = bytearray(elf_file([TEXT, SYMTAB], build_id=ID))
+        shoff, _ = _sections(bytes(data))
+        data[shoff:] = bytes(len(data) - shoff)
+        assert described(bytes(data)).truncated == "truncated: its section headers are not written"
+
     @pytest.mark.parametrize("little_endian", [True, False])
     @pytest.mark.parametrize("name", [b"x", b"abc.debug", b"abcdefg", b"abcdefgh", b"\xff.debug"])
     def test_debuglink(self, name: bytes, little_endian: bool) -> None:
