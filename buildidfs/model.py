@@ -117,6 +117,24 @@ class Trust(enum.IntEnum):
     HOST = 3
 
 
+class Standing(enum.IntEnum):
+    """How far a place is believed among those of one `Trust`; more is better. On disk.
+
+    It tells files of root's apart by where they lie, since the root of a container without a user
+    namespace writes files of root's into every volume that it has: ``SYSTEM`` is a directory that
+    package managers keep (/usr, /lib, ...), ``INSTALLED`` one for what is installed besides
+    (/usr/local, /opt). ``GIVEN`` is what the operator handed over: a package, a directory, a rule.
+    ``ELSEWHERE`` is any other place that a file was only seen at. ``IMAGE`` is a container image,
+    which counts as a package, but was not made for this host.
+    """
+
+    IMAGE = 0
+    ELSEWHERE = 1
+    INSTALLED = 2
+    GIVEN = 3
+    SYSTEM = 4
+
+
 class Absence(enum.StrEnum):
     """Why a file has no build ID. An answer that is counted and reported, not an error."""
 
@@ -223,7 +241,8 @@ class Origin(msgspec.Struct, frozen=True):
     and all others (1) whether everybody of them could get at it along this path, see
     `capture.reach`; 0 if nobody but root could, and if nobody asked, because that place of the
     file is known. ``archive`` is the path on the host of the package file that the file is in, if
-    only root may write to it.
+    only root may write to it. ``standing`` is not kept with the place: it raises that of the bytes,
+    as ``trust`` does.
     """
 
     path: bytes
@@ -239,6 +258,7 @@ class Origin(msgspec.Struct, frozen=True):
     cgroup_id: int = 0
     reach: int = EVERYBODY
     archive: bytes = b""
+    standing: Standing = Standing.GIVEN
 
     @property
     def is_public(self) -> bool:
@@ -279,6 +299,7 @@ class Artifact(msgspec.Struct, frozen=True):
     ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
     ``mode`` holds permission bits only. ``segments`` stands for what the program headers of an ELF
     file say is loaded where, 0 where there is none: an executable and its debuginfo share it.
+    ``truncated`` says that debuggers refuse the file, see `ElfFile`.
     """
 
     ordinal: int
@@ -295,6 +316,8 @@ class Artifact(msgspec.Struct, frozen=True):
     first_seen_ns: int
     scripts: tuple[ByteRange, ...] = ()
     segments: int = 0
+    truncated: bool = False
+    standing: Standing = Standing.GIVEN
 
 
 class Mapping(msgspec.Struct, frozen=True):

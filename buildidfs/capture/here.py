@@ -22,6 +22,7 @@ from buildidfs.model import (
     NamespaceSet,
     Origin,
     Sighting,
+    Standing,
     Trust,
 )
 
@@ -64,7 +65,8 @@ def access_of(fd: int) -> Access:
 class Here:
     """What is the same for all files that one scanner sees. Raises OSError.
 
-    ``host`` names the machine and ``initial`` its namespaces, by default those we run on.
+    ``host`` names the machine and ``initial`` its namespaces, by default those we run on. ``given``
+    says that the operator named the files, or a directory that they are in.
     """
 
     def __init__(
@@ -73,8 +75,11 @@ class Here:
         host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
+        *,
+        given: bool = True,
     ) -> None:
         self._scanner = scanner
+        self._least = Standing.GIVEN if given else Standing.ELSEWHERE
         self._host = host or machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
@@ -122,6 +127,11 @@ class Here:
             apart,
             self._cgroup_id,
             reach=0,
+            standing=(
+                max(self._least, self._owners.standing(path))
+                if trust is Trust.HOST
+                else Standing.GIVEN
+            ),
         )
         return Sighting(origin, time.time_ns())
 

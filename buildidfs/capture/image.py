@@ -27,7 +27,7 @@ from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import oci
 from buildidfs.formats.archives import Damaged
 from buildidfs.formats.whiteouts import NAMES_MAX_BYTES, LayerNames
-from buildidfs.model import FileIdentity, Trust, fingerprint
+from buildidfs.model import FileIdentity, Standing, Trust, fingerprint
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Memo
@@ -246,7 +246,8 @@ class _Stack:
     def whose(self, layer: Layer) -> Whose:
         """What all sightings in that layer have in common."""
         image = self.image
-        return Whose(image.label, f"{image.digests[0]}/{layer.name}", image.trust, "image")
+        host = f"{image.digests[0]}/{layer.name}"
+        return Whose(image.label, host, image.trust, "image", standing=Standing.IMAGE)
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ from buildidfs.capture.owners import Owners
 from buildidfs.capture.pins import HOST
 from buildidfs.capture.reach import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
-from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -66,6 +66,7 @@ class LiveSightings:
         if place.namespaces.mnt != self._own_mnt:
             self._meet(place.mnt_ns_id, caught.pid)
         apart = container.apart(place.namespaces, self._initial)
+        trust = self._trust(caught, fd)
         origin = Origin(
             caught.path,
             caught.identity,
@@ -74,11 +75,14 @@ class LiveSightings:
             place.cgroup,
             self.label(place),
             self._host,
-            self._trust(caught, fd),
+            trust,
             "watch",
             apart=apart,
             cgroup_id=place.cgroup_id,
             reach=0,
+            standing=(
+                self._owners.standing(caught.path) if trust is Trust.HOST else Standing.GIVEN
+            ),
         )
         return Sighting(origin, caught.seen_ns)
 

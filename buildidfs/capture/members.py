@@ -30,6 +30,7 @@ from buildidfs.model import (
     Kind,
     Origin,
     Sighting,
+    Standing,
     Trust,
 )
 
@@ -59,6 +60,7 @@ class Whose(msgspec.Struct, frozen=True):
     trust: Trust
     scanner: str
     archive: bytes = b""
+    standing: Standing = Standing.GIVEN
 
     def origin(self, path: bytes, identity: FileIdentity, reach: int) -> Origin:
         """The place of one file."""
@@ -71,6 +73,7 @@ class Whose(msgspec.Struct, frozen=True):
             scanner=self.scanner,
             reach=reach,
             archive=self.archive,
+            standing=self.standing,
         )
 
 

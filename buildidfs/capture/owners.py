@@ -2,16 +2,21 @@
 """Is what a file says of its owner to be believed: can only root have put these bytes there.
 
 A file in the host's mount namespace that belongs to root is trusted, so all ways by which the
-bytes of others come to look like that are ruled out here.
+bytes of others come to look like that are ruled out here. One cannot be: the root of a container
+without a user namespace is the host's, and writes to the volumes that it was given. So files of
+root's also have a standing: directories that package managers keep are nobody's volume.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import mountinfo
-from buildidfs.linux import mounts, statx
+from buildidfs.linux import mounts, openat2, statx
+from buildidfs.model import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +43,17 @@ _COPIES: Final = re.compile(
     rb"|/(?:[0-9a-f]{2}){2,120}/(?:elf|executable|debug|debuginfo|vdso)\Z"
 )
 
+# The places of package managers, and those of what is installed without one. The latter may hold
+# volumes: /opt/app/data.
+_SYSTEM: Final = (
+    b"/usr/", b"/bin/", b"/sbin/", b"/lib/", b"/lib32/", b"/lib64/", b"/libx32/", b"/boot/",
+    b"/nix/store/", b"/gnu/store/",
+)  # fmt: skip
+_INSTALLED: Final = (b"/usr/local/", b"/opt/")
+
+_MOST_DIRECTORIES: Final = 4096
+_OTHERS_WRITE: Final = 0o022
+
 
 class Owners:
     """What was learned of mounts in one mount namespace, whose ``mounts`` give its mountinfo."""
@@ -45,6 +61,7 @@ class Owners:
     def __init__(self, mounts: Callable[[], bytes]) -> None:
         self._mounts = mounts
         self._known: dict[int, bool] = {}
+        self._kept: dict[bytes, bool] = {}
 
     def believed(self, path: bytes, fd: int) -> bool:
         """Whether the owner of an open file (O_PATH will do) seen at ``path`` counts.
@@ -66,6 +83,38 @@ class Owners:
                 self._known[mount] = known
         return known
 
+    def standing(self, path: bytes) -> Standing:
+        """How far a file of root's at ``path``, whose owner is believed, is believed among others.
+
+        Counts only a place to which nobody but root can move a file. No filesystem is asked that
+        may not answer. Does not raise.
+        """
+        if path.startswith(_INSTALLED):
+            found = Standing.INSTALLED
+        elif path.startswith(_SYSTEM):
+            found = Standing.SYSTEM
+        else:
+            return Standing.ELSEWHERE
+        directory = os.path.dirname(path)
+        while len(directory) > 1:
+            if not self._is_kept(directory):
+                return Standing.ELSEWHERE
+            directory = os.path.dirname(directory)
+        return found
+
+    def _is_kept(self, directory: bytes) -> bool:
+        """Return True if only root can give a directory entries."""
+        known = self._kept.get(directory)
+        if known is None:
+            if len(self._kept) >= _MOST_DIRECTORIES:
+                self._kept.clear()
+            try:
+                known = _is_roots(directory)
+            except OSError:
+                return False
+            self._kept[directory] = known
+        return known
+
     def _is_believed(self, fd: int) -> bool:
         # As long as the file is open its mount exists, and so no other has the number.
         number = mounts.mount_id(fd)
@@ -73,3 +122,22 @@ class Owners:
             mount.mount_id == number and mountinfo.option(mount.options, b"nosuid") is None
             for mount in mountinfo.parse(self._mounts())
         )
+
+
+def _is_roots(directory: bytes) -> bool:
+    """Whether a directory is root's, and nobody else may write to it. Raises OSError."""
+    root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = openat2.open_cached_in_root(root_fd, directory)
+    except OSError:
+        if directory.startswith(_INSTALLED):
+            raise
+        # Forgotten by the kernel, or it cannot be told not to ask.
+        fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(root_fd)
+    try:
+        found = statx.identity(fd, ask=False)
+    finally:
+        os.close(fd)
+    return stat.S_ISDIR(found.mode) and found.uid == 0 and not found.mode & _OTHERS_WRITE

@@ -35,7 +35,7 @@ from buildidfs.capture.reach import SCAN_KEEP_S, Reach
 from buildidfs.capture.vdso import VdsoFinder, may_differ
 from buildidfs.formats.elf import ElfFile
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
-from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Trust
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -346,6 +346,7 @@ class _Scan:
             process.apart,
             process.cgroup_id,
             reach=0,
+            standing=(self._owners.standing(path) if trust is Trust.HOST else Standing.GIVEN),
         )
         return Sighting(origin, time.time_ns())
 

@@ -93,7 +93,8 @@ class TreeScanner:
     entered, except those of kernel interfaces and our own. What cannot be read comes as
     `Unreadable`; a file without a build ID as `SeenAgain`, since all about it is known. ``host``
     names the machine and ``initial`` its namespaces, by default those we run on.
-    ``container_namespaces`` say what a container is, in case we are in one.
+    ``container_namespaces`` say what a container is, in case we are in one. ``given`` says that the
+    operator chose the paths.
     """
 
     def __init__(
@@ -104,10 +105,11 @@ class TreeScanner:
         host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
+        given: bool = True,
     ) -> None:
         self._memo = memo
         self._paths = list(paths)
-        self._here = Here("tree", host, initial, container_namespaces)
+        self._here = Here("tree", host, initial, container_namespaces, given=given)
 
     def __iter__(self) -> Iterator[Found]:
         known = walk.Mounts()

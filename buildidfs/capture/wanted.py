@@ -155,7 +155,10 @@ class WantedScanner:
             dev = os.major(status.st_dev), os.minor(status.st_dev)
             is_that = (dev, status.st_ino) in inodes.get(path, ())
             for each in TreeScanner(
-                self._memo, [path], container_namespaces=self._container_namespaces
+                self._memo,
+                [path],
+                container_namespaces=self._container_namespaces,
+                given=False,
             ):
                 if is_that or self._has_wanted_id(each):
                     yield each

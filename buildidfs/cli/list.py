@@ -124,11 +124,12 @@ def _rows(
 
 class Conflict(NamedTuple):
     """An artifact with several variants: each, why it is served or is not, and where it was last
-    seen, if that is known.
+    seen, if that is known. ``served`` is the number of the one that is, None for none.
     """
 
     build_id: BuildId
     kind: Kind
+    served: int | None
     variants: list[tuple[Artifact, str, OriginRecord | None]]
 
 
@@ -150,9 +151,11 @@ def _conflicts(
             last.setdefault(record.digest, record)
         kept = store.variants(ordinal, number)
         reasons = store.why(ordinal, kept)
+        served = store.artifact(ordinal, number)
         yield Conflict(
             build_id,
             Kind(number),
+            None if served is None else served.variant,
             [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
         )
 
@@ -169,12 +172,12 @@ def _conflict_as_json(conflict: Conflict) -> None:
                     "quality": artifact.quality.name.lower(),
                     "trust": artifact.trust.name.lower(),
                     "first_seen": artifact.first_seen_ns / 1e9,
-                    "served": number == 0,
+                    "served": artifact.variant == conflict.served,
                     "why": why,
                     "container": None if record is None else record.origin.container,
                     **({"path": None} if record is None else path_fields(record.origin.path)),
                 }
-                for number, (artifact, why, record) in enumerate(conflict.variants)
+                for artifact, why, record in conflict.variants
             ],
         }
     )
@@ -182,11 +185,11 @@ def _conflict_as_json(conflict: Conflict) -> None:
 
 def _conflict_as_text(conflict: Conflict) -> None:
     sys.stdout.write(f"{conflict.build_id.hex():40}  {conflict.kind.name.lower()}\n")
-    for number, (artifact, why, record) in enumerate(conflict.variants):
+    for artifact, why, record in conflict.variants:
         where = "" if record is None else printable(record.origin.path)
         if record is not None and record.origin.container:
             where += f"  ({printable(record.origin.container.encode())})"
         sys.stdout.write(
-            f"  {'not ' if number else ''}served: {why}\n"
+            f"  {'' if artifact.variant == conflict.served else 'not '}served: {why}\n"
             f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"
         )

@@ -16,7 +16,8 @@ from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
     from buildidfs.daemon.ingesting import SplitDwarf
-    from buildidfs.model import Artifact, BuildId, Digest, Kind
+    from buildidfs.formats.elf import ElfFile
+    from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind
     from buildidfs.store import OriginRecord, Pin, Store
 
 
@@ -61,7 +62,8 @@ class Known(NamedTuple):
     """What else is to be told of a build ID.
 
     ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
-    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not.
+    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
+    ``served`` are the numbers of those that are, and ``truncated`` says why others are not whole.
     """
 
     missing: list[str]
@@ -69,6 +71,8 @@ class Known(NamedTuple):
     used: dict[Digest, int]
     pins: list[Pin]
     why: dict[Kind, list[str]]
+    served: dict[Kind, int | None]
+    truncated: dict[Digest, str]
 
 
 def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
@@ -89,12 +93,41 @@ def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]
     used = {digest: store.last_use(digest) for digest in digests}
     ordinal = store.ordinal(build_id) or 0
     why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
-    return Known(missing, split, used, store.pins_of(build_id), why)
+    best = {kind: store.artifact(ordinal, kind) for kind in variants}
+    served = {kind: None if each is None else each.variant for kind, each in best.items()}
+    truncated = {
+        each.digest: _truncated(store, each)
+        for kept in variants.values()
+        for each in kept
+        if each.truncated
+    }
+    return Known(missing, split, used, store.pins_of(build_id), why, served, truncated)
+
+
+def _truncated(store: Store, artifact: Artifact) -> str:
+    """Why debuggers refuse a file, in words."""
+    from buildidfs.formats.elf import ElfFile
+
+    try:
+        file = _described(store, artifact)
+    except IntegrityError as error:
+        return str(error)
+    return file.truncated if isinstance(file, ElfFile) else "truncated"
+
+
+def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
+    """What the bytes of an artifact say that they are. Raises `IntegrityError`."""
+    from buildidfs.capture import files
+
+    fd = store.look_into(artifact.digest)
+    try:
+        return files.describe(fd)
+    finally:
+        os.close(fd)
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
     """What a debugger will ask for and not get, in words."""
-    from buildidfs.capture import files
     from buildidfs.model import Absence, Kind, Quality
 
     executable = store.artifact(ordinal, Kind.EXECUTABLE)
@@ -110,14 +143,10 @@ def _missing(store: Store, ordinal: int) -> list[str]:
         if artifact is None:
             continue
         try:
-            fd = store.look_into(artifact.digest)
+            file = _described(store, artifact)
         except IntegrityError as error:
             found.append(str(error))
             continue
-        try:
-            file = files.describe(fd)
-        finally:
-            os.close(fd)
         if isinstance(file, Absence):
             continue
         link = file.debuglink
@@ -147,13 +176,15 @@ def _as_json(
                     "size": artifact.size,
                     "quality": artifact.quality.name.lower(),
                     "trust": artifact.trust.name.lower(),
+                    "standing": artifact.standing.name.lower(),
                     "first_seen": artifact.first_seen_ns / 1e9,
                     "last_used": known.used[artifact.digest],
                     "mode": f"{artifact.mode:04o}",
                     "uid": artifact.uid,
                     "gid": artifact.gid,
-                    "served": artifact is kept[0],
+                    "served": artifact.variant == known.served[kind],
                     "why": why,
+                    "truncated": known.truncated.get(artifact.digest, ""),
                     "gdb_scripts": bool(artifact.scripts),
                 }
                 for kind, kept in variants.items()
@@ -200,9 +231,10 @@ def _as_text(
 ) -> None:
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
-        for number, (artifact, why) in enumerate(zip(kept, known.why[kind], strict=True)):
-            served = "" if number else "  (served)"
-            reason = f", {'not ' if number else ''}served because it {why}" if why else ""
+        for artifact, why in zip(kept, known.why[kind], strict=True):
+            is_served = artifact.variant == known.served[kind]
+            served = "  (served)" if is_served else ""
+            reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
             scripts = ", has gdb scripts" if artifact.scripts else ""
             click.echo(
                 f"{kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
@@ -210,6 +242,8 @@ def _as_text(
                 f" mode {artifact.mode:04o}{scripts}{served}\n"
                 f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
             )
+            if text := known.truncated.get(artifact.digest):
+                click.echo(f"           {text}")
     split = known.split
     if split is not None and split.package is not None:
         click.echo(f"dwp        kept under {split.package}: {split.units} units of split DWARF")

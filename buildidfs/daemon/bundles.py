@@ -97,6 +97,7 @@ def _item(build_id: BuildId, artifact: Artifact, origins: list[OriginRecord]) ->
         f"{artifact.segments:x}",
         tuple((extent.offset, extent.size) for extent in artifact.scripts),
         tuple(_place(record) for record in seen),
+        artifact.truncated,
     )
 
 
@@ -331,6 +332,7 @@ def _record_places(
                 held.quality,
                 held.scripts,
                 held.segments,
+                truncated=held.truncated,
             )
         )
         if len(batch) == _BATCH:

@@ -19,6 +19,7 @@ from buildidfs.formats.elfloads import Segment
 from buildidfs.formats.symbolized import Frame
 from buildidfs.linux import copy
 from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.store import is_withheld
 
 if TYPE_CHECKING:
     from buildidfs.daemon.symbolizers import Program, Slots
@@ -72,6 +73,11 @@ class _File(msgspec.Struct):
     loads: list[Segment] = []
     has_offsets: bool = False
     why: str = ""
+
+
+def _told(artifact: Artifact) -> tuple[bool, int]:
+    """How much a file tells a symbolizer; one that is truncated is refused."""
+    return not artifact.truncated, artifact.quality
 
 
 class Symbolizer:
@@ -154,7 +160,7 @@ class Symbolizer:
         found = [each for each in (debuginfo, executable) if each is not None]
         if not found:
             return _File([], why=NO_ELF_FILE)
-        found.sort(key=lambda each: -each.quality)
+        found.sort(key=lambda each: (each.truncated, -each.quality))
         copies = [_Copy(each, self._supplement(each)) for each in found]
         if len({each.digest for each in found}) == 1:
             del copies[1:]
@@ -173,7 +179,9 @@ class Symbolizer:
         build_id = described.altlink.build_id
         ordinal = self._store.ordinal(build_id)
         found = None if ordinal is None else self._store.artifact(ordinal, Kind.DEBUGINFO)
-        return None if found is None else (build_id, found)
+        if found is None or is_withheld(found, artifact):
+            return None
+        return build_id, found
 
     def _loads(self, artifact: Artifact) -> list[Segment]:
         fd = self._store.open_blob(artifact.digest)

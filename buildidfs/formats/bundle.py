@@ -75,6 +75,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     segments: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = "0"
     scripts: Annotated[tuple[tuple[Size, Size], ...], Meta(max_length=64)] = ()
     places: Annotated[tuple[Place, ...], Meta(max_length=_PLACES_MAX)] = ()
+    truncated: bool = False
 
     @property
     def kind_of(self) -> Kind:

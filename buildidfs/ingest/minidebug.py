@@ -52,7 +52,7 @@ def unpacked(
     there is no room for them and the executable is still there.
     Raises OSError, `StoreError`.
     """
-    if described.mini is None or Kind.DEBUGINFO in described.kinds:
+    if described.mini is None or described.truncated or Kind.DEBUGINFO in described.kinds:
         return None
     with _one_at_a_time:
         data = _completed(staged.fd, described)

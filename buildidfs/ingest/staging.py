@@ -181,6 +181,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
                 held.quality,
                 held.scripts,
                 held.segments,
+                truncated=held.truncated,
             )
     try:
         staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
@@ -244,6 +245,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         described.scripts,
         described.segments,
         supplement=described.supplement,
+        truncated=bool(described.truncated),
     )
     mini = minidebug.unpacked(store, staged, described, sighting) if pinned.kind is None else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)

@@ -12,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from buildidfs.model import Origin, Trust
+from buildidfs.model import Origin, Standing, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from buildidfs.config import TrustRule
 
 
-def judge(rules: Sequence[TrustRule]) -> Callable[[Origin], Trust]:
-    """What tells how far a file is believed: the first rule that fits where it was seen."""
+def judge(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Standing]]:
+    """Return a function that says how far a file is believed, by the first rule that fits its
+    place. A rule is the operator's word: it gives `Standing.GIVEN` at least.
+    """
     compiled = [
         (_matcher(rule.path), _matcher(rule.container), Trust[rule.level.upper()]) for rule in rules
     ]
 
-    def trust_of(origin: Origin) -> Trust:
+    def believed(origin: Origin) -> tuple[Trust, Standing]:
         for path, container, level in compiled:
             if path(origin.path) and container(os.fsencode(origin.container)):
-                return level
-        return origin.trust
+                return level, max(origin.standing, Standing.GIVEN)
+        return origin.trust, origin.standing
 
-    return trust_of
+    return believed
 
 
 def _matcher(glob: str | None) -> Callable[[bytes], object]:

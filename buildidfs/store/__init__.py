@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from buildidfs.store.blobs import Staged
 from buildidfs.store.containers import Container, ContainerEntry, is_of
+from buildidfs.store.index import is_withheld
 from buildidfs.store.records import (
     CommitResult,
     Content,
@@ -39,4 +40,5 @@ __all__ = [
     "Store",
     "StoreStats",
     "is_of",
+    "is_withheld",
 ]

@@ -75,6 +75,7 @@ def captures(
                 Quality(first.quality),
                 tuple(ByteRange(*extent) for extent in first.scripts),
                 int(first.segments, 16),
+                truncated=first.truncated,
             )
 
 

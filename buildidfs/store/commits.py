@@ -19,7 +19,7 @@ from buildidfs.store.records import CommitResult, NewSeen, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from buildidfs.model import Digest, Origin, Sighting, Trust
+    from buildidfs.model import Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.blobs import Blobs
     from buildidfs.store.environment import Environment, Txn
     from buildidfs.store.records import NewAbsence, NewCapture
@@ -72,7 +72,7 @@ class Commits:
         blobs: Blobs,
         verified: VerifiedBlobs,
         keeper: Callable[[], Keeper | None] = lambda: None,
-        judge: Callable[[Origin], Trust] | None = None,
+        judge: Callable[[Origin], tuple[Trust, Standing]] | None = None,
         image_of: Callable[[Origin], str] | None = None,
     ) -> None:
         """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
@@ -211,10 +211,12 @@ class Commits:
 
     def _believed(self, sighting: Sighting) -> Sighting:
         origin = sighting.origin
-        trust = origin.trust if self._judge is None else self._judge(origin)
-        if trust is origin.trust:
+        if self._judge is None:
             return sighting
-        origin = msgspec.structs.replace(origin, trust=trust)
+        trust, standing = self._judge(origin)
+        if (trust, standing) == (origin.trust, origin.standing):
+            return sighting
+        origin = msgspec.structs.replace(origin, trust=trust, standing=standing)
         return msgspec.structs.replace(sighting, origin=origin)
 
     def _announce(self, count: int, ordinals: Sequence[int]) -> None:

@@ -166,6 +166,19 @@ class Environment:
         except lmdb.Error as error:
             raise self.failure(error) from error
 
+    def get_by(self, table: Table, key: bytes, other: Table) -> tuple[bytes | None, bytes | None]:
+        """A value, and that of another table whose key it is, of one moment."""
+        try:
+            if self._gate is None:
+                with self._lmdb.begin() as txn:
+                    value = txn.get(key, db=table)
+                    return value, txn.get(value, db=other) if value else None
+            with self.read() as txn:
+                value = txn.get(key, db=table)
+                return value, txn.get(value, db=other) if value else None
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
     @contextlib.contextmanager
     def read(self) -> Iterator[Txn]:
         """Several reads of one moment; keep it short, old pages cannot be used again meanwhile."""

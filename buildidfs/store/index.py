@@ -12,12 +12,22 @@ import struct
 from collections.abc import Iterator
 from functools import wraps
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
+import lmdb
 import msgspec
 
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
-from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
+from buildidfs.model import (
+    Artifact,
+    BuildId,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Standing,
+    Trust,
+)
 from buildidfs.store import peek, places, schema
 from buildidfs.store.records import Held, OriginRecord, Remembered
 
@@ -47,6 +57,13 @@ DAMAGE = (
 def damaged(error: Exception) -> IntegrityError:
     """The error for a row that does not decode."""
     return IntegrityError(f"a row of the index is damaged ({error})")
+
+
+def _crossed(what: str) -> IntegrityError:
+    """The error for two rows that should lead to each other."""
+    return IntegrityError(
+        f"the index is damaged: {what} leads to another one: run buildidfs check --repair"
+    )
 
 
 def whole(method: Callable[P, R]) -> Callable[P, R]:
@@ -84,16 +101,28 @@ class Index:
         """Number of a build ID."""
         if not 0 < len(build_id) <= BuildId.MAX_BYTES:
             return None
-        value = self._env.get(self._ids, build_id)
-        return None if value is None else int.from_bytes(value, "big")
+        value, named = self._env.get_by(self._ids, build_id, self._ordinals)
+        if value is None:
+            return None
+        if named is None or not schema.is_named(named, build_id):
+            raise _crossed(f"build ID {build_id.hex()}")
+        return int.from_bytes(value, "big")
 
     def build_id(self, ordinal: int) -> BuildId | None:
         """The build ID with that number."""
-        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
-        try:
-            return None if value is None else schema.build_id_of(value)
-        except DAMAGE as error:
-            raise damaged(error) from error
+        key = schema.U64.pack(ordinal)
+        with self._env.read() as txn:
+            value = txn.get(key, db=self._ordinals)
+            if value is None:
+                return None
+            try:
+                build_id = schema.build_id_of(value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            # What is being removed has no kinds any more, and nothing leads there.
+            if value[0] and txn.get(build_id, db=self._ids) != key:
+                raise _crossed(f"build ID number {ordinal}")
+        return build_id
 
     def kinds(self, ordinal: int) -> int:
         """Bitmask, 1<<kind for each kind there is an artifact of; 0 for an unknown ordinal."""
@@ -123,11 +152,14 @@ class Index:
     def artifact_variant(self, ordinal: int, kind: int, variant: int) -> Artifact | None:
         """One variant, served or not."""
         best = self.artifact(ordinal, kind)
-        if best is None or best.variant == variant:
+        if best is not None and best.variant == variant:
             return best
         key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
         value = self._env.get(self._variants, key)
-        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+        found = None if value is None else schema.unpack_artifact(ordinal, kind, value)
+        if found is not None and found.variant != variant:
+            raise ValueError("it is that of another variant")
+        return found
 
     @whole
     def supplementary(self, name: bytes) -> int | None:
@@ -135,19 +167,20 @@ class Index:
         if not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return None
         value = self._env.get(self._dwz, name)
-        return None if value is None else self._supplement_in(value)
+        return None if value is None else self._supplement_in(name, value)
 
-    def _supplement_in(self, value: bytes) -> int | None:
+    def _supplement_in(self, name: bytes, value: bytes) -> int | None:
         """The ordinal that a row of *dwz* is about; None for a build ID that never came."""
-        referred = schema.referred(value)
-        if referred is not None:
-            return self.ordinal(referred)
-        return int(schema.DWZ.unpack_from(value)[0])
+        row = schema.DwzRow.unpack(name, value)
+        return self.ordinal(row.referred) if row.referred else row.ordinal
 
     def is_public_supplementary(self, name: bytes) -> bool:
         """Whether everybody could read the file that is recorded under ``/.dwz/`` as ``name``."""
         value = self._env.get(self._dwz, name)
-        return value is not None and len(value) > schema.DWZ.size
+        try:
+            return value is not None and schema.DwzRow.unpack(name, value).public
+        except DAMAGE as error:
+            raise damaged(error) from error
 
     # --- several rows ----------------------------------------------------------------------
 
@@ -157,19 +190,18 @@ class Index:
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         with self._env.read() as txn:
             value = txn.get(prefix, db=self._artifacts)
-            if value is None:
-                return []
-            rows = [value, *(row for _, row in prefixed(txn, self._variants, prefix))]
-            executable = txn.get(_executable_key(ordinal), db=self._artifacts)
+            rows = [row for _, row in prefixed(txn, self._variants, prefix)]
+            if value is not None:
+                rows.append(value)
+            executable = executable_in(
+                ordinal, txn.get(executable_key(ordinal), db=self._artifacts)
+            )
         found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
-        segments = segments_in(executable)
-        return sorted(found, key=lambda artifact: rank(artifact, segments))
+        return sorted(found, key=lambda artifact: rank(artifact, executable))
 
     def variants_after(self, ordinal: int, kind: int, after: int) -> Iterator[Artifact]:
         """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
         best = self.artifact(ordinal, kind)
-        if best is None:
-            return
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
         for _, value in self.rows_at(self._variants, prefix, start):
@@ -177,13 +209,13 @@ class Index:
                 artifact = schema.unpack_artifact(ordinal, kind, value)
             except DAMAGE as error:
                 raise damaged(error) from error
-            if after < best.variant < artifact.variant:
+            if best is not None and after < best.variant < artifact.variant:
                 yield best
                 after = best.variant
             if artifact.variant > after:
                 yield artifact
                 after = artifact.variant
-        if best.variant > after:
+        if best is not None and best.variant > after:
             yield best
 
     def conflicts(self) -> Iterator[tuple[int, int]]:
@@ -247,11 +279,12 @@ class Index:
             artifact.quality,
             artifact.scripts,
             artifact.segments,
+            artifact.truncated,
         )
 
     def _variant_in(self, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
         value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
-        if value is not None and value[:2] != variant.to_bytes(2, "big"):
+        if value is None or value[:2] != variant.to_bytes(2, "big"):
             key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
             value = txn.get(key, db=self._variants)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
@@ -302,33 +335,37 @@ class Index:
 
     def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
-        build_id = schema.build_id_of
-        for rows in self._batches(self._ordinals, b"", schema.U64.pack(after) + b"\0"):
-            try:
-                # Without a kind it is removed, and only what is left of it is not cleared yet.
-                found = [
-                    (int.from_bytes(key, "big"), build_id(value)) for key, value in rows if value[0]
-                ]
-            except DAMAGE as error:
-                raise damaged(error) from error
-            yield from found
+        start = schema.U64.pack(after) + b"\0"
+        build_id_of = schema.build_id_of
+        rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
+        for key, value, back in rows:
+            if not value[0]:
+                continue  # it is removed, and only what is left of it is not cleared yet
+            ordinal = int.from_bytes(key, "big")
+            if back != key:
+                raise _crossed(f"build ID number {ordinal}")
+            yield ordinal, build_id_of(value)
 
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None
     ) -> Iterator[tuple[BuildId, int]]:
         """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
-        for key, value in self.rows(self._ids, prefix, after):
+        start = prefix if after is None or after < prefix else after + b"\0"
+        rows = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
+        for key, value, back in rows:
             try:
                 build_id = BuildId(key)
             except InvalidBuildId as error:
                 raise damaged(error) from error
+            if back is None or not schema.is_named(back, build_id):
+                raise _crossed(f"build ID {build_id}")
             yield build_id, int.from_bytes(value, "big")
 
     def supplementaries(self, prefix: bytes, after: bytes | None) -> Iterator[tuple[bytes, int]]:
         """(name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
             try:
-                ordinal = self._supplement_in(value)
+                ordinal = self._supplement_in(key, value)
             except DAMAGE as error:
                 raise damaged(error) from error
             if ordinal is not None:
@@ -369,15 +406,47 @@ class Index:
         for rows in self._batches(table, prefix, start):
             yield from rows
 
+    def _linked(
+        self,
+        table: Table,
+        prefix: bytes,
+        start: bytes,
+        link: Callable[[bytes], bytes],
+        other: Table,
+    ) -> Iterator[tuple[bytes, bytes, bytes | None]]:
+        """`rows_at`, each with the row of another table at the key that ``link`` finds in it."""
+
+        def back(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
+            try:
+                return [txn.get(link(value), db=other) for _, value in rows]
+            except (*DAMAGE, lmdb.BadValsizeError) as error:
+                raise damaged(error) from error
+
+        for rows, found in self._batches_with(table, prefix, start, back):
+            for (key, value), linked in zip(rows, found, strict=True):
+                yield key, value, linked
+
     def _batches(
         self, table: Table, prefix: bytes, start: bytes
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """`rows_at`, as many at once as one transaction read: generators cost each row."""
+        for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
+            yield rows
+
+    def _batches_with(
+        self,
+        table: Table,
+        prefix: bytes,
+        start: bytes,
+        more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
+    ) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
+        """`_batches`, and what ``more`` makes of each in the same transaction."""
         count = _FIRST_ROWS
         while True:
             with self._env.read() as txn:
                 rows = list(islice(prefixed(txn, table, prefix, start), count))
-            yield rows
+                found = more(txn, rows)
+            yield rows, found
             if len(rows) < count:
                 return
             start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
@@ -396,28 +465,68 @@ def prefixed(
             yield from cursor
 
 
-def rank(artifact: Artifact, segments: int) -> tuple[int, bool, int, int, int]:
-    """Sort key of variants: the best is the least. ``segments`` are the served executable's."""
+def rank(artifact: Artifact, executable: Artifact | None) -> tuple[int, ...]:
+    """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
     return (
+        is_withheld(artifact, executable),
+        artifact.truncated,
         -artifact.trust,
-        contradicts(artifact, segments),
+        -belief(artifact),
+        contradicts(artifact, executable),
+        artifact.first_seen_ns if is_settled(artifact) else 0,
         -artifact.quality,
+        -artifact.size,  # no header tells what was cut off behind the last section
         artifact.first_seen_ns,
         artifact.variant,
     )
 
 
-def contradicts(artifact: Artifact, segments: int) -> bool:
+def is_settled(artifact: Artifact) -> bool:
+    """Return True if the variant seen first stays, however much another one tells.
+
+    Such are the host's executables: a container that can write to a directory of the host makes
+    any file of any quality. What the operator handed over may replace them.
+    """
+    return (
+        artifact.kind is Kind.EXECUTABLE
+        and artifact.trust is Trust.HOST
+        and artifact.standing is not Standing.GIVEN
+    )
+
+
+def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
     """Whether debuginfo says something else of what is loaded where than the executable does."""
-    if artifact.kind is not Kind.DEBUGINFO or not segments or not artifact.segments:
+    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
         return False
-    return artifact.segments != segments
+    return 0 not in (executable.segments, artifact.segments) and (
+        executable.segments != artifact.segments
+    )
 
 
-def segments_in(value: bytes | None) -> int:
-    """`Artifact.segments` of the row of *artifacts* of an executable; 0 where there is none."""
-    return 0 if value is None else schema.unpack_artifact(0, Kind.EXECUTABLE, value).segments
+def is_withheld(artifact: Artifact, executable: Artifact | None) -> bool:
+    """Return True for debuginfo that must not name the functions of the served executable.
+
+    That is debuginfo which is believed less. Packages that the operator has handed over are
+    believed enough for everything. An executable that is truncated withholds nothing.
+    """
+    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
+        return False
+    return belief(artifact) < min(belief(executable), _ENOUGH)
 
 
-def _executable_key(ordinal: int) -> bytes:
+def belief(artifact: Artifact) -> int:
+    """How far an artifact is believed, as one number: by trust, and then by standing."""
+    return _OF_PLACES + artifact.standing if artifact.trust >= Trust.PACKAGE else artifact.trust
+
+
+_OF_PLACES: Final = int(Trust.PACKAGE)
+_ENOUGH: Final = _OF_PLACES + int(Standing.GIVEN)
+
+
+def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
+    """The executable of a row of *artifacts*; None where there is none."""
+    return None if value is None else schema.unpack_artifact(ordinal, Kind.EXECUTABLE, value)
+
+
+def executable_key(ordinal: int) -> bytes:
     return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)

@@ -153,10 +153,9 @@ def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
 
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name of a file that dwz made is of a build ID."""
-    _, trust = schema.DWZ.unpack_from(value)
-    referred = schema.referred(value)
-    is_id = referred is None or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
-    if not rows.is_there(value[:8]) or trust > 3 or not is_id:
+    referred = schema.DwzRow.unpack(key, value).referred
+    is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
+    if not rows.is_there(value[:8]) or not is_id:
         yield Fault(
             f"/.dwz/ name {key!r} is of an unknown build ID",
             mend=lambda mending: mending.delete("dwz", key),

@@ -10,7 +10,7 @@ import msgspec
 from buildidfs.model import Kind, Sighting
 from buildidfs.store import places, schema
 from buildidfs.store.containerwriter import NO_IMAGES, ContainerWriter
-from buildidfs.store.index import prefixed
+from buildidfs.store.index import DAMAGE, prefixed
 from buildidfs.store.paths import PATH_KINDS, PathWriter
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class PlaceWriter:
         if not name or not origin.is_public:
             return
         old = self._txn.get(name, db=self._dwz)
-        if old is not None and (
-            schema.referred(old) is None or schema.DWZ.unpack_from(old)[1] > origin.trust
-        ):
+        before = None if old is None else _dwz_row(name, old)
+        believed = origin.trust, origin.standing
+        if before is not None and (not before.referred or before.believed > believed):
             return
-        value = schema.DWZ.pack(ordinal, origin.trust) + schema.PUBLIC + supplement
+        value = schema.DwzRow(ordinal, *believed, True, supplement).pack(name)
         if value != old:
             self._txn.put(name, value, db=self._dwz)
 
@@ -126,20 +126,26 @@ class PlaceWriter:
         if not name:
             return
         old = self._txn.get(name, db=self._dwz)
-        trust, public = int(origin.trust), origin.is_public
-        if old is None:
-            if named.origins >= schema.MAX_ORIGINS:
-                return  # a container can make any number of links to one file
-        else:
-            of, before = schema.DWZ.unpack_from(old)
-            if schema.referred(old) is not None:
-                if trust < before:
-                    return
-            elif of == ordinal:
-                trust, public = max(trust, before), public or len(old) > schema.DWZ.size
-            elif trust < before or (trust == before and not new_origin):
+        believed, public = (origin.trust, origin.standing), origin.is_public
+        if old is None and named.origins >= schema.MAX_ORIGINS:
+            return  # a container can make any number of links to one file
+        before = None if old is None else _dwz_row(name, old)
+        if before is not None:
+            is_later = new_origin or bool(before.referred)
+            if before.ordinal == ordinal and not before.referred:
+                believed = max(believed, before.believed)
+                public = public or before.public
+            elif believed < before.believed or (believed == before.believed and not is_later):
                 return
-        value = schema.DWZ.pack(ordinal, trust) + (schema.PUBLIC if public else b"")
+        value = schema.DwzRow(ordinal, *believed, public).pack(name)
         if value != old:
             self._txn.put(name, value, db=self._dwz)
             self._changed.add(ordinal)
+
+
+def _dwz_row(name: bytes, value: bytes) -> schema.DwzRow | None:
+    """A row of *dwz*; None if it is damaged, which is for `check` to tell of."""
+    try:
+        return schema.DwzRow.unpack(name, value)
+    except DAMAGE:
+        return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.model import Kind
+from buildidfs.model import Kind, Standing
 from buildidfs.store import beside, places, schema
 from buildidfs.store.index import DAMAGE, prefixed
 
@@ -45,6 +45,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int
     first_seen_ns: int
     origin: bytes
+    truncated: bool = False
+    standing: int = Standing.GIVEN
 
 
 class _Provenance(msgspec.Struct, array_like=True):
@@ -80,7 +82,8 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
     for new in captures:
         origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
         before = claims.get(new.build_id)
-        if before is not None and before.trust >= origin.trust:
+        believed = (origin.trust, origin.standing)
+        if before is not None and (before.trust, before.standing) >= believed:
             continue
         claims[new.build_id] = Claim(
             bytes(new.build_id),
@@ -95,6 +98,8 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
             schema.clamped(origin.identity.mtime_ns),
             new.sighting.seen_ns,
             places.pack_origin(digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns),
+            new.truncated,
+            origin.standing,
         )
     return pack(claims.values())
 
@@ -127,6 +132,8 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
                 artifact.mtime_ns,
                 artifact.first_seen_ns,
                 _origin(env, txn, ordinal, digest),
+                artifact.truncated,
+                artifact.standing,
             )
         )
     return pack(claims)

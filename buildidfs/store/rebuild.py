@@ -31,6 +31,7 @@ from buildidfs.model import (
     Origin,
     Quality,
     Sighting,
+    Standing,
     Trust,
 )
 from buildidfs.store import environment, layout, lock, notify, places, provenance, schema
@@ -191,6 +192,7 @@ def _claimed(
         origin, first = Origin(b"", _NOBODY, scanner="repair"), claim.first_seen_ns
     shown = {
         "trust": Trust(claim.trust),
+        "standing": Standing(claim.standing),
         "mode": claim.mode & 0o555,
         "uid": claim.uid,
         "gid": claim.gid,
@@ -204,6 +206,7 @@ def _claimed(
             quality=Quality(claim.quality),
             scripts=tuple(ByteRange(*extent) for extent in claim.scripts),
             segments=claim.segments,
+            truncated=claim.truncated,
         )
     return Adopted(capture, shown, form)
 
@@ -224,6 +227,7 @@ def _capture(
         scripts=described.scripts,
         segments=described.segments,
         supplement=described.supplement,
+        truncated=bool(described.truncated),
     )
 
 

@@ -214,7 +214,10 @@ class Recorder:
         value = self._txn.get(build_id, db=self._ids)
         if value is not None:
             ordinal = int.from_bytes(value, "big")
-            return ordinal, self._ordinal_row(ordinal), False
+            named = self._ordinal_row(ordinal)
+            if named.build_id != build_id:
+                raise IntegrityError(f"the index is damaged: build ID {build_id} leads to another")
+            return ordinal, named, False
         ordinal = self.counters.next_ordinal
         if ordinal > schema.MAX_NUMBER:
             raise StoreError(f"the store holds as many build IDs as it can number ({ordinal - 1})")
@@ -258,12 +261,18 @@ class Recorder:
             new.sighting.seen_ns,
             new.scripts,
             new.segments,
+            new.truncated,
+            new.sighting.origin.standing,
         )
         if like is not None:
             artifact = msgspec.structs.replace(
-                artifact, mode=like.mode, uid=like.uid, gid=like.gid, trust=like.trust
+                artifact,
+                mode=like.mode,
+                uid=like.uid,
+                gid=like.gid,
+                trust=like.trust,
+                standing=like.standing,
             )
-        named.kinds |= 1 << kind
         self._variants.add(artifact)
 
     # --- a sighting of bytes that have their rows --------------------------------------------
@@ -331,6 +340,7 @@ class Recorder:
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
             self._txn.put(digest, row.pack(), db=self._digests)
         before = named.pack()
+        named.kinds = self._variants.kinds(ordinal)
         refs = [ref for ref in row.refs if ref[0] == ordinal]
         new_origin = self._places.see(digest, refs, named, sighting, recognised=recognised)
         after = named.pack()

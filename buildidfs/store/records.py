@@ -57,6 +57,7 @@ class NewCapture(msgspec.Struct, frozen=True):
     segments: int = 0
     remember: bool = True
     supplement: tuple[bytes, BuildId] | None = None
+    truncated: bool = False
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
@@ -168,6 +169,7 @@ class Held(msgspec.Struct, frozen=True):
     quality: Quality
     scripts: tuple[ByteRange, ...]
     segments: int = 0
+    truncated: bool = False
 
 
 class Remembered(msgspec.Struct, frozen=True):

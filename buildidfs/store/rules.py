@@ -9,7 +9,7 @@ import msgspec
 
 from buildidfs.model import BuildId, Digest
 from buildidfs.store import peek, schema
-from buildidfs.store.index import DAMAGE, rank, segments_in
+from buildidfs.store.index import DAMAGE, executable_in, executable_key, is_withheld, rank
 from buildidfs.store.paths import ROOT
 from buildidfs.store.rows import Fault, Mending, Rows
 
@@ -118,7 +118,14 @@ def _lead_to(mending: Mending, build_id: BuildId, ordinal: int) -> None:
 def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """What is served belongs to a build ID."""
     ordinal, kind = schema.ORDINAL_KIND.unpack(key)
-    yield from _artifact(rows, schema.unpack_artifact(ordinal, kind, value))
+    artifact = schema.unpack_artifact(ordinal, kind, value)
+    if is_withheld(artifact, _executable(rows, artifact)):
+        yield Fault(
+            f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
+            " and is served",
+            mend=lambda mending: mending.variants.choose(ordinal, kind),
+        )
+    yield from _artifact(rows, artifact)
 
 
 def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -131,10 +138,11 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         return
     served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
     if served is None:
-        yield Fault(
-            f"there are variants of {ordinal}/{kind} of which none is served",
-            mend=lambda mending: mending.variants.choose(ordinal, kind),
-        )
+        if not is_withheld(variant, _executable(rows, variant)):
+            yield Fault(
+                f"there are variants of {ordinal}/{kind} of which none is served",
+                mend=lambda mending: mending.variants.choose(ordinal, kind),
+            )
     elif served[:2] == value[:2]:
         text = f"variant {number} of {ordinal}/{kind} is there twice"
         yield Fault(text, mend=lambda mending: mending.delete("variants", key))
@@ -148,13 +156,21 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _is_better(rows: Rows, variant: Artifact, served: bytes) -> bool:
-    executable = rows.get("artifacts", schema.ORDINAL_KIND.pack(variant.ordinal, 1))
     try:
-        segments = segments_in(executable)
         best = schema.unpack_artifact(variant.ordinal, variant.kind, served)
     except DAMAGE:
         return False  # a fault of that row
-    return rank(variant, segments) < rank(best, segments)
+    executable = _executable(rows, variant)
+    return rank(variant, executable) < rank(best, executable)
+
+
+def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
+    """The executable that is served for the same build ID; None also if its row is a fault."""
+    value = rows.get("artifacts", executable_key(artifact.ordinal))
+    try:
+        return executable_in(artifact.ordinal, value)
+    except DAMAGE:
+        return None
 
 
 def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:

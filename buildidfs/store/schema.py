@@ -21,6 +21,12 @@ Directory, mode 0700:
     run/         one locked file for each long-running process (see `presence`); the files that a
                  watch has lost (see `losses`); what readers have opened (see `uselog`)
 
+A row that leads to bytes can be compared with another, or with what was written. *ids* and
+*ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
+CRC-32 of the key and all that stands before it (of variants the key of the artifact), so that one
+wrong bit gives nobody the bytes of another build ID. *digests* is compared with the file of the
+blob. Rows of earlier versions have no check.
+
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
 of variable length stands last. "msgpack" values are arrays, to whose end fields may be added.
 
@@ -28,7 +34,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     meta       "counters"                             `Counters`
     ids        build ID (2 to 120 bytes)              ordinal u64
     ordinals   ordinal u64                            `OrdinalRow`, then the build ID
-    artifacts  ordinal u64, kind u8                   `ArtifactRow`, then extents of scripts
+    artifacts  ordinal u64, kind u8                   `ArtifactRow`, extents of scripts, trailer
     variants   ordinal u64, kind u8, variant u16      the same: variants that are not served
     digests    SHA-256 (32)                           `DigestRow`, then (ordinal u64, kind u8,
                                                       variant u16) for each artifact with it,
@@ -44,8 +50,8 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     containers container u32                          first seen u64, last seen u64, `ContainerRow`
     labels     name of a container (1 to 255)         container u32
     contents   container u32, directory u32,          directory u32, ordinal u64, kind u8,
-               hash of the name u64                   variant u16, stamp u32, name
-    dwz        path below /.dwz/ (1 to 500)           ordinal u64, trust u8, public, build ID
+               hash of the name u64                   variant u16, stamp u32, name, NUL, check
+    dwz        path below /.dwz/ (1 to 500)           `DwzRow`
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
@@ -63,13 +69,16 @@ seen at, of those that are public if there is one (0: none);
 1 to 4, the number the next variant gets.
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
-finds it; all others are in *variants*. Better is: more trust; then, for debuginfo, program headers
-that do not contradict those of the executable that is served (``segments``: both known, and not
-the same); then more quality; then seen earlier; then the lower number. Numbers from 2**15 on are
-only for what the host itself has, so that nobody else can use up all. Trust, owner and mode belong
-to the bytes: seeing the same bytes at a place that is believed more raises the first, and at one
-where everybody could read them (its mode and ``reach`` say so) gives them the other two, in every
-row with that digest. ``mode`` has the bits of the original that it was reached with, nothing more.
+finds it; all others are in *variants*. `index.rank` says which is better. Debuginfo that is
+believed less than the executable that is served (`index.is_withheld`) is in *variants* alone, and
+has no bit in *ordinals*. Numbers from 2**15 on are only for what the host itself has, so that
+nobody else can use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
+bytes at a place that is believed more raises the first two, and at one where everybody could read
+them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
+``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
+(1: truncated), standing, and the CRC-32 of the key (ordinal and kind) and all that stands before:
+a row that does not have it is that of another build ID, or damaged. Rows of earlier versions have
+no trailer; they stand for files that are whole, of standing `GIVEN`.
 
 **digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
 those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
@@ -107,8 +116,8 @@ says at how many of its paths a build ID has it.
 **containers, labels, contents**. The files of each container, as it saw them; see `containers`.
 
 **dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
-less trust. A build ID with all the origins it may have gets no new name. With a build ID at its end
-a row is of debuginfo that refers to that build ID by the name, which nothing was seen under.
+less trust and standing. A build ID with all the origins it may have gets no new name. With a build
+ID a row is of debuginfo that refers to that build ID by the name, which nothing was seen under.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
@@ -129,6 +138,7 @@ from __future__ import annotations
 
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
@@ -141,6 +151,7 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     Quality,
+    Standing,
     Trust,
     fingerprint,
 )
@@ -196,6 +207,7 @@ ORDINAL_KIND: Final = Struct(">QB")
 ORDINAL_KIND_VARIANT: Final = Struct(">QBH")
 PATH_ORDINAL: Final = Struct(">IQ")
 DWZ: Final = Struct(">QB")
+CHECK: Final = U32
 SEEN: Final = Struct(">IB")
 
 USE: Final = Struct(">BI32s")
@@ -205,6 +217,10 @@ _ORDINAL: Final = Struct(">BIHH4H")
 _ARTIFACT: Final = Struct(">H32sQqHIIBBQQ")
 DIGEST: Final = Struct(">QQQqBIBI")
 _RANGE: Final = Struct(">QQ")
+_TRAILER: Final = Struct(">BBI")
+_CHECKED: Final = _TRAILER.size - 4  # what stands before the check in a trailer
+
+_TRUNCATED: Final = 1
 
 #: Stands at the end of rows of what was seen where everybody could read it.
 PUBLIC: Final = b"\1"
@@ -212,6 +228,7 @@ PUBLIC: Final = b"\1"
 _KINDS: Final = tuple(Kind)
 _QUALITIES: Final = tuple(Quality)
 _TRUSTS: Final = tuple(Trust)
+_STANDINGS: Final = tuple(Standing)
 
 #: The kinds in each of the 32 possible bitmasks.
 KINDS_OF_MASK: Final = tuple(
@@ -222,11 +239,6 @@ KINDS_OF_MASK: Final = tuple(
 def number_in(value: bytes) -> int:
     """The number in a row of *names*."""
     return int.from_bytes(value[:4], "big")
-
-
-def referred(value: bytes) -> bytes | None:
-    """The build ID of a dwz file in a row of *dwz* that debuginfo brought; None in others."""
-    return value[DWZ.size + len(PUBLIC) :] or None
 
 
 def mask_of(kinds: tuple[Kind, ...]) -> int:
@@ -295,6 +307,11 @@ def build_id_of(value: bytes) -> BuildId:
     return bytes.__new__(BuildId, raw)
 
 
+def is_named(value: bytes, build_id: bytes) -> bool:
+    """Whether a row of *ordinals* is of that build ID."""
+    return value[_ORDINAL.size :] == build_id
+
+
 def primary_path_of(value: bytes) -> int:
     """The primary path in a row of *ordinals*, 0 for none."""
     return int.from_bytes(value[1:5], "big")
@@ -317,19 +334,27 @@ def pack_artifact(artifact: Artifact) -> bytes:
     )
     if artifact.scripts:
         row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
-    return row
+    row += bytes((_TRUNCATED if artifact.truncated else 0, artifact.standing))
+    return row + U32.pack(crc32(row, crc32(ORDINAL_KIND.pack(artifact.ordinal, artifact.kind))))
 
 
 def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
-    """The inverse of `pack_artifact`."""
+    """The inverse of `pack_artifact`; raises ValueError for a row that is not that of the key."""
     variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments = (
         _ARTIFACT.unpack_from(value)
     )
+    flags, standing, end = 0, Standing.GIVEN, len(value)
+    if (end - _ARTIFACT.size) % _RANGE.size:  # else it was written before there was a trailer
+        end -= _TRAILER.size
+        flags, number, check = _TRAILER.unpack_from(value, end)
+        if check != crc32(value[: end + _CHECKED], crc32(ORDINAL_KIND.pack(ordinal, kind))):
+            raise ValueError("it is not what was written for that build ID")
+        standing = _STANDINGS[number]
     scripts: tuple[ByteRange, ...] = ()
-    if len(value) > _ARTIFACT.size:
+    if end > _ARTIFACT.size:
         scripts = tuple(
             ByteRange(offset, length)
-            for offset, length in _RANGE.iter_unpack(value[_ARTIFACT.size :])
+            for offset, length in _RANGE.iter_unpack(value[_ARTIFACT.size : end])
         )
     return Artifact(
         ordinal,
@@ -346,6 +371,8 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         seen,
         scripts,
         segments,
+        bool(flags & _TRUNCATED),
+        standing,
     )
 
 
@@ -403,6 +430,49 @@ def ordinal_in(value: bytes) -> bytes | None:
     """The key in *ordinals* of the first build ID in a row of *digests*; None if there is none."""
     end = DIGEST.size + ORDINAL_KIND_VARIANT.size
     return value[DIGEST.size : DIGEST.size + 8] if len(value) >= end else None
+
+
+class DwzRow(msgspec.Struct, frozen=True):
+    """A row of *dwz*: ordinal u64, standing and trust u8, public u8, build ID, check.
+
+    The upper half of the second part is one more than the standing, the lower half the trust.
+    ``referred`` is empty for a file that was seen under the name. Rows of earlier versions have no
+    standing (0), and neither a check nor, if they are not public, what stands before it.
+    """
+
+    ordinal: int
+    trust: Trust
+    standing: Standing
+    public: bool = False
+    referred: bytes = b""
+
+    @property
+    def believed(self) -> tuple[Trust, Standing]:
+        """How far the place that brought the name is believed."""
+        return self.trust, self.standing
+
+    def pack(self, name: bytes) -> bytes:
+        """The value of the row with the key ``name``."""
+        believed = (self.standing + 1) << 4 | self.trust
+        row = DWZ.pack(self.ordinal, believed) + bytes((self.public,)) + self.referred
+        return row + CHECK.pack(crc32(row, crc32(name)))
+
+    @classmethod
+    def unpack(cls, name: bytes, value: bytes) -> DwzRow:
+        """The inverse of `pack`. Raises ValueError for a row that is not that of the name."""
+        ordinal, believed = DWZ.unpack_from(value)
+        trust, standing = _TRUSTS[believed & 15], believed >> 4
+        public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
+        if not standing:
+            return cls(ordinal, trust, Standing.GIVEN, public, referred)
+        if value[-CHECK.size :] != CHECK.pack(crc32(value[: -CHECK.size], crc32(name))):
+            raise ValueError("it is not what was written for that name")
+        return cls(ordinal, trust, _STANDINGS[standing - 1], public, referred[: -CHECK.size])
+
+
+def is_checked(value: bytes) -> bool:
+    """Whether a row of *artifacts* or *variants* ends with a check."""
+    return bool((len(value) - _ARTIFACT.size) % _RANGE.size)
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:

@@ -2,10 +2,10 @@
 """Blobs read through, one after the other: whether they are what they were, and what they are.
 
 Their files are looked at always, and read when they are not those that were written, or when all
-are to be read. What is right is written down: the file it is in, when it was read, and what the
-program headers say, which stores of format 1 did not keep. What is wrong is struck from the row: a
-blob that is of no file (inode and change time 0) is given to nobody, and the next capture of the
-same bytes is read and takes its place.
+are to be read. What is right is written down: the file it is in, when it was read, what the program
+headers say, and whether the file is truncated; older stores did not keep the last two. What is
+wrong is struck from the row: a blob that is of no file (inode and change time 0) is given to
+nobody, and the next capture of the same bytes is read and takes its place.
 
 Where the filesystem offers fs-verity, blobs that were read get it.
 """
@@ -58,6 +58,7 @@ class _Seen(msgspec.Struct):
     file: BlobFile | None
     form: int = schema.FORM_PLAIN
     segments: int = 0
+    truncated: bool = False
 
 
 class Scrubber:
@@ -183,6 +184,7 @@ class Scrubber:
         described = describe(opened)
         if described is not None:
             seen.segments = described.segments
+            seen.truncated = bool(described.truncated)
         self._remember(digest, seen)
         if described is None:
             return []
@@ -268,6 +270,7 @@ def _describe_again(mending: Mending, ref: tuple[int, int, int], described: ElfF
                 quality=described.quality,
                 scripts=described.scripts,
                 segments=described.segments,
+                truncated=bool(described.truncated),
             )
         )
         _choose(mending, artifact.ordinal, artifact.kind)
@@ -295,7 +298,7 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
         row.stored, row.inode, row.ctime_ns = file
         row.form, row.verified = seen.form, int(time.time())
         for ref in row.refs:
-            _fill_in(mending, ref, seen.segments)
+            _fill_in(mending, ref, seen)
     mending.put("digests", digest, row.pack())
 
 
@@ -316,10 +319,15 @@ def _kept_beside(
     return blobs.file(digest) or file
 
 
-def _fill_in(mending: Mending, ref: tuple[int, int, int], segments: int) -> None:
+def _fill_in(mending: Mending, ref: tuple[int, int, int], seen: _Seen) -> None:
+    """Write into a row what earlier versions did not keep of a file."""
     artifact = mending.variant(*ref)
-    if artifact is not None and segments and not artifact.segments:
+    if artifact is None:
+        return
+    segments = artifact.segments or seen.segments
+    known = msgspec.structs.replace(artifact, segments=segments, truncated=seen.truncated)
+    if known != artifact or not mending.is_checked(artifact):
         # Others to choose from that do not decode are faults of their own, too.
         with contextlib.suppress(*DAMAGE):
-            mending.variants.change(msgspec.structs.replace(artifact, segments=segments))
+            mending.variants.change(known)
             _choose(mending, artifact.ordinal, artifact.kind)

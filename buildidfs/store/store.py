@@ -26,7 +26,7 @@ from buildidfs.store.reading import Reader
 from buildidfs.store.recorder import load_counters
 
 if TYPE_CHECKING:
-    from buildidfs.model import BuildId, Digest, Origin, Sighting, Trust
+    from buildidfs.model import BuildId, Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.candidates import AltLinks
     from buildidfs.store.cold import Compressed
     from buildidfs.store.commits import Commits
@@ -49,7 +49,7 @@ class Store(Reader):
         self._keeper: Keeper | None = None
         self._make_keeper: Callable[[], Keeper] | None = None
         self._making = threading.Lock()
-        self._judge: Callable[[Origin], Trust] | None = None
+        self._judge: Callable[[Origin], tuple[Trust, Standing]] | None = None
         self._image_of: Callable[[Origin], str] | None = None
 
     @classmethod
@@ -152,7 +152,7 @@ class Store(Reader):
         """Record that files which `recall` knew were seen again; returns those unknown by now."""
         return self._commits().touch(sightings)
 
-    def believe(self, judge: Callable[[Origin], Trust]) -> None:
+    def believe(self, judge: Callable[[Origin], tuple[Trust, Standing]]) -> None:
         """From now on let ``judge`` decide how far what is written is believed."""
         self._judge = judge
 

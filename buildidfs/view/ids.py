@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs import names
 from buildidfs.errors import IntegrityError
-from buildidfs.model import Artifact, Kind, Trust
+from buildidfs.model import Artifact, Kind, Standing, Trust
 from buildidfs.view import nodes, packages
 from buildidfs.view.readers import PUBLIC, may_see, openness
 from buildidfs.view.sections import Sections
@@ -165,7 +165,9 @@ class IdDirectories:
         return artifact
 
     def _is_zeroed(self, artifact: Artifact) -> bool:
-        return bool(artifact.scripts) and artifact.trust < Trust.HOST and self._zero_scripts
+        if not artifact.scripts or not self._zero_scripts:
+            return False
+        return artifact.trust is not Trust.HOST or artifact.standing < Standing.GIVEN
 
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
@@ -198,6 +200,8 @@ class IdDirectories:
     def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
         """Everything there is of a build ID, served or not."""
         mask = self._store.kinds(ordinal)
+        if mask >> Kind.EXECUTABLE & 1:
+            mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
         for kind in _KINDS:
             if mask >> kind & 1:
                 yield from self._store.variants_after(ordinal, kind)

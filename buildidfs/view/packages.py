@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
+from buildidfs.store import is_withheld
 from buildidfs.view import nodes
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ class Packages:
     def _package(self, ordinal: int) -> int | None:
         build_id = self._store.build_id(ordinal)
         kept_under = None if build_id is None else names.package_id(BuildId(build_id))
-        return None if kept_under is None else self._store.ordinal(kept_under)
+        found = None if kept_under is None else self._store.ordinal(kept_under)
+        package = None if found is None else self._store.artifact(found, Kind.DEBUGINFO)
+        if package is None:
+            return None
+        executable = self._store.artifact(ordinal, Kind.EXECUTABLE)
+        return None if is_withheld(package, executable) else found
 
 
 def _of_paths(origins: Iterable[OriginRecord]) -> dict[bytes, None]:

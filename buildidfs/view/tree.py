@@ -285,7 +285,8 @@ class View:
         yield nodes.ROOT, spelled, False
         bucket = nodes.DEBUG_BUCKET + build_id[0]
         yield bucket, spelled[2:], False
-        yield bucket, spelled[2:] + names.DEBUG_SUFFIX, False
+        # Debuginfo is withheld as soon as the executable is believed more than it is.
+        yield bucket, spelled[2:] + names.DEBUG_SUFFIX, True
         origins = self._store.origins(ordinal)
         yield from self._ids.spellings(ordinal, origins)
         paths = list(dict.fromkeys(record.origin.path for record in origins))

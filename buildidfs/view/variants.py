@@ -43,7 +43,9 @@ class Variants:
         if not refs:
             return nodes.ABSENT
         artifact = self._store.artifact_variant(ordinal, *min(refs))
-        return nodes.ABSENT if artifact is None else self._node_of(artifact)
+        if artifact is None or artifact.digest != digest:
+            return nodes.ABSENT
+        return self._node_of(artifact)
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries whose offset is beyond ``after``: name, node, offset."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from buildidfs.capture.owners import Owners
 from buildidfs.capture.proc import ProcScanner
 from buildidfs.linux import mounts, statx
-from buildidfs.model import Kind, NamespaceSet, Trust
-from tests.support.children import needs_root, private_cat, running
+from buildidfs.model import Kind, NamespaceSet, Standing, Trust
+from tests.support.children import cat_program, needs_root, private_cat, running
 from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
 from tests.support.scans import Memory, Scan, scan
 
@@ -79,6 +80,39 @@ def test_copies_of_what_others_ran_are_not(tmp_path: Path, path: bytes) -> None:
 )
 def test_names_that_only_look_similar_are(tmp_path: Path, path: bytes) -> None:
     assert believed(tmp_path, path, mountinfo_of(tmp_path, b"rw"))
+
+
+@pytest.mark.parametrize(
+    ("path", "standing"),
+    [
+        (os.fsencode(cat_program()), Standing.SYSTEM),
+        (b"/usr/lib/none", Standing.SYSTEM),
+        (b"/usr/local/none", Standing.INSTALLED),
+        (b"/usr/no-such-directory/app", Standing.ELSEWHERE),
+        (b"/usrs/app", Standing.ELSEWHERE),
+        (b"/var/lib/volumes/data/app", Standing.ELSEWHERE),
+        (b"/srv/usr/bin/app", Standing.ELSEWHERE),
+    ],
+)
+def test_places_of_the_system(path: bytes, standing: Standing) -> None:
+    if standing is Standing.INSTALLED and os.stat("/usr/local").st_mode & 0o022:
+        standing = Standing.ELSEWHERE
+    assert Owners(mounts.mountinfo).standing(path) is standing
+
+
+@needs_root("makes directories in a place of the system's")
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o775, 0), (0o755, 1000)])
+def test_directory_that_others_can_put_files_into(mode: int, owner: int) -> None:
+    """Files of root's that lie elsewhere can be moved there."""
+    with tempfile.TemporaryDirectory(dir="/usr/lib") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "below").mkdir(0o755)
+        path = os.fsencode(directory / "below" / "app")
+        assert Owners(mounts.mountinfo).standing(path) is Standing.SYSTEM
+        os.chown(directory, owner, -1)
+        directory.chmod(mode)
+        assert Owners(mounts.mountinfo).standing(path) is Standing.ELSEWHERE
 
 
 def test_mounts_are_told_apart_not_devices(tmp_path: Path) -> None:

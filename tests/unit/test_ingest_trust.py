@@ -10,7 +10,7 @@ import pytest
 from buildidfs import config, daemon
 from buildidfs.errors import UsageError
 from buildidfs.ingest.trust import judge
-from buildidfs.model import Kind, Trust
+from buildidfs.model import Kind, Standing, Trust
 from buildidfs.store import Store
 from tests.support.captures import NOW, SECOND, capture, identity, sighting
 
@@ -50,7 +50,7 @@ level = "package"
 )
 def test_the_first_that_fits(path: bytes, container: str, trust: Trust) -> None:
     origin = sighting(path, container=container, trust=Trust.CONTAINER).origin
-    assert judge(RULES.trust.rules)(origin) is trust
+    assert judge(RULES.trust.rules)(origin) == (trust, Standing.GIVEN)
 
 
 def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:

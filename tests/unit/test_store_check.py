@@ -215,13 +215,21 @@ _DAMAGE: dict[str, tuple[Damage, str]] = {
     "counted files": (_miscount, " bytes of files of blobs are counted as 0"),
     "unknown artifact": (
         lambda store, env: _put(
-            env, "artifacts", schema.ORDINAL_KIND.pack(7, 2), schema.pack_artifact(_best(store))
+            env,
+            "artifacts",
+            schema.ORDINAL_KIND.pack(7, 2),
+            schema.pack_artifact(
+                msgspec.structs.replace(_best(store), ordinal=7, kind=Kind.DEBUGINFO)
+            ),
         ),
         "artifact 7/2/0 is not known to its build ID",
     ),
     "artifact of another kind": (
         lambda store, env: _put(
-            env, "artifacts", _ARTIFACT[:-1] + b"\x02", schema.pack_artifact(_best(store))
+            env,
+            "artifacts",
+            _ARTIFACT[:-1] + b"\x02",
+            schema.pack_artifact(msgspec.structs.replace(_best(store), kind=Kind.DEBUGINFO)),
         ),
         "artifact 1/2/0 has no blob",
     ),

@@ -105,12 +105,12 @@ def test_what_remains_of_a_build_id_is_served(store: Store) -> None:
     other = sighting(b"/opt/app", trust=Trust.CONTAINER)
     commit(store, capture(store, b"best", at=host))
     best = _digest(store)
-    commit(store, capture(store, b"worse", at=other), capture(store, b"worse", at=host))
+    commit(store, capture(store, b"next", at=other), capture(store, b"next", at=host))
     commit(store, capture(store, b"dbg", at=sighting(b"/d.debug"), kinds=(Kind.DEBUGINFO,)))
     assert _digest(store) == best
     removed = store.remove([best])
     assert (removed.blobs, removed.ids) == (1, 0)
-    assert read_blob(store, _digest(store)) == b"worse"
+    assert read_blob(store, _digest(store)) == b"next"
     assert list(store.check()) == []
     assert {bytes(each.origin.path) for each in store.origins(1)} == {
         b"/opt/app", b"/usr/bin/app", b"/d.debug"

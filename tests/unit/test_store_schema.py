@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +18,11 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     Quality,
+    Standing,
     Trust,
 )
 from buildidfs.store import schema
+from buildidfs.store.index import DAMAGE
 from tests.support.captures import identity
 
 u16, u32, u63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))
@@ -40,6 +44,8 @@ artifacts = st.builds(
     trust=st.sampled_from(Trust),
     first_seen_ns=u63,
     scripts=st.lists(st.builds(ByteRange, u63, u63), max_size=3).map(tuple),
+    truncated=st.booleans(),
+    standing=st.sampled_from(Standing),
 )
 
 
@@ -65,12 +71,43 @@ def test_artifact_row_is_the_documented_one() -> None:
         first_seen_ns=9,
         scripts=(ByteRange(1, 2),),
         segments=0x0A0B0C0D0E0F1011,
+        truncated=True,
+        standing=Standing.SYSTEM,
     )
-    assert schema.pack_artifact(artifact).hex(" ", -4) == (
+    row = schema.pack_artifact(artifact)
+    assert row[:-4].hex(" ", -4) == (
         "01020001 02030405 06070809 0a0b0c0d 0e0f1011 12131415 16171819 1a1b1c1d 1e1f0000 00000000"
         " 0003ffff ffffffff ffff016d 11223344 00000005 03030000 00000000 00090a0b 0c0d0e0f 10110000"
-        " 00000000 00010000 00000000 0002"
+        " 00000000 00010000 00000000 00020104"
     )
+    key = bytes.fromhex("0000000000000007 02")
+    assert row[-4:] == zlib.crc32(key + row[:-4]).to_bytes(4, "big")
+
+
+def test_artifact_row_of_an_earlier_version_has_no_trailer() -> None:
+    new = Artifact(7, Kind.EXECUTABLE, 1, Digest(bytes(32)), 3, 4, 5, 6, 7, Quality.NONE,
+                   Trust.HOST, 8, (ByteRange(1, 2),))  # fmt: skip
+    assert schema.unpack_artifact(7, 1, schema.pack_artifact(new)[:-6]) == new
+
+
+@given(artifacts, st.data())
+def test_an_artifact_row_with_a_wrong_bit_is_refused(
+    artifact: Artifact, data: st.DataObject
+) -> None:
+    row = bytearray(schema.pack_artifact(artifact))
+    bit = data.draw(st.integers(0, 8 * len(row) - 1))
+    row[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DAMAGE):
+        schema.unpack_artifact(artifact.ordinal, artifact.kind, bytes(row))
+
+
+@given(artifacts, st.integers(0, 62))
+def test_an_artifact_row_of_another_build_id_is_refused(artifact: Artifact, bit: int) -> None:
+    row = schema.pack_artifact(artifact)
+    with pytest.raises(ValueError, match="build ID"):
+        schema.unpack_artifact(artifact.ordinal ^ 1 << bit, artifact.kind, row)
+    with pytest.raises(ValueError, match="build ID"):
+        schema.unpack_artifact(artifact.ordinal, artifact.kind % 4 + 1, row)
 
 
 def test_other_fixed_rows_are_the_documented_ones() -> None:

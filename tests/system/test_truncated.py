@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A truncated copy of a file is never served beside the whole file, whichever was seen first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.capture.tree import TreeScanner
+from buildidfs.formats.elf import ElfFile, describe
+from buildidfs.ingest import Ingest, StoreMemo
+from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.store import Store, environment, schema
+from tests.support.clients import run, tool
+from tests.support.elfwriter import SYMTAB, TEXT, elf_file
+from tests.support.filereader import FileReader
+
+if TYPE_CHECKING:
+    from buildidfs.store.environment import Environment, Txn
+    from tests.support.mounts import BuildIdFs
+    from tests.support.programs import Program
+
+PLACES = 6
+PHNUM_AT = 56
+SAMPLES = ("executable", "library", "unstripped", "objcopy", "eu-strip")
+
+
+TRAILER = b"~Module signature appended~\n"
+
+
+def _whole(program: Program, directory: Path, name: str) -> Path:
+    """A real file of that sort."""
+    full, made = program.exe.compiled, directory / name
+    if name == "executable":
+        return program.exe.shipped
+    if name == "library":
+        return program.lib.shipped
+    if name == "unstripped":
+        return full
+    if name == "objcopy":
+        run([tool("objcopy"), "--only-keep-debug", full, made], check=True)
+    else:
+        run([tool("eu-strip"), full, "-f", made, "-o", directory / "stripped"], check=True)
+    return made
+
+
+def _copies(data: bytes) -> Iterator[bytes]:
+    """Copies that debuggers refuse, most of which have the build ID."""
+    chosen = random.Random(len(data))
+    yield data[: len(data) // 2]
+    yield data[: -len(data) // 4]
+    yield data[:-1]
+    yield data[:-2500]
+    for _ in range(PLACES):
+        yield data[: chosen.randrange(1, len(data))]
+    yield data[:PHNUM_AT] + b"\xff\xff" + data[PHNUM_AT + 2 :]
+    yield data[: len(data) // 2] + bytes(len(data) - len(data) // 2)  # allocated, not written
+
+
+def _scan(store: Store, *paths: Path) -> None:
+    Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(path) for path in paths]))
+
+
+def _described(data: bytes) -> ElfFile:
+    file = describe(FileReader(data), len(data))
+    assert isinstance(file, ElfFile)
+    return file
+
+
+@pytest.mark.parametrize("first", ["truncated", "whole"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_the_whole_file_is_served(
+    program: Program, directory: Path, sample: str, first: str
+) -> None:
+    whole = _whole(program, directory, sample)
+    data = whole.read_bytes()
+    described = _described(data)
+    captured = 0
+    for number, copy in enumerate(_copies(data)):
+        truncated = directory / f"{number}.truncated"
+        truncated.write_bytes(copy)
+        order = [truncated, whole] if first == "truncated" else [whole, truncated]
+        with Store.create(directory / f"{number}.store") as store:
+            for path in order:
+                _scan(store, path)
+            ordinal = store.ordinal(described.build_id)
+            assert ordinal is not None
+            kept = sum(len(store.variants(ordinal, kind)) for kind in Kind)
+            captured += kept > len(described.kinds)
+            for kind in described.kinds:
+                served = store.artifact(ordinal, kind)
+                assert served is not None
+                assert served.digest == hashlib.sha256(data).digest(), (number, kind)
+    assert captured > 2
+
+
+@pytest.mark.parametrize("first", ["truncated", "whole"])
+def test_what_stands_behind_an_elf_file_belongs_to_it(directory: Path, first: str) -> None:
+    """No header tells of the signature of a kernel module."""
+    build_id = b"\x12" * 20
+    data = elf_file([TEXT, SYMTAB], build_id=build_id) + bytes(500) + TRAILER
+    whole, copy = directory / "whole", directory / "copy"
+    whole.write_bytes(data)
+    copy.write_bytes(data[:-9])
+    with Store.create(directory / "store") as store:
+        for path in (copy, whole) if first == "truncated" else (whole, copy):
+            _scan(store, path)
+        served = store.artifact(1, Kind.EXECUTABLE)
+        assert served is not None
+        assert served.size == len(data)
+        why = store.why(1, store.variants(1, Kind.EXECUTABLE))
+        assert why == ["has more bytes", "has fewer bytes"]
+
+
+def test_show_says_what_is_truncated(
+    buildidfs: BuildIdFs, program: Program, directory: Path
+) -> None:
+    data = program.exe.shipped.read_bytes()
+    (directory / "copy").write_bytes(data[:-2500])
+    for path in (directory / "copy", program.exe.shipped):
+        buildidfs("scan", "tree", path)
+    text = buildidfs("show", program.exe.build_id).out
+    assert ", not served because it is truncated" in text
+    wanted = f"would end at byte {len(data)}, and the file does at {len(data) - 2500}"
+    assert f"truncated: its section headers {wanted}" in text
+    shown = json.loads(buildidfs("show", "--json", program.exe.build_id).out)["variants"]
+    assert [(each["served"], bool(each["truncated"])) for each in shown] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+
+
+def test_a_file_of_an_older_store_gets_its_rank_when_it_is_verified(
+    program: Program, directory: Path
+) -> None:
+    """Rows that were written before did not say what is truncated."""
+    data = program.exe.shipped.read_bytes()
+    (directory / "copy").write_bytes(data[:-2500])
+    with Store.create(directory / "store") as store:
+        _scan(store, directory / "copy", program.exe.shipped)
+        ordinal = store.ordinal(BuildId.from_hex(program.exe.build_id))
+        assert ordinal is not None
+        whole, copy = store.variants(ordinal, Kind.EXECUTABLE)
+        assert (whole.truncated, copy.truncated) == (False, True)
+        env = environment.acquire(store.path, read_only=False)
+        _serve_as_before(env, copy, whole)
+        environment.release(env)
+        served = store.artifact(ordinal, Kind.EXECUTABLE)
+        assert served is not None
+        assert (served.digest, served.truncated) == (copy.digest, False)
+        assert list(store.checker().files(whole=True)) == []
+        assert store.artifact(ordinal, Kind.EXECUTABLE) == whole
+
+
+def _serve_as_before(env: Environment, served: Artifact, other: Artifact) -> None:
+    """Write the rows of two variants of an executable as they were without a trailer."""
+
+    def work(txn: Txn) -> None:
+        for each, table in ((served, "artifacts"), (other, "variants")):
+            row = schema.pack_artifact(each)[:-6]
+            key = schema.ORDINAL_KIND.pack(each.ordinal, each.kind)
+            of_variant = key + schema.U16.pack(each.variant)
+            txn.delete(of_variant, db=env.tables["variants"])
+            txn.put(key if table == "artifacts" else of_variant, row, db=env.tables[table])
+
+    env.write(work)
