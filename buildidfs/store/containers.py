@@ -30,6 +30,7 @@ import re
 from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import msgspec
 
@@ -147,11 +148,24 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     return found, row
 
 
+def pack_entry(
+    key: bytes, name: bytes, directory: int, artifact: tuple[int, int, int], stamp: int
+) -> bytes:
+    """A row of *contents*."""
+    row = VALUE.pack(directory, *artifact, stamp) + name + b"\0"
+    return row + schema.CHECK.pack(crc32(row, crc32(key)))
+
+
 def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
-    """A row of *contents*. Raises what decoding raises."""
+    """The inverse of `pack_entry`. Raises what decoding raises."""
     directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
     offset = KEY.unpack(key)[2]
-    name, public = value[VALUE.size :], bool(kind & PUBLIC_BIT)
+    name, nul, check = value[VALUE.size :].partition(b"\0")
+    if nul:  # else it was written before there was a check
+        row = value[: VALUE.size + len(name) + 1]
+        if check != schema.CHECK.pack(crc32(row, crc32(key))):
+            raise ValueError("it is not what was written for that name")
+    public = bool(kind & PUBLIC_BIT)
     kind &= ~PUBLIC_BIT
     return ContainerEntry(name, offset, directory, ordinal, kind, variant, public)
 
@@ -247,9 +261,10 @@ class ContainerTree:
         """What a directory of a container has under a name."""
         key = KEY.pack(container, directory, offset_of(name))
         value = self._env.get(self._contents, key)
-        if value is None or value[VALUE.size :] != name:
+        if value is None:
             return None
-        return unpack_entry(key, value)
+        entry = unpack_entry(key, value)
+        return entry if entry.name == name else None
 
     def children(self, container: int, directory: int, after: int) -> Iterator[ContainerEntry]:
         """What is in a directory of a container, in order of offsets, behind ``after``."""

@@ -26,6 +26,7 @@ from buildidfs.store.containers import (
     names_of,
     offset_of,
     pack_container,
+    pack_entry,
     token_of,
     unpack_container,
 )
@@ -200,7 +201,8 @@ class ContainerWriter:
             row.next_directory += 1
         if is_new or (public and not marked):
             mark = PUBLIC_BIT if public else 0
-            self._txn.put(key, VALUE.pack(found, 0, mark, 0, 0) + name, db=self._contents)
+            value = pack_entry(key, name, found, (0, mark, 0), 0)
+            self._txn.put(key, value, db=self._contents)
         self._directories[container, directory, name] = found, marked or public
         return found
 
@@ -227,7 +229,7 @@ class ContainerWriter:
                 artifact = ordinal, kind | PUBLIC_BIT, variant  # what all could read once
             if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
-        self._txn.put(key, VALUE.pack(0, *artifact, stamp) + name, db=self._contents)
+        self._txn.put(key, pack_entry(key, name, 0, artifact, stamp), db=self._contents)
 
     def _count_up(self, row: ContainerRow) -> bool:
         if row.entries >= MAX_ENTRIES or row.next_directory >= schema.MAX_CONTAINER:

@@ -26,7 +26,7 @@ from buildidfs.store import (
     repair,
     schema,
 )
-from buildidfs.store.containers import ContainerRow, pack_container
+from buildidfs.store.containers import VALUE, ContainerRow, pack_container, pack_entry
 from buildidfs.store.paths import NAMES
 from buildidfs.store.retention import Policy
 from buildidfs.view import PUBLIC, Reader, View, nodes
@@ -379,7 +379,19 @@ def _change(number: int = 1, **fields: object) -> Callable[[Environment], None]:
 def _entry_key(env: Environment, name: bytes) -> bytes:
     """The key of the row of *contents* with that name, in the first container."""
     with env.read() as txn, txn.cursor(env.tables["contents"]) as cursor:
-        return next(key for key, value in cursor if value.endswith(name) and key[:4] == b"\0\0\0\1")
+        return next(
+            key for key, value in cursor
+            if value[VALUE.size :].partition(b"\0")[0] == name and key[:4] == b"\0\0\0\1"
+        )  # fmt: skip
+
+
+def _moved(env: Environment, name: bytes, to: Callable[[bytes], bytes]) -> bytes:
+    """Write a row of *contents* under another key, as if it belonged there; its own key."""
+    key = _entry_key(env, name)
+    directory, *artifact, stamp = VALUE.unpack_from(row_of(env, "contents", key))
+    there = to(key)
+    put_row(env, "contents", there, pack_entry(there, name, directory, tuple(artifact), stamp))
+    return key
 
 
 def _wrong_entry(name: bytes, value: bytes) -> Callable[[Environment], None]:
@@ -387,10 +399,8 @@ def _wrong_entry(name: bytes, value: bytes) -> Callable[[Environment], None]:
 
 
 def _other_place(env: Environment) -> None:
-    key = _entry_key(env, b"app")
-    value = row_of(env, "contents", key)
+    key = _moved(env, b"app", lambda key: key[:8] + schema.U64.pack(77))
     _delete(env, "contents", key)
-    put_row(env, "contents", key[:8] + schema.U64.pack(77), value)
 
 
 def _times(env: Environment) -> None:
@@ -444,8 +454,7 @@ DAMAGES: dict[str, tuple[Callable[[Environment], None], str]] = {
     ),
     "entry-of-another-name": (_other_place, "not where its name belongs"),
     "entry-of-no-container": (
-        lambda env: put_row(env, "contents", b"\0\0\0\x63" + _entry_key(env, b"app")[4:],
-                         row_of(env, "contents", _entry_key(env, b"app"))),
+        lambda env: _moved(env, b"app", lambda key: b"\0\0\0\x63" + key[4:]),
         "is of no container",
     ),
     "directory-in-itself": (
