@@ -53,7 +53,7 @@ class Pin(msgspec.Struct, eq=False):
     said, None if nobody looked; ``key`` is what its catcher knows it by. ``since`` is the time of
     ``time.monotonic()`` at which it was pinned. ``slow`` says that its filesystem may not answer.
     ``tries`` counts the attempts to copy it. `Pins` closes ``fd``, which then is -1. ``share`` says
-    whose file it is.
+    whose file it is, ``noted`` that there was no room for it while it could be had again.
     """
 
     sighting: Sighting
@@ -64,6 +64,7 @@ class Pin(msgspec.Struct, eq=False):
     slow: bool = False
     tries: int = 0
     share: str = HOST
+    noted: bool = False
 
 
 class LetGo(msgspec.Struct, frozen=True):

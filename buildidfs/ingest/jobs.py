@@ -21,6 +21,7 @@ from buildidfs.ingest.counters import Counters
 from buildidfs.ingest.trouble import delay
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
+from buildidfs.store.evictions import is_fresh
 from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ Captured = Callable[[Sighting, BuildId], None]
 # Attempts at a file that somebody writes to are frequent at first: most writers are about to end.
 _FIRST_DELAY_S: Final = 0.1
 _LAST_DELAY_S: Final = 1.0
+# Between two looks whether a file that was only noted is still there.
+_NOTED_S: Final = 1.0
 # Reasons for not being able to read a file that may pass.
 _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -119,6 +122,9 @@ class Jobs:
     def let_go(self, gone: Iterable[LetGo]) -> None:
         """These pins were closed uncopied: count them, keep what they were, tell of them."""
         for item in gone:
+            if item.pin.noted:
+                self.count(noted=1)  # it is still there
+                continue
             self.count(let_go=1)
             self._note(item.pin)
             if self.counters.store_error:
@@ -156,10 +162,7 @@ class Jobs:
         _, *more = self._finished(job)
         path = capture.sighting.origin.path
         if outcome.noted:
-            self.count(noted=1 + len(more))
-            for other in more:
-                self.committer.see(other.sighting, capture.build_id, noted=True)
-            self._release([job, *more])
+            self._only_noted([job, *more], capture.build_id)
             return
         if outcome.refused:
             self.count(unreadable=1)
@@ -202,10 +205,7 @@ class Jobs:
             return
         jobs = self._finished(job)
         if isinstance(outcome, NewSeen):
-            self.count(noted=len(jobs))
-            for each in jobs:
-                self.committer.see(each.sighting, outcome.build_id, noted=True)
-            self._release(jobs)
+            self._only_noted(jobs, outcome.build_id)
         elif isinstance(outcome, NewAbsence):
             self.count(absent=len(jobs))
             self.committer.absent(outcome)
@@ -223,6 +223,23 @@ class Jobs:
         for job in jobs:
             if not outcome.remember and isinstance(job.item, Pin):
                 self._forget(job.item)
+
+    def _only_noted(self, jobs: list[Job], build_id: BuildId) -> None:
+        """Note files that are still there, and that there is no room for.
+
+        One that was just made waits for as long as pins do: if it is deleted meanwhile, nobody can
+        have it again, and room is made for it.
+        """
+        for job in jobs:
+            item = job.item
+            if not isinstance(item, Pin) or not item.noted:
+                self.committer.see(job.sighting, build_id, noted=True)
+            if isinstance(item, Pin) and is_fresh(job.sighting.origin):
+                item.noted = True
+                self._pins.give_back(item, _NOTED_S, "there is no room, and it is still there")
+                continue
+            self.count(noted=1)
+            self._release([job])
 
     def _try_later(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:

@@ -16,6 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from buildidfs.model import Origin
     from buildidfs.store.environment import Environment, Txn
 
 _KEY: Final = b"evicted"
@@ -29,7 +30,22 @@ _FOREMOST: Final = 10
 #: Room that was taken from what is gone for good is not given to what is not, for so long.
 _LATELY_S: Final = 86_400
 
+#: A file that is in use, and was made this lately, may be gone in a moment: it takes the place of
+#: whatever can be had again.
+_FRESH_NS: Final = 3600 * 1_000_000_000
+
+#: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They
+#: take the place only of what nobody has used for a day: else a scan of more than there is room for
+#: would remove what it has captured itself, and begin anew each time.
+AT_REST: Final = "tree"
+
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def is_fresh(origin: Origin) -> bool:
+    """True for a file that was seen in use within an hour after it was made."""
+    age = time.time_ns() - origin.identity.ctime_ns
+    return age < _FRESH_NS and origin.scanner != AT_REST
 
 
 class Evicted(msgspec.Struct, frozen=True, array_like=True):

@@ -75,15 +75,6 @@ _NOTE_BYTES: Final = 512
 #: What this host has takes the place of what it has as well, and nobody has used for so long.
 _DISPLACED_S: Final = 86_400
 
-#: A file that is in use, and was made this lately, may be gone in a moment: it takes the place of
-#: whatever can be had again.
-_FRESH_S: Final = 3600
-
-#: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They
-#: take the place only of what nobody has used for a day: else a scan of more than there is room for
-#: would remove what it has captured itself, and begin anew each time.
-AT_REST: Final = "tree"
-
 #: For so long it is waited for a filesystem to tell that it has freed what was removed.
 _FREED_S: Final = 0.1
 
@@ -321,13 +312,12 @@ class Keeper:
                 return
             raise Recapturable("there was no room when it was seen before")
         if origin is not None and recapturable(origin):
-            fresh = time.time_ns() - origin.identity.ctime_ns < _FRESH_S * 1_000_000_000
-            idle_s = 0 if fresh and origin.scanner != AT_REST else _DISPLACED_S
+            idle_s = 0 if evictions.is_fresh(origin) else _DISPLACED_S
             if not self._displace(lack + headroom, idle_s):
                 raise Recapturable(f"no room for {size} bytes that can be had again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
-            at_rest = origin is not None and origin.scanner == AT_REST
+            at_rest = origin is not None and origin.scanner == evictions.AT_REST
             self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
 
     def _stays_noted(self, origin: Origin | None) -> bool:

@@ -23,8 +23,10 @@ from buildidfs.capture.pins import Pin, Pins
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer, trouble
 from buildidfs.ingest.follow import Follow
+from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
+from buildidfs.store.retention import Policy
 from tests.support.captures import identity, sighting
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, Section, elf_file
@@ -284,6 +286,41 @@ def test_what_there_is_no_room_for_is_told_of_and_journaled(tmp_path: Path) -> N
 
 
 # --- scans ---------------------------------------------------------------------------------------
+
+
+def _here(pin: Pin) -> Pin:
+    """As if this host had seen it."""
+    origin = msgspec.structs.replace(pin.sighting.origin, host=machine.host_name())
+    pin.sighting = Sighting(origin, pin.sighting.seen_ns)
+    return pin
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_new_file_without_room_is_captured_once_it_is_deleted(
+    tmp_path: Path, stays: bool
+) -> None:
+    pins = Pins(seconds=2.0) if stays else Pins()
+    with watching(tmp_path / "store", pins) as watch:
+        gone = program(tmp_path / "gone", A, 1 << 20)
+        watch.put(pinned(gone))  # of another host: it cannot be had again
+        until(lambda: watch.has(A), "the first")
+        stats = watch.store.stats()
+        watch.store.retain(Policy(max_size=stats.stored_bytes + stats.index_bytes + (1 << 20)))
+        path = program(tmp_path / "new", B, 1 << 20)
+        watch.put(_here(pinned(path)))
+        until(lambda: (place(path), B) in watch.journal(), "the note")
+        assert watch.store.evictions().noted == 1
+        assert watch.has(A)
+        assert not watch.has(B), "there is no room, and it is still there"
+        if not stays:
+            path.unlink()
+            until(lambda: watch.has(B), "the capture")
+            assert watch.store.evictions().losses == 1
+            return
+        until(lambda: watch.follow.counters.noted == 1, "the end of its time")
+        assert (watch.follow.counters.let_go, watch.failures) == (0, [])
+        assert watch.has(A)
+        assert not watch.has(B)
 
 
 def scanned(path: Path) -> PinnedFile:
