@@ -67,6 +67,7 @@ class Here:
 
     ``host`` names the machine and ``initial`` its namespaces, by default those we run on. ``given``
     says that the operator named the files, or a directory that they are in.
+    ``container`` is the label of the container that we run in, empty on the host.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Here:
         finally:
             os.close(pid_fd)
         self._apart = container.apart(self._namespaces, self._initial)
-        self._container = container.label_by(
+        self.container = container.label_by(
             self._cgroup, self._namespaces, self._apart, container_namespaces
         )
 
@@ -120,7 +121,7 @@ class Here:
             seen_in,
             mnt_ns_id,
             self._cgroup,
-            self._container,
+            self.container,
             self._host,
             trust,
             self._scanner,

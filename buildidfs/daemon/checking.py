@@ -204,11 +204,13 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
     """Capture bytes again that the store has lost: from where they were seen on this host, else
     from whoever runs them.
     """
+    from buildidfs.capture.here import Here
     from buildidfs.capture.tree import TreeScanner
     from buildidfs.ingest import Ingest, StoreMemo
 
     wanted = set(digests)
-    paths = list(_paths(store, wanted))
+    own = Here("tree", container_namespaces=settings.container.namespaces).container
+    paths = list(_paths(store, wanted, own))
     if paths:
         scanner = TreeScanner(
             StoreMemo(store),
@@ -221,14 +223,18 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
         Ingest(store).run(_those(daemon.in_processes(store, settings), store, wanted))
 
 
-def _paths(store: Store, digests: set[Digest]) -> Iterator[bytes]:
-    """Where on this host bytes were seen."""
+def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes]:
+    """The paths of sightings of ``digests`` that may lead to the same file from here.
+
+    These are the host's, which a service with a mount namespace of its own has as well, and those
+    of ``container``, the one that this process runs in. Paths of other containers mean nothing.
+    """
     host, seen = machine.host_name(), set()
     for digest in digests:
         for ordinal in store.checker().ordinals_of(digest):
             for record in store.origins(ordinal):
                 origin = record.origin
-                here = not origin.container and origin.host in ("", host)
+                here = origin.container in ("", container) and origin.host in ("", host)
                 if here and record.digest == digest and origin.path not in seen:
                     seen.add(origin.path)
                     if _is_file(origin.path):

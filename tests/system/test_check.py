@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,10 @@ from tests.support import damages
 from tests.support.captures import capture, read_blob
 from tests.support.children import copied_cat
 from tests.support.clients import run, tool
+from tests.support.commands import ROOT
 from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.programs import build_id_of
-
-if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
 
 SIZE = 40_000
 
@@ -134,6 +133,25 @@ def test_a_process_has_the_bytes_still(buildidfs: BuildIdFs, directory: Path) ->
         assert [fault["state"] for fault in faults] == ["found", "captured again"]
         assert _served(buildidfs, build_id) == content
         assert buildidfs("list").out == held, "nothing else that runs"
+
+
+@pytest.mark.root
+def test_a_container_captures_its_own_files_again(buildidfs: BuildIdFs, directory: Path) -> None:
+    """The store is filled and repaired in one mount namespace that is not the host's."""
+    original = directory / "original"
+    original.write_bytes(_elf(IDS[0]))
+    script = """
+        store=$1 original=$2; shift 2
+        "$@" --store "$store" scan tree "$original"
+        find "$store/blobs" -type f -exec sh -c 'printf x >>"$1"' sh {} ';'
+        "$@" --store "$store" check --repair
+    """
+    words = ["sh", "-euc", script, "sh", buildidfs.store, original, *COMMAND]
+    done = run([tool("unshare"), "-m", *words], cwd=ROOT)
+    assert (done.rc, done.out.count("was captured again")) == (0, 1), str(done)
+    assert _served(buildidfs, IDS[0]) == _elf(IDS[0])
+    (row,) = [json.loads(line) for line in buildidfs("list", "--json").out.splitlines()]
+    assert row["container"].startswith("mnt:")
 
 
 def test_an_index_that_is_lost(buildidfs: BuildIdFs, originals: Path) -> None:
