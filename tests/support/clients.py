@@ -31,7 +31,7 @@ PACKAGES = {
     "addr2line": "binutils",
     "bsdtar": "libarchive-tools",
     "debuginfod-find": "debuginfod",
-    "dwp": "binutils",
+    "dwp": "binutils-gold",
     "eu-addr2line": "elfutils",
     "eu-elflint": "elfutils",
     "eu-readelf": "elfutils",

@@ -128,10 +128,13 @@ def test_command_is_in_the_page(path: str) -> None:
 @functools.cache
 def command_texts() -> dict[str, str]:
     """What the page says of each command, and under the empty name of the program itself."""
-    text = format_page(ROOT / "man/buildidfs.1").stdout.partition("\nDESCRIPTION\n")[2]
-    general, _, rest = text.partition("\nCAPTURING\n")
-    # the items of the list of commands are indented by five, what belongs to them by more
-    items = re.split(r"^ {5}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
+    text = format_page(ROOT / "man/buildidfs.1").stdout
+    # groff 1.22 indents the text of a section by five columns, 1.23 by seven
+    body = re.search(r"^NAME\n( +)", text, re.MULTILINE)
+    assert body
+    general, _, rest = text.partition("\nDESCRIPTION\n")[2].partition("\nCAPTURING\n")
+    # the items of the list of commands are text of a section, what belongs to them is not
+    items = re.split(rf"^{body[1]}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
     found = {"": general}
     for item in items:
         for path in LEAVES:
