@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shlex
@@ -98,7 +99,10 @@ def _backtrace(text: str) -> list[str]:
 def test_a_bundle_of_a_host_has_a_sysroot_of_it(
     directory: Path, buildidfs: BuildIdFs, program: Program
 ) -> None:
-    """For debuggers that find the libraries of a core by their paths alone."""
+    """For debuggers that find the libraries of a core by their paths alone.
+
+    Where the tests run in a mount namespace of their own, that is a container instead of the host.
+    """
     bundle, place = directory / "core.tar.zst", directory / "app"
     program.install(directory)
     with cores.stuck(place / "bin" / "hot", directory) as pid:
@@ -106,11 +110,14 @@ def test_a_bundle_of_a_host_has_a_sysroot_of_it(
         commands: list[Argument] = ["-nx", "-batch", "-ex", "set debuginfod enabled off"]
         here = run([tool("gdb"), *commands, "-p", str(pid), "-ex", "bt"])
         buildidfs.scan(pid)
+    shown = json.loads(buildidfs("show", "--json", program.exe.build_id).out)
+    (label,) = {origin["container"] for origin in shown["origins"]}
     buildidfs("bundle", core, "-o", bundle, check=False)
     shutil.rmtree(place)
     frames = _backtrace(here.out)
     assert any("hot.c:" in frame for frame in frames), str(here)
-    root = f"MOUNT/containers/host:{os.uname().nodename}/root"
+    container = label or f"host:{os.uname().nodename}"
+    root = f"MOUNT/containers/{container}/root"
     aside: list[Argument] = ["-ex", f"set sysroot {root}", "-ex",
                              "set debug-file-directory MOUNT/debug"]  # fmt: skip
     there = _elsewhere(
@@ -119,7 +126,7 @@ def test_a_bundle_of_a_host_has_a_sysroot_of_it(
          "-ex", "info sharedlibrary"],
     )  # fmt: skip
     assert _backtrace(there.out) == frames, str(there)
-    assert f"/host:{os.uname().nodename}/root{place}/bin/../lib/libhot.so" in there.out, str(there)
+    assert f"/{container}/root{place}/bin/../lib/libhot.so" in there.out, str(there)
 
 
 @contextlib.contextmanager

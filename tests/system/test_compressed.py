@@ -27,9 +27,8 @@ _ID = b"\x07" * 20
 def test_the_command(directory: Path, buildidfs: BuildIdFs) -> None:
     buildidfs("scan", "tree", "/bin/true", "/bin/cat")
     assert json.loads(buildidfs("compress", "--json").out)["blobs"] == 0
-    # What was seen this hour counts as used now.
+    # Each was seen in this second, or in the one before.
     later = json.loads(buildidfs("compress", "--unused-for", "0", "--json").out)
-    assert later["blobs"] in (0, 2)
     with Store.open(buildidfs.store) as store:
         assert len(list(store.compress(int(time.time()) + 10))) + later["blobs"] == 2
         assert list(store.check()) == []

@@ -148,8 +148,9 @@ def test_everything_that_is_installed(buildidfs: BuildIdFs, directory: Path) -> 
     shutil.rmtree(root / "boot")
     again = json.loads(buildidfs("scan", "kernel", "--root", root, "--json").out)
     assert (again["captured"], again["held"]) == (0, 2)
-    paths = [line.split()[-1] for line in buildidfs("list").out.splitlines()]
-    assert set(paths) <= {f"{root}{MODULE}", f"{root}/lib/modules/{RELEASE}/kernel/other.ko"}
+    listed = buildidfs("list", "--json").out.splitlines()
+    installed = {f"{root}{MODULE}", f"{root}/lib/modules/{RELEASE}/kernel/other.ko"}
+    assert {json.loads(line)["path"] for line in listed} <= installed
     assert buildidfs("scan", "kernel", "--all", check=False).rc in (0, 3)
 
 
