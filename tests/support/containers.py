@@ -147,7 +147,9 @@ def container(
     )
     try:
         assert shell.stdout is not None
-        got = lines(shell.stdout, lambda seen: seen.count("up") == 2)
+        # the shell says which they are, beside them; crun writes it into a file
+        number = 2 if kind == "crun" else 3
+        got = lines(shell.stdout, lambda seen: seen.count("up") == 2 and len(seen) >= number)
         if kind == "crun":
             # crun writes it when the container runs already
             pid = until(lambda: _text_of(extra / "pid"), "the process ID of the container")

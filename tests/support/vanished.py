@@ -20,7 +20,7 @@ from tests.support.containers import container
 from tests.support.mounts import BuildIdFs
 
 if TYPE_CHECKING:
-    from tests.support.clients import Result
+    from tests.support.clients import Argument, Result
     from tests.support.programs import Program
 
 
@@ -78,7 +78,10 @@ def vanished(kind: str, program: Program, directory: Path) -> Iterator[Vanished]
         if kind != "crun":
             # gdb would find them by itself, through the process's own root
             running.hide_debug()
-        attach = ["-p", str(running.stuck)]
+        attach: list[Argument] = ["-p", str(running.stuck)]
+        if kind == "crun":
+            # gdb 15 and newer look for /proc/PID/exe in the container, where it has another PID
+            attach.insert(0, f"/proc/{running.stuck}/root{running.app}/bin/hot")
         unaided = clients.gdb("bt", debug=directory / "nothing", arguments=attach)
         live = clients.gdb("bt", debug=mount / "debug", arguments=attach)
         clients.run(

@@ -83,7 +83,10 @@ def test_gdb_resolves_lines_of_a_live_process(ended: Vanished) -> None:
 
 def test_gdb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
     result = clients.gdb("bt", debug=ended.debug, arguments=["-c", ended.core])
-    assert re.search(rf"#1 .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), str(result)
+    # behind one frame of libc, or three in newer ones
+    assert re.search(rf"#[13] .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), str(
+        result
+    )
     assert "newer than core file" not in result.text, str(result)
 
 
