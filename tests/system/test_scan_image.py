@@ -199,9 +199,12 @@ def overlay(directory: Path, lower: list[str], upper: str, *options: str) -> Ite
     merged, work = directory / "merged", directory / f"{upper}-work"
     for path in (merged, work, layer(directory, upper)):
         path.mkdir(parents=True, exist_ok=True)
-    dirs = ":".join(str(layer(directory, name)) for name in reversed(lower))
-    words = [f"lowerdir={dirs}", f"upperdir={layer(directory, upper)}", f"workdir={work}", *options]
-    run([tool("mount"), "-t", "overlay", "-o", ",".join(words), "none", merged], check=True)
+    # relative, since fsconfig(2), which mount of util-linux 2.39 and newer uses, takes 255 bytes
+    above = layer(directory, upper).relative_to(directory)
+    dirs = ":".join(str(layer(directory, name).relative_to(directory)) for name in reversed(lower))
+    words = [f"lowerdir={dirs}", f"upperdir={above}", f"workdir={work.name}", *options]
+    argv = [tool("mount"), "-t", "overlay", "-o", ",".join(words), "none", merged]
+    run(argv, cwd=directory, check=True)
     try:
         yield merged
     finally:
