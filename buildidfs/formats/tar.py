@@ -64,9 +64,11 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
             source.skip(-size % BLOCK)
             before = before.and_then(kind, data)
             continue
-        member, end = _member(source, header, kind, before)
+        member, end, padding = _member(source, header, kind, before)
         yield member
         source.skip(end - source.position)
+        if len(source.take(padding)) < padding:
+            return  # nothing follows the last byte in a layer that umoci of Debian 13 writes
         before = _NOTHING
 
 
@@ -104,8 +106,10 @@ def _checksum_is_right(header: bytes) -> bool:
     return claim == total or claim == total - 256 * sum(byte >> 7 for byte in rest)
 
 
-def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tuple[Member, int]:
-    """The member that a header and those before it describe, and where the next one begins."""
+def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tuple[Member, int, int]:
+    """The member that a header and those before it describe, where its bytes end, and how many
+    follow them before the next one begins.
+    """
     pax = before.pax
     size = 0 if kind in _HOLD_NO_BYTES else _size(header, pax)
     name, target = _names(header, before)
@@ -133,7 +137,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
         target,
         extents,
     )
-    return member, begin + size + -size % BLOCK
+    return member, begin + size, -size % BLOCK
 
 
 def _names(header: bytes, before: _Before) -> tuple[bytes, bytes]:

@@ -122,6 +122,7 @@ def test_what_is_not_taken_is_passed_over() -> None:
 def test_end() -> None:
     data = tar([("a", b"x")], end=False)
     assert len(read(data)) == 1, "the end may be missing"
+    assert read(data[: BLOCK + 1]) == read(data[:-1]) == read(data), "the padding before it, too"
     more = data + tar([("b", b"y")])
     assert [member.name for member, _ in read(more)] == [b"a", b"b"]
     ended = tar([("a", b"x")]) + more
