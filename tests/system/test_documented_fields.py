@@ -15,10 +15,10 @@ from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import sighting
 from tests.support.children import cat_program, copied_cat
-from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import elf_file
+from tests.support.manuals import formatted, indent
 from tests.support.perfwriter import PerfWriter
 from tests.support.programs import build_id_of
 from tests.support.waiting import until
@@ -38,8 +38,7 @@ _COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}
 @pytest.fixture(scope="module")
 def output_section() -> dict[str, str]:
     """What the section OUTPUT says of each command."""
-    argv = [tool("groff"), "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", ROOT / "man/buildidfs.1"]
-    page = run(argv, check=True).out
+    page = formatted(ROOT / "man/buildidfs.1").out
     text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
     names = (
         "pin --list", "prune", "gc", "status",
@@ -47,7 +46,7 @@ def output_section() -> dict[str, str]:
         "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
         "check", "journal", "which", "where --live", "where", "symbolize", "stats",
     )  # fmt: skip
-    start = rf"^ {{5}}(?=(?:{'|'.join(names)})\b)"
+    start = rf"^{indent(page)}(?=(?:{'|'.join(names)})\b)"
     general, *items = re.split(start, text, flags=re.MULTILINE)
     said = [" ".join(each.split()) for each in items]
     sections = {

@@ -11,7 +11,6 @@ import functools
 import inspect
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from buildidfs import config, errors, names
 from buildidfs.cli.main import cli
 from buildidfs.mount import options
 from buildidfs.store import schema
-from tests.support.clients import tool
+from tests.support.manuals import formatted, indent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "man").iterdir())
@@ -36,16 +35,10 @@ TEXTS = sorted(
 )
 
 
-def format_page(path: Path) -> subprocess.CompletedProcess[str]:
-    """A manual page as plain text on wide lines; warnings are on standard error."""
-    command = [tool("groff"), "-ww", "-mandoc", "-Tascii", "-rLL=2000n", "-P-cbou", path]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
 @functools.cache
 def page(name: str) -> str:
     """The text of a manual page, every run of blanks as one space."""
-    return " ".join(format_page(ROOT / "man" / name).stdout.split())
+    return " ".join(formatted(ROOT / "man" / name).out.split())
 
 
 def commands(
@@ -96,16 +89,15 @@ def test_there_are_pages_and_commands() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_page_formats_without_a_warning(path: Path) -> None:
-    done = format_page(path)
-    assert done.stderr == ""
-    assert done.returncode == 0
-    assert "SEE ALSO" in done.stdout
+    done = formatted(path)
+    assert (done.rc, done.err) == (0, "")
+    assert "SEE ALSO" in done.out
 
 
 def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
     broken = tmp_path / "broken.1"
     broken.write_text((ROOT / "man/buildidfs.1").read_text() + ".Nosuchmacro\n")
-    assert "Nosuchmacro" in format_page(broken).stderr
+    assert "Nosuchmacro" in formatted(broken).err
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -128,13 +120,10 @@ def test_command_is_in_the_page(path: str) -> None:
 @functools.cache
 def command_texts() -> dict[str, str]:
     """What the page says of each command, and under the empty name of the program itself."""
-    text = format_page(ROOT / "man/buildidfs.1").stdout
-    # groff 1.22 indents the text of a section by five columns, 1.23 by seven
-    body = re.search(r"^NAME\n( +)", text, re.MULTILINE)
-    assert body
+    text = formatted(ROOT / "man/buildidfs.1").out
     general, _, rest = text.partition("\nDESCRIPTION\n")[2].partition("\nCAPTURING\n")
     # the items of the list of commands are text of a section, what belongs to them is not
-    items = re.split(rf"^{body[1]}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
+    items = re.split(rf"^{indent(text)}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
     found = {"": general}
     for item in items:
         for path in LEAVES:
