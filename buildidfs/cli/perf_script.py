@@ -100,6 +100,8 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
 
 def _remedy(script: perfscript.Script, reason: str) -> str:
     """What is wrong, and what helps with this text: events that are in it are not asked for."""
+    from buildidfs.daemon.symbolize import NOT_MAPPED
+
     if reason == _NO_MAPPING:
         if not script.has_mappings:
             return "no mapping told of: give perf script --show-mmap-events --show-task-events"
@@ -115,6 +117,11 @@ def _remedy(script: perfscript.Script, reason: str) -> str:
         return (
             "no build ID in the profile: run perf script on what buildidfs repair makes of it, or"
             " give --buildid-list"
+        )
+    if reason == NOT_MAPPED and not script.has_mappings:
+        return (
+            "no such offset, or addresses of the process: give perf script --show-mmap-events"
+            " --show-task-events, or -F +dsoff"
         )
     return reason
 

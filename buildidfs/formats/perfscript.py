@@ -3,9 +3,9 @@
 
 Lines of events tell what is mapped where (``--show-mmap-events``), who began as whose copy
 (``--show-task-events``). A sample is one line, with the frame at its end or with a call chain on
-the lines that follow. For a file the addresses in a chain are offsets in the file, since Linux
-5.12 (tools/perf/util/evsel_fprintf.c, sample__fprintf_callchain); before, and in a sample without a
-chain, they are those of the process. Since Linux 6.4 ``-F +dsoff`` prints the offset with the path.
+the lines that follow. For a file the addresses in a chain are offsets in the file, from Linux
+5.12 to 6.3 (tools/perf/util/evsel_fprintf.c, sample__fprintf_callchain); otherwise, and in a sample
+without a chain, they are those of the process. Since 6.4 ``-F +dsoff`` prints offset and path.
 
 Comm and path may hold anything, so a line may pretend to be another. What comes of that is a
 wrong name.
