@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord, Store
 
+_MOST_LABELS = 5
+
 
 @click.command(
     "list",
@@ -58,13 +60,18 @@ def list_(
     and why that is so.
     """
     wanted = _filter(glob, container)
+    shown = False
     with session.open_store() as store:
         if conflicts:
             for conflict in _conflicts(store, kind, wanted):
+                shown = True
                 (_conflict_as_json if json_ else _conflict_as_text)(conflict)
             sys.stdout.flush()
+            if not shown:
+                session.say_why_empty(_why_no_conflicts(store, glob, container, kind))
             return
         for build_id, artifact, record in _rows(store, kind, wanted):
+            shown = True
             if json_:
                 json_line(
                     {
@@ -84,7 +91,43 @@ def list_(
                     f"{build_id.hex():40}  {artifact.kind.name.lower():10}"
                     f"  {size(artifact.size):>10}  {path}{printable(where.encode())}\n"
                 )
-    sys.stdout.flush()
+        sys.stdout.flush()
+        if not shown:
+            session.say_why_empty(_why_empty(store, glob, container, kind))
+
+
+def _why_no_conflicts(
+    store: Store, glob: str | None, container: str | None, kind: str | None
+) -> str:
+    """Why no build ID with several variants was shown."""
+    if glob is kind is container is None or next(iter(store.conflicts()), None) is None:
+        return "no build ID in this store has several variants"
+    return f"no build ID with several variants fits {_asked(glob, container, kind)}"
+
+
+def _why_empty(store: Store, glob: str | None, container: str | None, kind: str | None) -> str:
+    """Why no artifact was shown."""
+    if not store.stats().blobs:
+        return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
+    why = f"nothing in this store fits {_asked(glob, container, kind)}"
+    if container is not None and (labels := _labels(store)):
+        return f"{why}; there are some of {', '.join(labels)}"
+    if glob is not None:
+        return f"{why}; a pattern has to match the whole path ('*/libc.so.6')"
+    return why
+
+
+def _asked(glob: str | None, container: str | None, kind: str | None) -> str:
+    given = (("--path", glob), ("--container", container), ("--kind", kind))
+    return " ".join(f"{option} {value}" for option, value in given if value is not None)
+
+
+def _labels(store: Store) -> list[str]:
+    """The labels of a few containers that files were seen in."""
+    from itertools import islice
+
+    every = (each.label for each in store.containers())
+    return sorted(set(islice(every, _MOST_LABELS)))
 
 
 def _filter(glob: str | None, container: str | None) -> Callable[[OriginRecord], bool] | None:

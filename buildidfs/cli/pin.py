@@ -61,7 +61,9 @@ def pin(session: Session, what: tuple[str, ...], name: str | None, list_: bool, 
         if what:
             raise click.UsageError("--list goes without build IDs and files; with --name at most")
         with session.open_store() as store:
-            _list(store, json_, None if name is None else os.fsencode(name))
+            label = None if name is None else os.fsencode(name)
+            if not _list(store, json_, label):
+                session.say_why_empty(_why_empty(store, label))
         return 0
     if json_:
         raise click.UsageError("--json belongs to --list")
@@ -157,8 +159,18 @@ def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> 
         click.echo(f"pinned {len(build_ids)} build IDs{before}: {printable(os.fsencode(what))}")
 
 
-def _list(store: Store, json_: bool, name: bytes | None) -> None:
+def _why_empty(store: Store, name: bytes | None) -> str:
+    """Why no pin was listed."""
+    if name is not None and next(store.pins(), None) is not None:
+        return f"nothing is pinned for {printable(name)}; --list alone shows all pins"
+    return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"
+
+
+def _list(store: Store, json_: bool, name: bytes | None) -> bool:
+    """Print the pins; False if there are none."""
+    shown = False
     for each in store.pins(name):
+        shown = True
         held = store.ordinal(each.build_id) is not None
         if json_:
             named = {key.replace("path", "name"): x for key, x in path_fields(each.name).items()}
@@ -176,3 +188,4 @@ def _list(store: Store, json_: bool, name: bytes | None) -> None:
                 f"{each.build_id.hex():40}  {moment(each.created_ns)}"
                 f"  {printable(each.name)}{there}".rstrip()
             )
+    return shown

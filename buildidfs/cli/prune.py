@@ -97,6 +97,8 @@ def _prune(
             _as_json(choice)
         elif not session.is_quiet:
             click.echo(_sentence(choice))
+    if json_ and not blobs:
+        session.say_why_empty("nothing has to go: the store is within its limits")
     if not json_ and not session.is_quiet:
         click.echo(f"{blobs} blobs, {size(freed)}, {'would go' if dry_run else 'removed'}")
     if not dry_run:

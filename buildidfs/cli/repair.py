@@ -14,6 +14,8 @@ from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
     from buildidfs.daemon.repair import Repaired
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
 
 _SHOWN: Final = 20  # files that are named one by one
 
@@ -24,10 +26,11 @@ _SHOWN: Final = 20  # files that are named one by one
     epilog=exit_status(
         [
             "buildidfs repair perf.data -o repaired.data",
+            "buildidfs repair --assign /app/run=8e9f perf.data -o repaired.data",
             "perf --buildid-dir /buildid/perf report -i repaired.data",
         ],
         {
-            2: "not a perf.data file, or OUT cannot be written",
+            2: "not a perf.data file, OUT cannot be written, or --assign does not fit it",
             3: "written, but some files have no build ID, or FILE is not whole",
             11: "no store at that place; 13 unknown format",
         },
@@ -37,9 +40,16 @@ _SHOWN: Final = 20  # files that are named one by one
 @click.option(
     "-o", "--output", "out", metavar="OUT", required=True, type=AnyPath(), help="Where to write it."
 )
+@click.option(
+    "--assign",
+    "assigned",
+    metavar="PATH=ID",
+    multiple=True,
+    help="What is mapped from PATH without a build ID had this one.",
+)
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def repair(session: Session, file: str, out: str, json_: bool) -> int:
+def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], json_: bool) -> int:
     """Write the perf.data file FILE to OUT, each mapping with the build ID it had.
 
     For profiles of containers that are gone, which perf recorded without build IDs: what was at a
@@ -49,12 +59,31 @@ def repair(session: Session, file: str, out: str, json_: bool) -> int:
     from buildidfs.daemon import repair as repairs
 
     with session.open_store() as store, session.progress("Repairing") as progress:
-        done = repairs.repair(store, os.fsencode(file), os.fsencode(out), progress=progress)
+        done = repairs.repair(
+            store,
+            os.fsencode(file),
+            os.fsencode(out),
+            assigned=dict(_assignment(store, each) for each in assigned),
+            progress=progress,
+        )
     if json_:
         _json(done)
     else:
         _text(done, quiet=session.is_quiet)
     return IncompleteError.exit_code if done.unresolved or done.incomplete else 0
+
+
+def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
+    """The path and the build ID in ``PATH=ID``; the beginning of one that the store knows will do.
+
+    Raises `UsageError`.
+    """
+    from buildidfs.daemon import pinning
+
+    path, _, build_id = text.rpartition("=")
+    if not path.startswith("/"):
+        raise click.UsageError(f"--assign wants PATH=ID with an absolute path, not {text!r}")
+    return os.fsencode(path), pinning.build_id(store, build_id)
 
 
 def _json(done: Repaired) -> None:
@@ -72,6 +101,10 @@ def _json(done: Repaired) -> None:
                     "container": each.container,
                     "samples": each.samples,
                     "why": each.why,
+                    "namesakes": [
+                        {"build_id": build_id.hex(), **path_fields(path)}
+                        for build_id, path in each.namesakes
+                    ],
                 }
                 for each in done.unresolved
             ],
@@ -95,5 +128,8 @@ def _text(done: Repaired, *, quiet: bool) -> None:
     click.echo(f"buildidfs: {len(done.unresolved)} files without a build ID", err=True)
     for each in done.unresolved[:_SHOWN]:
         click.echo(f"    {each.samples} samples  {printable(each.path)}: {each.why}", err=True)
+        for build_id, path in each.namesakes:
+            hint = f"the store has a file of that name: {build_id} at {printable(path)}"
+            click.echo(f"        {hint}; if it is this one: --assign", err=True)
     if len(done.unresolved) > _SHOWN:
         click.echo(f"    and {len(done.unresolved) - _SHOWN} more, see --json", err=True)

@@ -39,7 +39,7 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
-        return _identify(wanted, json_, verbose=session.verbosity > 0)
+        return _identify(session, wanted, json_)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
         summary = daemon.scan_tree(store, session.settings, wanted, progress=show)
     if json_:
@@ -49,7 +49,7 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     return IncompleteError.exit_code if summary.unreadable else 0
 
 
-def _identify(paths: list[bytes], json_: bool, *, verbose: bool) -> int:
+def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     """Print build ID and path of every file that a scan would take in; count the rest."""
     import sys
     from collections import Counter
@@ -60,10 +60,12 @@ def _identify(paths: list[bytes], json_: bool, *, verbose: bool) -> int:
     from buildidfs.model import Absence, BuildId
 
     absent: Counter[Absence] = Counter()
-    unreadable = 0
+    unreadable = found = 0
+    verbose = session.verbosity > 0
     write = sys.stdout.write
     for path, answer in daemon.identify_tree(paths):
         if isinstance(answer, BuildId):
+            found += 1
             if json_:
                 json_line({"build_id": answer.hex(), **path_fields(path)})
             else:
@@ -78,4 +80,6 @@ def _identify(paths: list[bytes], json_: bool, *, verbose: bool) -> int:
     sys.stdout.flush()
     for reason, count in absent.most_common():
         click.echo(f"{count} without a build ID: {reason}", err=True)
+    if not found and not unreadable and not absent:
+        session.say_why_empty("there is no regular file below what was given")
     return IncompleteError.exit_code if unreadable else 0

@@ -104,7 +104,8 @@ def symbolize(
 
             filter_script(symbolizer, buildid_list, with_lines=lines)
             return 0
-        return _answer(store, symbolizer, requests or _input(), file_offset, json_)
+        texts = requests or _input()
+        return _answer(session, store, symbolizer, texts, file_offset=file_offset, json_=json_)
 
 
 class _Request(NamedTuple):
@@ -122,7 +123,13 @@ def _input() -> Iterator[str]:
 
 
 def _answer(
-    store: Store, symbolizer: Symbolizer, texts: Iterable[str], file_offset: bool, json_: bool
+    session: Session,
+    store: Store,
+    symbolizer: Symbolizer,
+    texts: Iterable[str],
+    *,
+    file_offset: bool,
+    json_: bool,
 ) -> int:
     """Print what is at each address; the exit status."""
     asked = named = 0
@@ -146,6 +153,8 @@ def _answer(
     for (build_id, why), count in reasons.items():
         times = f" ({count} addresses)" if count > 1 else ""
         click.echo(f"buildidfs: {build_id}: {why}{times}", err=True)
+    if not asked:
+        session.say_why_empty("standard input has no address; one on a line, ID+0xADDR")
     return ArtifactMissing.exit_code if asked and not named else 0
 
 

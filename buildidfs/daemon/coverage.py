@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
+NOTHING_RECORDED: Final = (
+    "nothing tells what some files were: have watch run while you record (buildidfs up), or record"
+    " build IDs (perf record --buildid-mmap); for this profile, capture the files where they still"
+    " are (scan perf-data), or say what they were (repair --assign PATH=ID)"
+)
+"""The remedy where files are without a build ID for `NO_BUILD_ID`."""
 NOT_CAPTURED: Final = "never captured"
 STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
 NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"

@@ -9,6 +9,7 @@ only looks alike is not taken: if two build IDs are left, there is no answer.
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from buildidfs.daemon.coverage import NO_BUILD_ID
 from buildidfs.daemon.profileclock import SHARP_NS
 from buildidfs.model import BuildId, FileIdentity
+from buildidfs.store.paths import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,6 +36,7 @@ _LATE_NS: Final = 2 * _SECOND
 # A path alone says little of what was there another day.
 _STALE_NS: Final = 24 * 3600 * _SECOND
 KALLSYMS: Final = b"[kernel.kallsyms]"
+_MOST_NAMESAKES: Final = 3
 _DELETED: Final = b" (deleted)"
 
 
@@ -76,7 +79,8 @@ class Matcher:
     ``files`` are those it has, each with the time it was first mapped (0: before the recording, or
     not known); ``clock`` is None where its times mean nothing here, and ``host``
     the name of the machine it was recorded on, empty if that is not known. ``start`` is the time
-    (of the profile) at which the recording began: what is older has a time of 0.
+    (of the profile) at which the recording began: what is older has a time of 0. ``assigned`` are
+    build IDs that a user gives to paths, whatever the store knows of these.
     """
 
     def __init__(
@@ -87,8 +91,10 @@ class Matcher:
         clock: Clock | None = None,
         host: str = "",
         start: int = 0,
+        assigned: Mapping[bytes, BuildId] | None = None,
     ) -> None:
         self._store = store
+        self._assigned = assigned or {}
         self._host = host
         self._start = start
         self.clock = clock
@@ -121,6 +127,9 @@ class Matcher:
         pool = self.candidates(file.path)
         if file.build_id:
             return self._named(file, pool, time, mnt, mounts)
+        if (given := self._assigned.get(plain(file.path))) is not None:
+            its = tuple(each for each in pool if each.build_id == given)
+            return Answer(given, its, is_sure=True)
         if not pool:
             return Answer(None, why=NO_BUILD_ID)
         if any(each.host == self._host for each in pool):
@@ -235,6 +244,25 @@ class Matcher:
                     row.first_seen_ns,
                     row.last_seen_ns,
                 )
+
+
+def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
+    """A few files that the store knows by the last name of ``path``, at whatever other path.
+
+    Each build ID comes with the path at which it was seen last under that name.
+    """
+    name = os.path.basename(plain(path))
+    number = store.path_child(NAMES, name) if name else None
+    if number is None:
+        return []
+    found: list[tuple[BuildId, bytes]] = []
+    for ordinal in islice(store.file_name_ids(number), _MOST_NAMESAKES):
+        build_id = store.build_id(ordinal)
+        paths = (record.origin.path for record in store.origins(ordinal))
+        at = next((each for each in paths if os.path.basename(each) == name), None)
+        if build_id is not None and at is not None:
+            found.append((build_id, at))
+    return found
 
 
 def _first_seen(each: Candidate) -> int:

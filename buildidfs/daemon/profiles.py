@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.perfdata import Profile
 from buildidfs.daemon import profileclock
-from buildidfs.daemon.coverage import NO_BUILD_ID, Coverage, Holdings
+from buildidfs.daemon.coverage import NO_BUILD_ID, NOTHING_RECORDED, Coverage, Holdings
 from buildidfs.daemon.hits import IN_GUEST, IN_KERNEL, UNMAPPED, Hit, Hits
 from buildidfs.daemon.matching import AMBIGUOUS, KALLSYMS, Answer, Matcher
 from buildidfs.formats import perfdata, perfevents
@@ -22,7 +22,7 @@ from buildidfs.formats.perfspaces import File, Spaces
 from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from buildidfs.formats.perfdata import Named
     from buildidfs.formats.perfrecords import Entered
@@ -55,12 +55,20 @@ class Reading:
     """A profile whose address spaces are known, and what its files were, as far as the store
     can tell. Making one raises `UsageError`.
 
+    ``assigned`` gives build IDs to paths, see `matching.Matcher`.
     ``lost`` counts records that found no room when they were made, ``samples`` those that `hits`
     has read.
     """
 
-    def __init__(self, profile: Profile, store: Store, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        store: Store,
+        progress: Progress | None = None,
+        assigned: Mapping[bytes, BuildId] | None = None,
+    ) -> None:
         self.profile = profile
+        self._assigned = assigned or {}
         self.spaces = Spaces()
         self.lost = 0
         self.samples = 0
@@ -135,7 +143,7 @@ class Reading:
         profile, files = self.profile, self.spaces.files
         host = profile.text(perfdata.HOSTNAME).decode("utf-8", "surrogateescape")
         firsts = dict(zip(files, self._first, strict=True))
-        matcher = Matcher(store, firsts, host=host, start=self._start)
+        matcher = Matcher(store, firsts, host=host, start=self._start, assigned=self._assigned)
         if self._has_time and self._last:
             differences = (
                 (number, candidate.first_ns - first)
@@ -281,6 +289,8 @@ def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> 
             [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "samples"
         )
         found.notes = reading.notes()
+        if any(row.why == NO_BUILD_ID for row in found.rows):
+            found.notes.append(NOTHING_RECORDED)
         if profile.truncated:
             found.incomplete = f"{_shown(path)} is not whole: {profile.truncated}"
     return found

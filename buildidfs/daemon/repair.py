@@ -21,6 +21,8 @@ from typing import IO, TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.perfdata import Profile
+from buildidfs.daemon.coverage import NO_BUILD_ID, NOTHING_RECORDED
+from buildidfs.daemon.matching import namesakes, plain
 from buildidfs.daemon.profiles import ANONYMOUS, Reading
 from buildidfs.daemon.renaming import TOO_LONG, Renaming
 from buildidfs.errors import UsageError
@@ -30,7 +32,7 @@ from buildidfs.model import BuildId, ByteRange
 from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from buildidfs.capture.perfdata import Part
     from buildidfs.daemon.hits import Hit
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, str], None]
 
 _COPY: Final = 1 << 20
+_HINTED: Final = 100  # unresolved files, the heaviest, for which files of that name are looked for
 _MAX_INDEX: Final = 64 << 20
 _EVERY: Final = 1 << 16  # records between two reports of progress
 _FEATURE_LEAST: Final = 16  # bytes of a record that says which feature it is
@@ -50,7 +53,8 @@ class Unresolved(msgspec.Struct, frozen=True):
     """A file without a build ID that samples fell into, or were called from.
 
     ``samples`` is their number, ``share`` the same in per cent of all samples. ``why`` says why the
-    file has no build ID.
+    file has no build ID; ``namesakes`` are files of that name that the store knows, see
+    `matching.namesakes`.
     """
 
     container: str
@@ -58,6 +62,7 @@ class Unresolved(msgspec.Struct, frozen=True):
     samples: int
     why: str
     share: float = 0.0
+    namesakes: tuple[tuple[BuildId, bytes], ...] = ()
 
 
 class Repaired(msgspec.Struct):
@@ -76,11 +81,19 @@ class Repaired(msgspec.Struct):
     incomplete: str
 
 
-def repair(store: Store, path: bytes, out: bytes, *, progress: Progress | None = None) -> Repaired:
+def repair(
+    store: Store,
+    path: bytes,
+    out: bytes,
+    *,
+    assigned: Mapping[bytes, BuildId] | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
     """Write the profile ``path`` to ``out`` with what store and journal know.
 
-    ``out`` is written whole or not at all. Raises `UsageError` for what is no profile, and if
-    ``out`` cannot be written.
+    ``assigned`` are build IDs that files without one had, by path. ``out`` is written whole or not
+    at all. Raises `UsageError` for what is no profile, for an assigned path that is not in it, and
+    if ``out`` cannot be written.
     """
     with Profile(path) as profile:
         if not profile.header.is_pipe:
@@ -88,9 +101,18 @@ def repair(store: Store, path: bytes, out: bytes, *, progress: Progress | None =
                 perfwrite.require_usual(profile.header)
             except UsageError as error:
                 raise UsageError(f"{_shown(path)} {error}") from error
-        reading = Reading(profile, store, progress)
+        reading = Reading(profile, store, progress, assigned)
+        _check_assigned(reading, assigned or {})
         renaming = Renaming(reading)
-        unresolved = unresolved_in(reading, reading.hits(chains=True))
+        unresolved = [
+            msgspec.structs.replace(each, namesakes=tuple(namesakes(store, each.path)))
+            if number < _HINTED
+            else each
+            for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True)))
+        ]
+        notes = reading.notes() if renaming.resolved or unresolved else []
+        if any(each.why == NO_BUILD_ID for each in unresolved):
+            notes.append(NOTHING_RECORDED)
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
         return Repaired(
@@ -98,9 +120,19 @@ def repair(store: Store, path: bytes, out: bytes, *, progress: Progress | None =
             renaming.resolved,
             renaming.renamed,
             unresolved,
-            reading.notes() if renaming.resolved or unresolved else [],
+            notes,
             f"{_shown(path)} is not whole: {profile.truncated}" if profile.truncated else "",
         )
+
+
+def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
+    """Raise `UsageError` for a path that no file without a build ID has in the profile."""
+    nameless = {plain(file.path) for file in reading.spaces.files if not file.build_id}
+    named = {plain(file.path) for file in reading.spaces.files if file.build_id}
+    for path in assigned:
+        if path not in nameless:
+            what = "has a build ID in" if path in named else "is no file of"
+            raise UsageError(f"{_shown(path)} {what} this profile: nothing can be assigned to it")
 
 
 def unresolved_in(reading: Reading, hits: Counter[Hit]) -> list[Unresolved]:

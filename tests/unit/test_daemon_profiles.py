@@ -21,6 +21,7 @@ from buildidfs.daemon.coverage import (
     NO_KALLSYMS,
     NO_SYMBOLS,
     NOT_CAPTURED,
+    NOTHING_RECORDED,
     STRIPPED,
     Coverage,
     Row,
@@ -160,6 +161,7 @@ def test_coverage(tmp_path: Path, store: Store, write: PerfWriter) -> None:
     assert found.notes == [
         "times as the profile says",
         "30 records were lost when the profile was made",
+        NOTHING_RECORDED,
     ]
     assert found.incomplete == ""
 
@@ -332,6 +334,48 @@ def test_unresolved_are_listed(tmp_path: Path, store: Store, write: PerfWriter) 
     assert done.unresolved[0].why == NO_BUILD_ID
     assert "20 bytes" in done.unresolved[1].why
     assert all(not event.build_id for event in mappings(out))
+
+
+def test_remedy_and_files_of_the_same_name(tmp_path: Path, store: Store, write: PerfWriter) -> None:
+    seen(store, b"/elsewhere/gone", BLUE)
+    records = write.mmap2(1, 0x10000, 0x1000, b"/gone", time=START)
+    records += write.sample(1, 0x10008, START + 1)
+    path = profile_of(tmp_path / "p", write, records)
+    done, _ = repaired(store, path)
+    (left,) = done.unresolved
+    assert left.namesakes == ((BLUE, b"/elsewhere/gone"),)
+    assert NOTHING_RECORDED in done.notes
+    assert NOTHING_RECORDED in profiles.coverage(store, path).notes
+    assigned = repair(store, path, path + b".out", assigned={b"/gone": BLUE})
+    assert (assigned.resolved, assigned.unresolved) == (1, [])
+    assert NOTHING_RECORDED not in assigned.notes
+    assert [event.build_id for event in mappings(path + b".out")] == [bytes(BLUE)]
+    assert table_of(path + b".out") == {b"/gone": bytes(BLUE)}
+
+
+def test_assignment_decides_what_nothing_else_does(
+    tmp_path: Path, store: Store, write: PerfWriter
+) -> None:
+    seen(store, b"/app", RED, ino=9)
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app (deleted)", time=START)
+    records += write.sample(1, 0x10008, START + 1)
+    path = profile_of(tmp_path / "p", write, records)
+    assert len(repaired(store, path)[0].unresolved) == 1, "another inode"
+    done = repair(store, path, path + b".out", assigned={b"/app": RED})
+    assert (done.resolved, done.unresolved) == (1, [])
+
+
+def test_assignment_that_does_not_fit(tmp_path: Path, store: Store, write: PerfWriter) -> None:
+    seen(store, b"/app", RED)
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app", time=START)
+    path = profile_of(tmp_path / "p", write, records)
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match=r"/other is no file of this profile"):
+        repair(store, path, os.fsencode(out), assigned={b"/other": RED})
+    assert not out.exists()
+    repair(store, path, os.fsencode(out))
+    with pytest.raises(UsageError, match=r"/app has a build ID in this profile"):
+        repair(store, os.fsencode(out), path + b".again", assigned={b"/app": BLUE})
 
 
 def test_one_name_for_two_files(tmp_path: Path, store: Store, write: PerfWriter) -> None:

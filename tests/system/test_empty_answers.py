@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer that is empty says on standard error why, and with -q nothing; its status stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildidfs.store import Store
+from tests.support.captures import capture, sighting
+from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.perfwriter import PerfWriter
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> BuildIdFs:
+    """A store with one file of a container."""
+    program = BuildIdFs(tmp_path_factory.mktemp("filled"))
+    label = "docker:010101010101"
+    docker: dict[str, Any] = {"cgroup": b"/docker/" + b"01" * 32, "container": label, "apart": 0x22}
+    with Store.create(program.store) as store:
+        at = sighting(b"/bin/app", **docker)
+        store.commit([capture(store, b"bytes", b"\xab\xcd\xef", at=at)])
+    return program
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> BuildIdFs:
+    """A store with nothing in it."""
+    program = BuildIdFs(tmp_path)
+    Store.create(program.store).close()
+    return program
+
+
+@pytest.mark.parametrize("json_", [False, True])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("list", "nothing is captured in this store yet: buildidfs scan proc"),
+        ("list --conflicts", "no build ID in this store has several variants"),
+        ("journal", "the journal is empty: only watch writes"),
+        ("journal --since 1h", "the journal is empty: only watch writes"),
+        ("journal --lost", "no watch on this store has lost a file"),
+        ("pin --list", "nothing is pinned in this store: buildidfs pin"),
+        ("pin --list --name x", "nothing is pinned in this store: buildidfs pin"),
+    ],
+)
+def test_empty_store(empty: BuildIdFs, words: str, why: str, json_: bool) -> None:
+    _is_empty(empty, [*words.split(), *(["--json"] if json_ else [])], why)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("list --container nope", "there are some of docker:010101010101"),
+        ("list --path app", "a pattern has to match the whole path"),
+        ("list --kind vdso", "nothing in this store fits --kind vdso"),
+        ("list --conflicts --path /bin/app", "no build ID in this store has several variants"),
+        ("prune --json --max-size 1G --keep-free 0", "the store is within its limits"),
+    ],
+)
+def test_nothing_fits(filled: BuildIdFs, words: str, why: str) -> None:
+    _is_empty(filled, words.split(), why)
+
+
+def test_pins_of_another_name(filled: BuildIdFs) -> None:
+    filled("pin", "--name", "incident", "abcdef")
+    _is_empty(filled, ["pin", "--list", "--name", "nope"], "nothing is pinned for nope")
+    shown = filled("pin", "--list", "--name", "incident")
+    assert ("abcdef" in shown.out, shown.err) == (True, "")
+
+
+def test_tree_without_files(empty: BuildIdFs, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    words = ["scan", "tree", "--dry-run", str(tmp_path / "tree")]
+    _is_empty(empty, words, "there is no regular file below what was given")
+
+
+def test_no_address_on_standard_input(filled: BuildIdFs) -> None:
+    done = run([tool("sh"), "-c", '"$@" </dev/null', "sh", *COMMAND, "--store", filled.store,
+                "symbolize"], cwd=ROOT)  # fmt: skip
+    assert (done.rc, done.out) == (0, "")
+    assert done.err == "buildidfs: standard input has no address; one on a line, ID+0xADDR\n"
+
+
+def test_answer_that_is_not_empty_says_nothing(filled: BuildIdFs) -> None:
+    for words in (["list"], ["list", "--container", "docker:0101"], ["list", "--json"]):
+        shown = filled(*words)
+        assert ("abcdef" in shown.out, shown.err) == (True, "")
+
+
+def test_repair_names_the_file_to_assign(filled: BuildIdFs, tmp_path: Path) -> None:
+    write = PerfWriter()
+    records = write.mmap2(1, 0x10000, 0x1000, b"/gone/app", time=5)
+    profile, out = tmp_path / "perf.data", tmp_path / "out"
+    profile.write_bytes(write.file(records + write.sample(1, 0x10008, 6)))
+    words = ["repair", profile, "-o", out]
+    left = filled(*words, check=False)
+    assert left.rc == 3
+    assert "the store has a file of that name: abcdef at /bin/app" in left.err
+    assert "repair --assign PATH=ID" in left.out
+    done = filled(*words, "--assign", "/gone/app=abcdef")
+    assert "1 files resolved" in done.out
+    assert done.err == ""
+    for wrong in ("gone/app=abcdef", "/gone/app", "/gone/app=xyz", "/other=abcdef"):
+        refused = filled(*words, "--assign", wrong, check=False)
+        assert (refused.rc, refused.err.count("\n")) == (2, 1), refused
+
+
+def _is_empty(program: BuildIdFs, words: list[str], why: str) -> None:
+    done = program(*words)
+    assert done.out == ""
+    assert done.err.startswith("buildidfs: ")
+    assert why in done.err
+    assert done.err.count("\n") == 1
+    quiet = program("-q", *words)
+    assert (quiet.out, quiet.err) == ("", "")
