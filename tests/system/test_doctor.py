@@ -211,7 +211,7 @@ def test_in_a_pid_namespace_only_its_processes_are_seen(store: Path) -> None:
     options = ["--pid", "--fork", "--mount-proc"]
     report = Report(unshared(options, *_words(store)))
     assert report.state("PID namespace") == "failed"
-    assert "not the first one" in report["PID namespace"]["found"]
+    assert "only the processes of this PID namespace" in report["PID namespace"]["found"]
     assert report.rc == 60
 
 

@@ -396,7 +396,11 @@ def test_status_of_nothing(up: Up) -> None:
     disk = os.statvfs(up.store)
     assert 0 < found.pop("free_bytes") <= disk.f_blocks * disk.f_frsize
     assert found == {
-        "store": str(up.store), "build_ids": 1, "blob_bytes": 5, "stored_bytes": 5,
+        "store": str(up.store), "build_ids": 1, "blob_bytes": 5,
+        "stored_bytes": held.stored_bytes, "noted": 0,
+        "evicted": {
+            "recapturable": 0, "recapturable_bytes": 0, "lost": 0, "lost_bytes": 0, "named": []
+        },
         "index_bytes": held.index_bytes, "pins": 0, "max_size": None,
         "keep_free": min(disk.f_blocks * disk.f_frsize // 20, 4 << 30), "max_age": None,
         "min_age": 0, "verdict": "down", "well": False, "processes": [],
