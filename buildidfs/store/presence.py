@@ -192,10 +192,13 @@ class Presence:
         raise BlockingIOError(0, "all names are taken")
 
 
-def present(root: str | bytes | os.PathLike[str], role: str | None = None) -> list[Present]:
+def present(
+    root: str | bytes | os.PathLike[str], role: str | None = None, *, looks: int = _LOOKS
+) -> list[Present]:
     """The processes that live, of one role or of all, the oldest first; removes leftovers.
 
-    Empty for a store that is not there, or may not be read.
+    A file that says nothing yet is read ``looks`` times, 10 ms apart. The list is empty for a store
+    that is not there, or may not be read.
     """
     directory = os.path.join(os.fsencode(root), _DIRECTORY)
     try:
@@ -209,13 +212,14 @@ def present(root: str | bytes | os.PathLike[str], role: str | None = None) -> li
             continue
         if role is not None and parts[0] != role.encode():
             continue
-        one = _look(os.path.join(directory, name), parts[0].decode(errors="replace"), int(parts[1]))
+        path, of = os.path.join(directory, name), parts[0].decode(errors="replace")
+        one = _look(path, of, int(parts[1]), looks)
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda each: (each.since, each.pid))
 
 
-def _look(path: bytes, role: str, pid: int) -> Present | None:
+def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -227,7 +231,7 @@ def _look(path: bytes, role: str, pid: int) -> Present | None:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             return None
-        facts = _read(fd)
+        facts = _read(fd, looks)
     except OSError:
         return None
     finally:
@@ -245,10 +249,10 @@ def _look(path: bytes, role: str, pid: int) -> Present | None:
     )
 
 
-def _read(fd: int) -> dict[str, Any]:
-    """The content; empty if there is none within half a second, or it does not come to rest."""
+def _read(fd: int, looks: int) -> dict[str, Any]:
+    """The content; empty if there is none after so many looks, or it does not come to rest."""
     before = b""
-    for _ in range(_LOOKS):
+    for _ in range(looks):
         text = os.pread(fd, _MOST_BYTES, 0)
         if text == before:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
