@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,6 +43,10 @@ _LOCK_BYTES = 64 << 10
 
 #: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
 _PROBE_BYTES = 16 << 20
+
+#: Seconds to wait for a process of another PID namespace that has the number of this one.
+_READER_WAIT_S = 10.0
+_READER_RETRY_S = 0.05
 
 _open: dict[tuple[int, int], Environment] = {}
 _open_lock = threading.Lock()
@@ -125,12 +131,33 @@ class Environment:
 
         with _text(self.path) as path:
             try:
-                return attempt(lock=True)
+                return self._registered(functools.partial(attempt, lock=True))
             except lmdb.Error:
                 # Without a lock file nobody can be writing either: a read-only filesystem.
                 if self.read_only and _on_read_only_filesystem(self.path):
                     return attempt(lock=False)
                 raise
+
+    def _registered(self, attempt: Callable[[], lmdb.Environment]) -> lmdb.Environment:
+        """The index, which LMDB opens as soon as no other reader has the number of this process.
+
+        LMDB tells readers apart by process ID. Two containers may both run a process 1: the second
+        waits until the first has closed the index. Raises `StoreLocked`.
+        """
+        deadline = time.monotonic() + _READER_WAIT_S
+        while True:
+            try:
+                return attempt()
+            except lmdb.LockError as error:
+                if error.code != errno.EAGAIN:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise StoreLocked(
+                        f"store {show(self.root)}: a process of another PID namespace that has the"
+                        f" same number, {os.getpid()}, has its index open; run both in one PID"
+                        " namespace (--pid=host, hostPID: true), or end the other"
+                    ) from error
+            time.sleep(_READER_RETRY_S)
 
     def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
         """Refuse a file that was cut short: to read beyond its end would be SIGBUS.

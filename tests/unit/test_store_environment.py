@@ -19,6 +19,8 @@ from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId
 from buildidfs.store import NewAbsence, Store, environment
 from tests.support.captures import NOW, capture, commit, identity
+from tests.support.children import needs_root
+from tests.support.clients import tool
 from tests.support.waiting import lines
 
 #: A map that the rows below do not fit into.
@@ -259,3 +261,75 @@ def test_errors_of_lmdb_do_not_get_out(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="its index"), env.read() as txn:
             txn.put(b"x", b"", db=env.tables["ids"])
         environment.release(env)
+
+
+# --- readers in other PID namespaces --------------------------------------------------------------
+
+_SAME_NUMBER = """
+import os, sys
+from buildidfs.errors import StoreLocked
+from buildidfs.store import Store, environment
+assert os.getpid() == 1
+sleep = environment.time.sleep
+def tell(seconds):
+    print("waits", flush=True)
+    sleep(seconds)
+environment.time.sleep = tell
+environment._READER_WAIT_S = float(sys.argv[3])
+try:
+    with Store.open(sys.argv[1], read_only=sys.argv[2] == "reads") as store:
+        print("ready", flush=True)
+        sys.stdin.readline()
+except StoreLocked as error:
+    print(error)
+"""
+
+
+@contextlib.contextmanager
+def _first_of_a_namespace(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the number 1, in a PID namespace of its own, that opens a store."""
+    child = subprocess.Popen(
+        [
+            *(tool("unshare"), "--pid", "--fork", "--kill-child"),
+            *(sys.executable, "-c", _SAME_NUMBER, *map(str, arguments)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=_REPOSITORY,
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@needs_root("PID namespaces")
+@pytest.mark.parametrize("how", ["reads", "writes"])
+def test_process_waits_for_another_of_its_number(tmp_path: Path, how: str) -> None:
+    Store.create(tmp_path / "store").close()
+    with (
+        _first_of_a_namespace(tmp_path / "store", how, 60) as first,
+        contextlib.ExitStack() as stack,
+    ):
+        assert first.stdout is not None
+        assert lines(first.stdout, lambda got: len(got) == 1) == ["ready"]
+        second = stack.enter_context(_first_of_a_namespace(tmp_path / "store", how, 60))
+        assert second.stdout is not None
+        assert lines(second.stdout, lambda got: len(got) >= 1)[0] == "waits"
+        first.communicate(b"\n")
+        assert lines(second.stdout, lambda got: "ready" in got)[-1] == "ready"
+
+
+@needs_root("PID namespaces")
+@pytest.mark.parametrize("how", ["reads", "writes"])
+def test_another_process_of_the_same_number_is_named(tmp_path: Path, how: str) -> None:
+    Store.create(tmp_path / "store").close()
+    with _first_of_a_namespace(tmp_path / "store", how, 60) as first:
+        assert first.stdout is not None
+        assert lines(first.stdout, lambda got: len(got) == 1) == ["ready"]
+        with _first_of_a_namespace(tmp_path / "store", how, 0) as second:
+            assert second.stdout is not None
+            (said,) = lines(second.stdout, lambda got: len(got) == 1)
+    assert "another PID namespace that has the same number, 1, has its index open" in said
+    assert "--pid=host" in said
