@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,8 +31,21 @@ _DOCKER = (
 _SOME = "+dac_override,+net_raw,+setuid,+sys_ptrace"
 _GIB = 1 << 30
 
-# What this Python, with the program, is made of; one may be below another.
-_PYTHON = (sys.base_prefix, sys.prefix, str(ROOT))
+
+def _python() -> tuple[str, ...]:
+    """The directories that this Python and the program need; one may be below another.
+
+    A Python of a virtual environment is a chain of symbolic links to the one that made it.
+    """
+    directories = [sys.base_prefix, sys.prefix, str(ROOT)]
+    link = Path(sys.executable)
+    while link.is_symlink():
+        link = link.parent / link.readlink()
+        directories.append(str(link.parent))
+    return tuple(dict.fromkeys(map(os.path.abspath, directories)))
+
+
+_PYTHON = _python()
 
 
 class Environment(NamedTuple):
@@ -55,7 +69,11 @@ def _words(*words: Argument) -> Callable[[Path], Sequence[Argument]]:
 
 def _shell(script: str) -> Callable[[Path], Sequence[Argument]]:
     """A shell that does something first; ``$D`` is the directory."""
-    return lambda place: ("/bin/sh", "-c", f'D={place}; {script}; exec "$@"', "sh")
+    return lambda place: (
+        *("/bin/sh", "-c"),
+        f'D={shlex.quote(str(place))}; {script}; exec "$@"',
+        "sh",
+    )
 
 
 def _limited(*limits: str) -> Callable[[Path], Sequence[Argument]]:
@@ -93,25 +111,11 @@ def cgroup(controller: str) -> Path:
 def _chroot(place: Path, *mounts: str) -> Sequence[Argument]:
     """A root with what programs need, and a /tmp, and some more that is mounted."""
     root = place / "root"
-    shown = [
-        "/usr",
-        "/lib",
-        "/lib64",
-        "/bin",
-        "/etc",
-        sys.base_prefix,
-        str(ROOT),
-        str(place.parent),
-    ]
-    script = [
-        f"mkdir -p {root}/tmp; chmod 1777 {root}/tmp",
-        *(
-            f"mkdir -p {root}{path}; mount --rbind {path} {root}{path}"
-            for path in shown
-            if os.path.exists(path)
-        ),
-        *mounts,
-    ]
+    shown = ["/usr", "/lib", "/lib64", "/bin", "/etc", *_PYTHON, str(place.parent)]
+    script = ['mkdir -p "$D/root/tmp"', 'chmod 1777 "$D/root/tmp"']
+    for path in map(shlex.quote, filter(os.path.exists, shown)):
+        script += [f'mkdir -p "$D/root"{path}', f'mount --rbind {path} "$D/root"{path}']
+    script += mounts
     return (*_mounting("; ".join(script))(place), "chroot", root)
 
 
@@ -244,9 +248,7 @@ ENVIRONMENTS: Sequence[Environment] = (
     Environment("chroot", lambda place: _chroot(place), root_only=True),
     Environment(
         "chroot with /proc",
-        lambda place: _chroot(
-            place, f"mkdir -p {place}/root/proc; mount -t proc proc {place}/root/proc"
-        ),
+        lambda place: _chroot(place, 'mkdir -p "$D/root/proc"; mount -t proc proc "$D/root/proc"'),
         root_only=True,
     ),
     # control groups
@@ -261,21 +263,23 @@ def as_user(place: Path, number: int = USER) -> list[Argument]:
     """
     ids = [f"--reuid={number}", f"--regid={number}", "--clear-groups", "--inh-caps=-all"]
     words: list[Argument] = [tool("setpriv"), *ids]
-    closed = {
-        path: next(
-            (each for each in reversed(Path(path).parents) if not each.stat().st_mode & 0o001), None
-        )
-        for path in _PYTHON
-    }
+    tops = {path: _closed_to_others(Path(path)) for path in _PYTHON}
+    closed = [path for path in sorted(tops) if tops[path] is not None]
+    kept = [shlex.quote(str(place / str(index))) for index in range(len(closed))]
+    shown = [shlex.quote(path) for path in closed]
+    hidden = sorted({shlex.quote(str(tops[path])) for path in closed})
     script = ["set -e"]
-    for index, (path, top) in enumerate(closed.items()):
-        if top is not None:
-            script += [
-                f"mkdir {place}/{index}", f"mount --rbind {path} {place}/{index}",
-                f"mount -t tmpfs -o mode=755 shown {top}", f"mkdir -p {path}",
-                f"mount --rbind {place}/{index} {path}",
-            ]  # fmt: skip
+    for source, copy in zip(shown, kept, strict=True):
+        script += [f"mkdir {copy}", f"mount --rbind {source} {copy}"]
+    script += [f"mount -t tmpfs -o mode=755 shown {top}" for top in hidden]
+    for source, copy in zip(shown, kept, strict=True):
+        script += [f"mkdir -p {source}", f"mount --rbind {copy} {source}"]
     script.append('exec "$@"')
-    if not any(closed.values()):
+    if not closed:
         return words
     return [tool("unshare"), "-m", "/bin/sh", "-c", "\n".join(script), "sh", *words]
+
+
+def _closed_to_others(path: Path) -> Path | None:
+    """The first directory on the way to a path that others may not search, or None."""
+    return next((each for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)

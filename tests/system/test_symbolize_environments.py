@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -168,10 +169,20 @@ def test_environment(subject: Subject, number: int) -> None:
 
 @pytest.mark.slow
 def test_every_environment_user_and_way(subject: Subject) -> None:
-    failures = [
-        said
-        for number, (environment, user) in enumerate(cases(USERS))
-        for at, way in enumerate(WAYS)
-        if (said := failure(subject, environment, user, way, subject.directory / f"{number}-{at}"))
-    ]
+    """The ways of a case come one after the other: environments may count processes."""
+
+    def ask_all(number: int, environment: Environment, user: str) -> list[str]:
+        places = [subject.directory / f"{number}-{at}" for at in range(len(WAYS))]
+        said = (
+            failure(subject, environment, user, way, place)
+            for way, place in zip(WAYS, places, strict=True)
+        )
+        return [each for each in said if each]
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        asked = [
+            pool.submit(ask_all, number, environment, user)
+            for number, (environment, user) in enumerate(cases(USERS))
+        ]
+        failures = [said for each in asked for said in each.result()]
     assert not failures, "\n".join(failures)
