@@ -13,6 +13,7 @@ as one that can be had again, and cannot any more, is filed anew: statx(2) is as
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import os
 import time
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.linux import machine, statx
-from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
+from buildidfs.linux import machine, namespaces, statx
+from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
 from buildidfs.store import pins, schema
 from buildidfs.store.index import Index
+from buildidfs.store.journal import Journal
 from buildidfs.store.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ _REMEMBERED_S: Final = 600
 _WRITTEN_S: Final = 120
 
 _PINNED: Final = "pinned"
+
+#: Permission bits by which others than the owner of a file can change it.
+_OTHERS_WRITE: Final = 0o022
+
+#: The bit of `Origin.apart` that says that the mount namespace was not the host's.
+_APART_MNT: Final = 1 << NamespaceSet.__struct_fields__.index("mnt")
 
 #: A pinned build ID protects that many variants of a kind beside the one that is served: containers
 #: can make any number of them.
@@ -320,6 +328,47 @@ def recapturable(origin: Origin) -> str:
             now = msgspec.structs.replace(now, scope=None, mode=now.mode & ~0o111)
         return "this host has it" if now == said else ""
     return ""
+
+
+def can_be_had(env: Environment, origin: Origin) -> str:
+    """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+    return recapturable(origin) or had_by_host(env, origin)
+
+
+def had_by_host(env: Environment, origin: Origin) -> str:
+    """Where the host has the file that was seen at a place of another mount namespace, in words;
+    empty if the journal does not know of it.
+
+    Services with a mount namespace of their own, and containers that were given directories of the
+    host, run the host's files. Their word on it is not taken: the path was seen in the host's own
+    mount namespace and noted, since there was no room, and statx(2) finds the same inode there.
+    """
+    seen = origin.identity
+    if not origin.apart & _APART_MNT or origin.host != machine.host_name():
+        return ""
+    if seen.uid or seen.mode & _OTHERS_WRITE:
+        return ""
+    for row in Journal(env).at(_host_mnt_ns_id(), origin.path, statx.boot_id()):
+        is_hosts = row.host == origin.host and not row.apart & _APART_MNT
+        # The scope names the mount, of which each namespace has its own.
+        if row.noted is not None and is_hosts and _without_scope(row.noted) == _without_scope(seen):
+            return "this host has it" if _identity(row.path) == row.noted else ""
+    return ""
+
+
+def _without_scope(identity: FileIdentity) -> FileIdentity:
+    return msgspec.structs.replace(identity, scope=None)
+
+
+@functools.cache
+def _host_mnt_ns_id() -> int:
+    """`Origin.mnt_ns_id` of what is seen in the host's mount namespace; 0 if it is not known."""
+    try:
+        fd, number = namespaces.open_initial_root()
+    except OSError:
+        return 0
+    os.close(fd)
+    return number
 
 
 def _identity(path: bytes) -> FileIdentity | None:

@@ -34,7 +34,8 @@ class _Crowd:
     again.
     """
 
-    def __init__(self, captures: Sequence[NewCapture]) -> None:
+    def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
+        self._env = env
         self._captures = captures
         self._dropped: set[int] = set()
 
@@ -50,9 +51,9 @@ class _Crowd:
             content = new.content
             if not isinstance(content, Staged) or new in self or content.losses == losses:
                 continue
-            from buildidfs.store.candidates import recapturable
+            from buildidfs.store.candidates import can_be_had
 
-            if recapturable(new.sighting.origin):
+            if can_be_had(self._env, new.sighting.origin):
                 self._dropped.add(id(new))
                 content.close()
         return len(self._dropped) > before
@@ -97,7 +98,7 @@ class Commits:
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
         images = self._images([new.sighting for new in captures])
-        crowd = _Crowd(captures)
+        crowd = _Crowd(self._env, captures)
         keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
         if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
             absent = ()  # they only spare work, and blobs would have to go for them

@@ -24,7 +24,13 @@ import msgspec
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
 from buildidfs.store import evictions, removal, schema, uselog
-from buildidfs.store.candidates import Candidate, Candidates, recapturable
+from buildidfs.store.candidates import (
+    Candidate,
+    Candidates,
+    can_be_had,
+    had_by_host,
+    recapturable,
+)
 from buildidfs.store.evictions import Evicted, Tally
 from buildidfs.store.failures import show
 from buildidfs.store.journal import Journal, JournalWriter
@@ -311,7 +317,7 @@ class Keeper:
             if not row.noted or (lack + ample).is_none or not self._stays_noted(origin):
                 return
             raise Recapturable("there was no room when it was seen before")
-        if origin is not None and recapturable(origin):
+        if origin is not None and can_be_had(self._env, origin):
             idle_s = 0 if evictions.is_fresh(origin) else _DISPLACED_S
             if not self._displace(lack + headroom, idle_s):
                 raise Recapturable(f"no room for {size} bytes that can be had again")
@@ -328,6 +334,8 @@ class Keeper:
         """
         if origin is None:
             return False
+        if had_by_host(self._env, origin):
+            return True
         rows = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
         since = time.time_ns() - _DISPLACED_S * 1_000_000_000
         is_noted = any(row.noted == origin.identity and row.first_seen_ns >= since for row in rows)

@@ -19,6 +19,7 @@ import pytest
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
 from tests.support import clients, packages
+from tests.support.children import running
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mounts import COMMAND
@@ -33,6 +34,17 @@ pytestmark = pytest.mark.root
 
 MIB = 1 << 20
 SIZE = 1 << 20
+
+_ECHO = """
+#include <unistd.h>
+int main(void)
+{
+    char text[64];
+    for (ssize_t size; (size = read(0, text, sizeof text)) > 0;)
+        write(1, text, size);
+    return 0;
+}
+"""
 
 
 def build_id(number: int) -> BuildId:
@@ -63,8 +75,10 @@ def others(directory: Path, numbers: range) -> list[Path]:
 
 
 def held(store: Path) -> set[int]:
+    """The numbers of the programs in a store; the vDSO of their processes has none."""
     with Store.open(store, read_only=True) as opened:
-        return {int(bytes(each)) for _, each in opened.build_ids_from()}
+        ids = [bytes(each) for _, each in opened.build_ids_from()]
+    return {int(each) for each in ids if each.isdigit()}
 
 
 def is_sound(store: Path) -> bool:
@@ -188,6 +202,36 @@ def test_what_this_host_has_is_only_noted_where_it_would_displace_what_is_gone(
         status = Path(row["path"]).stat()
         assert (row["noted"]["ino"], row["noted"]["size"]) == (status.st_ino, status.st_size)
     assert "only noted" in buildidfs("status", check=False).out
+
+
+def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
+    buildidfs: BuildIdFs, directory: Path, small: Path
+) -> None:
+    """A service with a mount namespace of its own runs what the host has, too."""
+    buildidfs.store = small / "store"
+    gone = others(directory / "gone", range(24))
+    buildidfs("add", *gone)
+    shutil.rmtree(directory / "gone")
+    source, here = directory / "service.c", directory / "service"
+    source.write_text(_ECHO)
+    number = f"-Wl,--build-id=0x{bytes(build_id(100)).hex()}"
+    run([tool("gcc"), "-static", number, "-o", here, source], check=True)
+    with here.open("ab") as file:
+        file.write(os.urandom(16 * MIB))
+    before = held(buildidfs.store)
+    noted = json.loads(buildidfs("scan", "tree", "--json", here).out)
+    assert (noted["captured"], noted["noted"]) == (0, 1)
+
+    with running([tool("unshare"), "-m", here]) as service:
+        done = buildidfs("scan", "proc", "--json", "--pid", str(service.pid))
+        kept = held(buildidfs.store)
+        here.unlink()
+        after = buildidfs("scan", "proc", "--json", "--pid", str(service.pid))
+    summary = json.loads(done.out)
+    assert (summary["noted"], summary["evicted"]["lost"]) == (1, 0)
+    assert kept >= before
+    assert json.loads(after.out)["captured"] > 0, "the host does not have it any more"
+    assert 100 in held(buildidfs.store)
 
 
 def test_all_that_can_be_had_again_goes_before_what_is_gone(
