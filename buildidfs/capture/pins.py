@@ -22,6 +22,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -98,6 +99,9 @@ class _Sorted:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return (entry for _, _, entry in self._rows)
 
     def add(self, value: float, entry: _Entry) -> None:
         bisect.insort(self._rows, (value, entry.number, entry))
@@ -356,6 +360,15 @@ class Pins:
             entry.after = time.monotonic() + delay if delay > 0 else 0.0
             entry.reason = reason or entry.reason
             self._wait(entry)
+
+    def look_again(self) -> None:
+        """Let those that there was no room for be taken now: they may have been deleted."""
+        with self._lock:
+            for line in self._queues:
+                for entry in [each for each in line.later if each.pin.noted]:
+                    line.remove(entry)
+                    entry.after, entry.reason = 0.0, ""
+                    line.add(entry)
 
     def expire(self, timeout: float | None = 0.0) -> list[LetGo]:
         """Let go of those whose time is over, but not of those in work.

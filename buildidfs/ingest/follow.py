@@ -165,6 +165,7 @@ class Follow:
         room in the store, is not waited for.
         """
         until = time.monotonic() + timeout
+        self._pins.look_again()
         while self._jobs.scanned or not self._pins.at_rest:
             self.check()
             if time.monotonic() >= until:

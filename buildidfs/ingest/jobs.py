@@ -82,6 +82,7 @@ class Jobs:
         self.committer: Committer[Job] = Committer(store, self.counters, self)
         self.scanned = 0  # files of scans that are not done with
         self.recovered = recovered
+        self._store = store
         self._pins = pins
         self._is_idle = is_idle
         self._failed = failed
@@ -122,14 +123,17 @@ class Jobs:
     def let_go(self, gone: Iterable[LetGo]) -> None:
         """These pins were closed uncopied: count them, keep what they were, tell of them."""
         for item in gone:
+            reason = item.reason
             if item.pin.noted:
-                self.count(noted=1)  # it is still there
-                continue
+                if self._store.can_be_had(item.pin.sighting.origin):
+                    self.count(noted=1)
+                    continue
+                reason = "there was no room, and it was deleted before the next look"
             self.count(let_go=1)
             self._note(item.pin)
             if self.counters.store_error:
                 self.committer.lost()
-            self._failed(item.pin, item.reason)
+            self._failed(item.pin, reason)
 
     def put_off(self, pin: Pin, wait: float, reason: str) -> None:
         """It is too early for this one, for a ``reason`` that may not pass, or for none."""

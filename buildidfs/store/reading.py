@@ -327,6 +327,12 @@ class Reader:
         with env.read() as txn:
             return evictions.load(env, txn)
 
+    def can_be_had(self, origin: Origin) -> str:
+        """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+        from buildidfs.store import candidates
+
+        return candidates.can_be_had(self._opened(), origin)
+
     def flush_uses(self) -> None:
         """Leave what was opened since the last time for whoever writes next; never fails."""
         used, self._used = self._used, set()

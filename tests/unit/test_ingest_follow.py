@@ -21,7 +21,7 @@ import pytest
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.pins import Pin, Pins
 from buildidfs.errors import StoreError, StoreFull
-from buildidfs.ingest import committer, trouble
+from buildidfs.ingest import committer, jobs, trouble
 from buildidfs.ingest.follow import Follow
 from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
@@ -321,6 +321,45 @@ def test_a_new_file_without_room_is_captured_once_it_is_deleted(
         assert (watch.follow.counters.let_go, watch.failures) == (0, [])
         assert watch.has(A)
         assert not watch.has(B)
+
+
+def test_new_file_without_room_that_is_deleted_just_before_the_end_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_NOTED_S", 3600.0)
+    with watching(tmp_path / "store") as watch:
+        path = _noted(watch, tmp_path)
+        path.unlink()
+        assert watch.follow.flush(20)
+        assert watch.has(B)
+        assert watch.store.evictions().losses == 1
+
+
+def test_new_file_without_room_that_is_deleted_just_before_its_time_is_over_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_NOTED_S", 3600.0)
+    with watching(tmp_path / "store", Pins(seconds=2.0)) as watch:
+        path = _noted(watch, tmp_path)
+        path.unlink()
+        until(lambda: watch.failures, "the end of its time")
+        assert [reason for _, reason in watch.failures] == [
+            "there was no room, and it was deleted before the next look"
+        ]
+        counters = watch.follow.counters
+        assert (counters.noted, counters.let_go) == (0, 1)
+
+
+def _noted(watch: Watch, tmp_path: Path) -> Path:
+    """A new file that there is no room for beside one that is gone."""
+    watch.put(pinned(program(tmp_path / "gone", A, 1 << 20)))
+    until(lambda: watch.has(A), "the first")
+    stats = watch.store.stats()
+    watch.store.retain(Policy(max_size=stats.stored_bytes + stats.index_bytes + (1 << 20)))
+    path = program(tmp_path / "new", B, 1 << 20)
+    watch.put(_here(pinned(path)))
+    until(lambda: (place(path), B) in watch.journal() and watch.pins.at_rest, "the note")
+    return path
 
 
 def scanned(path: Path) -> PinnedFile:
