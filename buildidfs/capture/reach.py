@@ -332,6 +332,8 @@ class Reach:
         ways = self._ways_outside(shown)
         if ways and not all(path.startswith(CONTAINER_STORAGE) for path in ways):
             return self._least(fd, identity, number, ways)
+        if not ways and shown.fstype == b"overlay" and shown.mount_point != b"/":
+            raise OSError(errno.ENOENT, "an overlay, whose layers nobody can tell")
         if ways or made_by_root or shown.root == b"/":
             return frozenset()
         raise OSError(errno.ENOENT, "a part of what the host does not have")

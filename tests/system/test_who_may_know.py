@@ -230,6 +230,7 @@ def _start(to: Arranged, *words: str | Path) -> subprocess.Popen[bytes]:
 
 _AS_ALICE = (f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups")
 _BIND = 'mount --bind "$1" "$2" && exec "$2/$3"'
+_OVERLAY = 'mount -t overlay -o lowerdir="$1:$4" none "$2" && exec "$2/$3"'
 _PIVOT = 'mount --bind "$1" "$1" && cd "$1" && pivot_root . . && exec "/$3"'
 
 
@@ -278,6 +279,22 @@ def _processes(to: Arranged) -> None:
         at_least = EVERYBODY if above == "public" else OURS
         to.add(
             name, file, _reads(file), at_least,
+            path=str(point / file.name), container=_container_of(child.pid),
+        )  # fmt: skip
+    # An overlay hides the way to its layers.
+    empty = to.directory("empty", PUBLIC)
+    for whose in ("alice", "root"):
+        name = f"overlay-{whose}"
+        shown = to.directory(name, *DIRECTORIES["home"]) / "shown"
+        shown.mkdir()
+        file = _program(to, shown / f"file-{name}")
+        os.chown(file, ALICE, ALICE)
+        point = to.directory(f"point-of-{name}", PUBLIC)
+        become = (tool("setpriv"), *_AS_ALICE, tool("unshare"), "-Urm")
+        unshare = become if whose == "alice" else (tool("unshare"), "-m")
+        child = _start(to, *unshare, "sh", "-c", _OVERLAY, "sh", shown, point, file.name, empty)
+        to.add(
+            name, file, _reads(file), OURS,
             path=str(point / file.name), container=_container_of(child.pid),
         )  # fmt: skip
     # What root gives to a container as its root is asked from there, wherever root keeps it.
