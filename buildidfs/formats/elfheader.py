@@ -17,6 +17,7 @@ ET_EXEC: Final = 2
 ET_DYN: Final = 3
 ET_CORE: Final = 4
 
+EV_CURRENT: Final = 1
 PT_LOAD: Final = 1
 PT_DYNAMIC: Final = 2
 PT_NOTE: Final = 4

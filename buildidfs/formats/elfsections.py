@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from buildidfs.formats.elfheader import (
+    EV_CURRENT,
     LAYOUTS,
     PN_XNUM,
     PT_DYNAMIC,
@@ -144,6 +145,12 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         if names_index == SHN_XINDEX:
             names_index = names_link
     survey = _Survey(size)
+    if head[6] != EV_CURRENT:
+        survey.flaw = f"malformed: its ELF version is {head[6]}"
+    if shoff and not shnum:
+        survey.flaw = "malformed: e_shnum is 0, and section 0 has no other number"
+    if shnum and shoff < layout.ehdr_size:
+        survey.flaw = "malformed: its section headers are not where it says"
     if phnum == PN_XNUM:
         if not many_segments:
             survey.flaw = "malformed: e_phnum is 0xffff, and section 0 has no other number"

@@ -231,6 +231,10 @@ class TestDescribe:
             (56, 0xFFFF, "e_phnum is 0xffff"),
             (54, 32, "its headers have another size"),
             (58, 40, "its headers have another size"),
+            (6, 2, "its ELF version is 2"),
+            (60, 0, "e_shnum is 0"),
+            (40, 0, "its section headers are not where it says"),
+            (40, 16, "its section headers are not where it says"),
         ],
     )
     def test_headers_that_debuggers_refuse(self, at: int, value: int, why: str) -> None:
