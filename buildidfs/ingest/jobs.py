@@ -198,7 +198,13 @@ class Jobs:
                 self._release([job])
 
     def forgotten(self, sighting: Sighting) -> None:
-        """A file that was taken for known is not known to the store any more."""
+        """A file that was taken for known is not known to the store any more.
+
+        Its bytes made way for others then, which is no loss while they can be had again.
+        """
+        if self._store.can_be_had(sighting.origin):
+            self.count(noted=1)
+            return
         self._failed(sighting, "the store has forgotten it")
 
     # --- what becomes of a file --------------------------------------------------------------

@@ -366,8 +366,12 @@ class _Run:
         outcomes = result.outcomes[: len(batch.captures)]
         for (capture, job), outcome in zip(batch.captures, outcomes, strict=True):
             path = capture.sighting.origin.path
-            if outcome.noted:
+            is_elsewhere = outcome.gone and self._store.can_be_had(capture.sighting.origin)
+            if outcome.noted or is_elsewhere:
                 self._count_noted(capture.sighting, 1)
+                if is_elsewhere:
+                    seen = NewSeen(capture.sighting, capture.build_id, noted=True)
+                    self._batch.seen.append(seen)
                 if job is not None and job.more:
                     more = [NewSeen(each, capture.build_id, noted=True) for each in job.more]
                     self._batch.seen += more
@@ -399,9 +403,11 @@ class _Run:
         touched, self._touched = self._touched, []
         forgotten = self._store.touch(touched)
         self.summary.held -= len(forgotten)
-        self.summary.unreadable += [
-            Unreadable(sighting.origin.path, REMOVED) for sighting in forgotten
-        ]
+        for sighting in forgotten:
+            if self._store.can_be_had(sighting.origin):
+                self._count_noted(sighting, 1)  # it made way for others, as the journal says
+            else:
+                self.summary.unreadable.append(Unreadable(sighting.origin.path, REMOVED))
 
 
 def _threads(count: int, name: str) -> ThreadPoolExecutor:

@@ -19,7 +19,7 @@ from buildidfs.capture.files import memory_file
 from buildidfs.capture.tree import TreeScanner
 from buildidfs.errors import IntegrityError, StoreFull, UsageError
 from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, run, staging
-from buildidfs.linux import statx
+from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
     Absence,
@@ -214,6 +214,30 @@ def test_bytes_that_are_removed_before_they_are_recorded(store: Watched, tmp_pat
     summary = ingest(store, known)
     assert (summary.files, summary.held) == (1, 0)
     assert summary.unreadable == [Unreadable(os.fsencode(first), run.REMOVED)]
+
+
+def test_files_that_made_way_meanwhile_and_are_still_there_are_noted(
+    store: Watched, tmp_path: Path
+) -> None:
+    first = write(tmp_path / "a", ELF_A)
+    ingest(store, pin(first))
+    digests = [Digest(hashlib.sha256(ELF_A).digest())]
+    store.before_committing = lambda: store.remove(digests) and None
+    summary = ingest(store, _here(pin(write(tmp_path / "copy", ELF_A))))
+    assert (summary.held, summary.noted, summary.unreadable) == (0, 1, [])
+    with _here(pin(first)) as pinned:
+        known = SeenAgain(pinned.sighting, Known(A, None))
+    summary = ingest(store, known)
+    assert (summary.held, summary.noted, summary.unreadable) == (0, 1, [])
+
+
+def _here(pinned: PinnedFile) -> PinnedFile:
+    """As if this host had seen it, at a place that only root writes to."""
+    origin = msgspec.structs.replace(
+        pinned.sighting.origin, host=machine.host_name(), trust=Trust.HOST
+    )
+    pinned.sighting = Sighting(origin, pinned.sighting.seen_ns)
+    return pinned
 
 
 def test_one_file_in_twenty_places(store: Watched, tmp_path: Path) -> None:

@@ -214,6 +214,19 @@ def test_file_that_the_store_forgot_is_told_of(watch: Watch) -> None:
     assert watch.journal() == {(b"/usr/bin/old", A)}
 
 
+def test_file_that_made_way_and_is_still_there_is_no_loss(watch: Watch, tmp_path: Path) -> None:
+    path = program(tmp_path / "here", A)
+    pin = _here(pinned(path))
+    os.close(pin.fd)
+    watch.follow.seen(pin.sighting, A)
+    until(lambda: watch.follow.counters.noted == 1, "the note")
+    assert watch.failures == []
+    path.unlink()
+    watch.follow.seen(pin.sighting, A)
+    until(lambda: watch.failures, "a failure")
+    assert watch.failures == [(pin.sighting, "the store has forgotten it")]
+
+
 def test_bytes_that_are_removed_before_they_are_recorded(watch: Watch, tmp_path: Path) -> None:
     path = program(tmp_path / "a", A)
     watch.put(pinned(path))
