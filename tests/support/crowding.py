@@ -31,13 +31,17 @@ _SOURCE = "#include <unistd.h>\nint main(void) { usleep(200000); return 0; }\n"
 
 @dataclasses.dataclass
 class Verdict:
-    """How many programs were made, ``lost`` (not in the store), and what else is in the store."""
+    """How many programs were made, ``lost`` (not in the store), and what else is in the store.
+
+    Of the lost ones the journal does not know those ``unseen``: they did not make way for others.
+    """
 
     made: int
     lost: int
     recapturable: int
     losses: int
     noted: int
+    unseen: int
 
     @property
     def is_sound(self) -> bool:
@@ -124,12 +128,15 @@ class Crowd:
             assert list(store.check()) == []
             lost = [each for each in self.ids if store.ordinal(BuildId.from_hex(each)) is None]
             evictions = store.evictions()
+            known = {str(row.build_id) for row in store.journal_since()}
             env = acquire(store.path, read_only=False)
             try:
                 recapturable = sum(1 for _ in Candidates(env).again())
             finally:
                 release(env)
-        return Verdict(len(self.ids), len(lost), recapturable, evictions.losses, evictions.noted)
+        unseen = len(set(lost) - known)
+        losses, noted = evictions.losses, evictions.noted
+        return Verdict(len(self.ids), len(lost), recapturable, losses, noted, unseen)
 
     def _made(self, size: int) -> Path:
         build_id = self.dice.randbytes(20)
