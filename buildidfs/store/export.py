@@ -54,12 +54,15 @@ def open_through(path: str | bytes) -> int | None:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    now = os.fstat(fd)
-    if stat.S_ISREG(now.st_mode) or not _is_ours(now):
-        os.close(fd)
-        raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
-    return fd
+    pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Judged before it is opened: a FIFO that nobody reads would never let us go on.
+        now = os.fstat(pinned)
+        if stat.S_ISREG(now.st_mode) or not _is_ours(now):
+            raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+        return os.open(f"/proc/self/fd/{pinned}", os.O_WRONLY | os.O_CLOEXEC)
+    finally:
+        os.close(pinned)
 
 
 def open_draft(path: str | bytes) -> int:

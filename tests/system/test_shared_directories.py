@@ -79,6 +79,8 @@ def test_fifo_of_another_user(output: Output, command: str) -> None:
         assert os.read(reading, 1) == b""
     finally:
         os.close(reading)
+    # One that nobody reads keeps no command waiting.
+    assert is_refused(output.write(command), "another user's, in a directory that others may")
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
