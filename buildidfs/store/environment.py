@@ -193,16 +193,18 @@ class Environment:
         except lmdb.Error as error:
             raise self.failure(error) from error
 
-    def get_by(self, table: Table, key: bytes, other: Table) -> tuple[bytes | None, bytes | None]:
-        """A value, and that of another table whose key it is, of one moment."""
+    def get_by(
+        self, table: Table, key: bytes, other: Table, at: int = 0
+    ) -> tuple[bytes | None, bytes | None]:
+        """A value, and that of another table whose key it has from ``at`` on, of one moment."""
         try:
             if self._gate is None:
-                with self._lmdb.begin() as txn:
-                    value = txn.get(key, db=table)
-                    return value, txn.get(value, db=other) if value else None
+                with self._lmdb.begin(table) as txn:
+                    value = txn.get(key)
+                    return value, txn.get(value[at:], None, other) if value else None
             with self.read() as txn:
-                value = txn.get(key, db=table)
-                return value, txn.get(value, db=other) if value else None
+                value = txn.get(key, None, table)
+                return value, txn.get(value[at:], None, other) if value else None
         except lmdb.Error as error:
             raise self.failure(error) from error
 

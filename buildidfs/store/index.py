@@ -104,24 +104,23 @@ class Index:
         value, named = self._env.get_by(self._ids, build_id, self._ordinals)
         if value is None:
             return None
-        if named is None or not schema.is_named(named, build_id):
+        if named is None or named[schema.NAME_AT :] != build_id:
             raise _crossed(f"build ID {build_id.hex()}")
         return int.from_bytes(value, "big")
 
     def build_id(self, ordinal: int) -> BuildId | None:
         """The build ID with that number."""
         key = schema.U64.pack(ordinal)
-        with self._env.read() as txn:
-            value = txn.get(key, db=self._ordinals)
-            if value is None:
-                return None
-            try:
-                build_id = schema.build_id_of(value)
-            except DAMAGE as error:
-                raise damaged(error) from error
-            # What is being removed has no kinds any more, and nothing leads there.
-            if value[0] and txn.get(build_id, db=self._ids) != key:
-                raise _crossed(f"build ID number {ordinal}")
+        value, back = self._env.get_by(self._ordinals, key, self._ids, schema.NAME_AT)
+        if value is None:
+            return None
+        try:
+            build_id = schema.build_id_of(value)
+        except DAMAGE as error:
+            raise damaged(error) from error
+        # What is being removed has no kinds any more, and nothing leads there.
+        if value[0] and back != key:
+            raise _crossed(f"build ID number {ordinal}")
         return build_id
 
     def kinds(self, ordinal: int) -> int:

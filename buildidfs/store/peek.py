@@ -21,6 +21,11 @@ def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
     return value[8:32] == _FILE.pack(stored, inode, ctime_ns)
 
 
+def is_size_of_file(value: bytes) -> bool:
+    """Whether a row of *digests* has as many bytes of content as there are in the file."""
+    return value[:8] == value[8:16]
+
+
 def is_struck(value: bytes) -> bool:
     """Whether a row of *digests* is of a blob that was found to be damaged, or gone."""
     return value[16:32] == bytes(16)

@@ -23,8 +23,8 @@ Directory, mode 0700:
 
 A row that leads to bytes can be compared with another, or with what was written. *ids* and
 *ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
-CRC-32 of the key and all that stands before it (of variants the key of the artifact), so that one
-wrong bit gives nobody the bytes of another build ID. *digests* is compared with the file of the
+CRC-32 of all that stands before it and of the key (`_start`, where time matters), so that one wrong
+bit gives nobody the bytes of another build ID. *digests* is compared with the file of the
 blob. Rows of earlier versions have no check.
 
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
@@ -76,9 +76,9 @@ nobody else can use up all. Trust, standing, owner and mode belong to the bytes:
 bytes at a place that is believed more raises the first two, and at one where everybody could read
 them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
 ``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
-(1: truncated), standing, and the CRC-32 of the key (ordinal and kind) and all that stands before:
-a row that does not have it is that of another build ID, or damaged. Rows of earlier versions have
-no trailer; they stand for files that are whole, of standing `GIVEN`.
+(1: truncated), standing, and the check, which begins with a number made of the key: a row that does
+not have it is that of another build ID, or damaged. Rows of earlier versions have no trailer; they
+stand for files that are whole, of standing `GIVEN`.
 
 **digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
 those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
@@ -215,10 +215,12 @@ USE: Final = Struct(">BI32s")
 _COUNTERS: Final = Struct(">6Q4QQ")
 _ORDINAL: Final = Struct(">BIHH4H")
 _ARTIFACT: Final = Struct(">H32sQqHIIBBQQ")
+NAME_AT: Final = _ORDINAL.size
 DIGEST: Final = Struct(">QQQqBIBI")
 _RANGE: Final = Struct(">QQ")
 _TRAILER: Final = Struct(">BBI")
-_CHECKED: Final = _TRAILER.size - 4  # what stands before the check in a trailer
+_NO_TRAILER: Final = (0, Standing.GIVEN, None)
+_WITHOUT_SCRIPTS: Final = Struct(">H32sQqHIIBBQQBBI")
 
 _TRUNCATED: Final = 1
 
@@ -309,7 +311,7 @@ def build_id_of(value: bytes) -> BuildId:
 
 def is_named(value: bytes, build_id: bytes) -> bool:
     """Whether a row of *ordinals* is of that build ID."""
-    return value[_ORDINAL.size :] == build_id
+    return value[NAME_AT:] == build_id
 
 
 def primary_path_of(value: bytes) -> int:
@@ -335,27 +337,29 @@ def pack_artifact(artifact: Artifact) -> bytes:
     if artifact.scripts:
         row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
     row += bytes((_TRUNCATED if artifact.truncated else 0, artifact.standing))
-    return row + U32.pack(crc32(row, crc32(ORDINAL_KIND.pack(artifact.ordinal, artifact.kind))))
+    return row + U32.pack(crc32(row, _start(artifact.ordinal, artifact.kind)))
+
+
+def _start(ordinal: int, kind: int) -> int:
+    """What the CRC-32 of a row of *artifacts* begins with, of which 32 bits count: no two keys have
+    the same.
+    """
+    return ordinal << 2 ^ ordinal >> 30 ^ kind & 3
 
 
 def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
     """The inverse of `pack_artifact`; raises ValueError for a row that is not that of the key."""
-    variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments = (
-        _ARTIFACT.unpack_from(value)
-    )
-    flags, standing, end = 0, Standing.GIVEN, len(value)
-    if (end - _ARTIFACT.size) % _RANGE.size:  # else it was written before there was a trailer
-        end -= _TRAILER.size
-        flags, number, check = _TRAILER.unpack_from(value, end)
-        if check != crc32(value[: end + _CHECKED], crc32(ORDINAL_KIND.pack(ordinal, kind))):
-            raise ValueError("it is not what was written for that build ID")
-        standing = _STANDINGS[number]
     scripts: tuple[ByteRange, ...] = ()
-    if end > _ARTIFACT.size:
-        scripts = tuple(
-            ByteRange(offset, length)
-            for offset, length in _RANGE.iter_unpack(value[_ARTIFACT.size : end])
-        )
+    if len(value) == _WITHOUT_SCRIPTS.size:  # as most are
+        fields = _WITHOUT_SCRIPTS.unpack(value)
+    else:
+        fields, scripts = _ARTIFACT.unpack_from(value), _scripts_in(value)
+        fields += _TRAILER.unpack(value[-_TRAILER.size :]) if is_checked(value) else _NO_TRAILER
+    (variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments,
+     flags, standing, check) = fields  # fmt: skip
+    # `_start`, written out: this is done for every file that is looked up.
+    if check != crc32(value[:-4], ordinal << 2 ^ ordinal >> 30 ^ kind & 3) and check is not None:
+        raise ValueError("it is not what was written for that build ID")
     return Artifact(
         ordinal,
         _KINDS[kind - 1],
@@ -371,9 +375,16 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         seen,
         scripts,
         segments,
-        bool(flags & _TRUNCATED),
-        standing,
+        flags & _TRUNCATED == _TRUNCATED,
+        _STANDINGS[standing],
     )
+
+
+def _scripts_in(value: bytes) -> tuple[ByteRange, ...]:
+    """The extents in a row of *artifacts*."""
+    end = len(value) - (_TRAILER.size if is_checked(value) else 0)
+    pairs = _RANGE.iter_unpack(value[_ARTIFACT.size : end])
+    return tuple(ByteRange(offset, length) for offset, length in pairs)
 
 
 class DigestRow(msgspec.Struct):

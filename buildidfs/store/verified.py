@@ -63,7 +63,7 @@ class VerifiedBlobs:
             ):
                 form = row[schema.FORM_AT]
                 # A form that the size belies is damage: then the bytes have to tell.
-                if form == schema.FORM_ZSTD or peek.size_in(row) == status.st_size:
+                if form == schema.FORM_ZSTD or peek.is_size_of_file(row):
                     return OpenBlob(fd, form)
             known = self._read.get(digest)
             file = BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
