@@ -39,13 +39,15 @@ _COMPRESSED = 1 << 40
 
 
 class OpenFile:
-    """What a handle stands for. ``ctime_ns`` and ``mtime_ns`` are those of its file."""
+    """What a handle stands for: a node that a user has open.
 
-    __slots__ = ("content", "ctime_ns", "mtime_ns", "node", "uid", "users")
+    ``user`` is node and user ID, ``ctime_ns`` and ``mtime_ns`` are those of the file.
+    """
 
-    def __init__(self, node: int, uid: int, content: Content) -> None:
-        self.node = node
-        self.uid = uid
+    __slots__ = ("content", "ctime_ns", "mtime_ns", "user", "users")
+
+    def __init__(self, user: tuple[int, int], content: Content) -> None:
+        self.user = user
         self.content = content
         self.users = 1
         self.ctime_ns = self.mtime_ns = 0
@@ -72,11 +74,11 @@ class OpenFiles:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_idle = min(idle, limit // 4)
         self._own = own
-        self._quota = Quota((limit - self._most_idle) * 3 // 4, (0, own))
+        self._quota = Quota((limit - self._most_idle) * 3 // 4)
         self._texts = itertools.count(_NO_DESCRIPTOR)
         self._compressed = itertools.count(_COMPRESSED)
         self._by_handle: dict[int, OpenFile] = {}
-        self._by_node: dict[tuple[int, int], int] = {}
+        self._by_user: dict[tuple[int, int], int] = {}  # by node and user ID; 0 has no quota
         self._idle: dict[int, None] = {}  # handles without users, the latest last
         self.doubtful: set[int] = set()
         """Nodes of which the kernel may remember other bytes: their files were touched."""
@@ -91,20 +93,26 @@ class OpenFiles:
 
         Raises OSError(ENFILE) if the user ``uid`` has too many files open.
         """
-        handle = self._shared(node, uid)
+        user = node, 0 if uid == self._own else uid
+        handle = self._shared(user)
         if handle is not None:
             return handle
         content = self._view.open_now(node)
-        return None if content is None else self.add(node, content, uid)
+        return None if content is None else self._add(user, content)
 
     def add(self, node: int, content: Content, uid: int = 0) -> int:
         """A handle for a file that was just opened. Raises OSError(ENFILE), and closes it then."""
-        uid = 0 if uid == self._own else uid
-        handle = self._shared(node, uid)
+        user = node, 0 if uid == self._own else uid
+        handle = self._shared(user)
         if handle is not None:  # another request was faster
             content.close()
             return handle
-        if not self._quota.take(uid):
+        return self._add(user, content)
+
+    def _add(self, user: tuple[int, int], content: Content) -> int:
+        """A handle for a file that has none for that user. Raises OSError(ENFILE)."""
+        uid = user[1]
+        if uid and not self._quota.take(uid):
             content.close()
             raise _too_many(uid)
         if content.fd < 0:
@@ -112,30 +120,30 @@ class OpenFiles:
             handle = next(self._texts if content.blob is None else self._compressed)
         else:
             handle = content.fd
-            self._by_node[node, uid] = handle
-        self._by_handle[handle] = OpenFile(node, uid, content)
+            self._by_user[user] = handle
+        self._by_handle[handle] = OpenFile(user, content)
         return handle
 
-    def _shared(self, node: int, uid: int) -> int | None:
-        """The handle that its user has of a file, or had; None if it is to be opened again.
+    def _shared(self, user: tuple[int, int]) -> int | None:
+        """The handle that a user has of a file, or had; None if it is to be opened again.
 
         Raises OSError(ENFILE).
         """
-        uid = 0 if uid == self._own else uid
-        handle = self._by_node.get((node, uid))
+        handle = self._by_user.get(user)
         if handle is None:
             return None
         file = self._by_handle[handle]
         if os.fstat(handle).st_ctime_ns != file.ctime_ns:
             # It may have been written to: who has it open keeps it, nobody else gets it.
-            self.doubtful.add(node)
+            self.doubtful.add(user[0])
             if file.users:
-                del self._by_node[node, uid]
+                del self._by_user[user]
             else:
                 self._close(handle)
             return None
         if not file.users:
-            if not self._quota.take(uid):
+            uid = user[1]
+            if uid and not self._quota.take(uid):
                 raise _too_many(uid)
             del self._idle[handle]
         file.users += 1
@@ -156,7 +164,9 @@ class OpenFiles:
         file.users -= 1
         if file.users:
             return
-        self._quota.give_back(file.uid)
+        uid = file.user[1]
+        if uid:
+            self._quota.give_back(uid)
         if handle >= _NO_DESCRIPTOR:
             del self._by_handle[handle]
             file.content.close()
@@ -175,14 +185,14 @@ class OpenFiles:
         for file in self._by_handle.values():
             file.content.close()
         self._by_handle.clear()
-        self._by_node.clear()
+        self._by_user.clear()
         self._idle.clear()
 
     def _close(self, handle: int) -> None:
         del self._idle[handle]
         file = self._by_handle.pop(handle)
-        if self._by_node.get((file.node, file.uid)) == handle:
-            del self._by_node[file.node, file.uid]
+        if self._by_user.get(file.user) == handle:
+            del self._by_user[file.user]
         file.content.close()
 
 

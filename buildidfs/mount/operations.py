@@ -67,6 +67,7 @@ _PAGE = 256
 """Entries chosen at once for who may not see all. The kernel asks again if there is room for more.
 """
 
+_ROOT = pyfuse3.ROOT_INODE
 _READ_SIZE = 1 << 20
 _RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -178,7 +179,7 @@ class Operations(pyfuse3.Operations):
                 moment = absences.moment
                 node = self._view.lookup(parent, name)
                 if node:
-                    if is_place(parent) or name.endswith(DWP_SUFFIX):
+                    if parent != _ROOT and (is_place(parent) or name.endswith(DWP_SUFFIX)):
                         return await self._place(parent, name, node, ctx)
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES

@@ -3,28 +3,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 
 class Quota:
     """Lets each user have half of the places that all others leave, of ``most`` in all.
 
-    The ``free`` users are not counted. What is kept is one number for each user who has a place.
+    What is kept is one number for each user who has a place.
     """
 
-    def __init__(self, most: int, free: Collection[int] = ()) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._free = frozenset(free)
         self._held: dict[int, int] = {}
         self._total = 0
 
     def take(self, uid: int) -> bool:
         """Take a place for a user; False if that would be too many."""
-        if uid in self._free:
-            return True
         held = self._held.get(uid, 0)
         if 2 * (held + 1) > self._most - self._total + held:
             return False

@@ -26,20 +26,25 @@ FLEETING_S = 1.0
 
 
 class Shown:
-    """An entry that is used again for each node; see `operations` for why that is safe."""
+    """Two entries that are used again for each node; see `operations` for why that is safe."""
 
     def __init__(self, view: View, keep_name_s: float) -> None:
         """``keep_name_s`` is how long the kernel may keep a name that leads to a node."""
         self._view = view
-        self._entry = pyfuse3.EntryAttributes()
-        self._entry.entry_timeout = keep_name_s
+        self._entry, self._other = pyfuse3.EntryAttributes(), pyfuse3.EntryAttributes()
+        self._entry.entry_timeout = self._other.entry_timeout = keep_name_s
         self._last: Attributes | None = None
+        self._before: Attributes | None = None
 
     def of(self, node: int) -> EntryAttributes:
         """A node; raises what `View.attributes` raises."""
         attributes = self._view.attributes(node)
         if attributes is not self._last:
-            self._fill(attributes)
+            # Directories, which all have the same attributes, and files take turns.
+            self._last, self._before = self._before, self._last
+            self._entry, self._other = self._other, self._entry
+            if attributes is not self._last:
+                self._fill(attributes)
         self._entry.st_ino = node
         return self._entry
 

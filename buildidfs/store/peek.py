@@ -12,6 +12,7 @@ from typing import Final
 from buildidfs.store import schema
 
 _FILE: Final = Struct(">QQq")
+_PLAIN_FILE: Final = Struct(">QQQq")
 _REFS: Final = schema.DIGEST.size
 _REF: Final = schema.ORDINAL_KIND_VARIANT.size
 
@@ -21,9 +22,9 @@ def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
     return value[8:32] == _FILE.pack(stored, inode, ctime_ns)
 
 
-def is_size_of_file(value: bytes) -> bool:
-    """Whether a row of *digests* has as many bytes of content as there are in the file."""
-    return value[:8] == value[8:16]
+def is_plain_file(value: bytes, size: int, inode: int, ctime_ns: int) -> bool:
+    """Return True if that is so of a row of *digests*, and the content has the size of the file."""
+    return value[:32] == _PLAIN_FILE.pack(size, size, inode, ctime_ns)
 
 
 def is_struck(value: bytes) -> bool:

@@ -256,7 +256,7 @@ class Reader:
         if opened is None:
             return None
         self._note_use(digest)
-        return self._readable(opened)
+        return self._readable(opened) if opened.form else opened.fd
 
     def _readable(self, opened: OpenBlob) -> int | Content:
         if opened.form != schema.FORM_ZSTD:

@@ -341,8 +341,9 @@ def pack_artifact(artifact: Artifact) -> bytes:
 
 
 def _start(ordinal: int, kind: int) -> int:
-    """What the CRC-32 of a row of *artifacts* begins with, of which 32 bits count: no two keys have
-    the same.
+    """Return the start of the CRC-32 of a row of *artifacts*, of which the lower 32 bits count.
+
+    Kinds of one ordinal differ in it, and ordinals of one kind.
     """
     return ordinal << 2 ^ ordinal >> 30 ^ kind & 3
 

@@ -58,15 +58,14 @@ class VerifiedBlobs:
         try:
             status = os.fstat(fd)
             row = self._env.get(self._rows, digest)
-            if row is not None and peek.is_file(
-                row, status.st_size, status.st_ino, status.st_ctime_ns
-            ):
-                form = row[schema.FORM_AT]
+            file = (status.st_size, status.st_ino, status.st_ctime_ns)
+            if row is not None and len(row) > schema.FORM_AT:
                 # A form that the size belies is damage: then the bytes have to tell.
-                if form == schema.FORM_ZSTD or peek.is_size_of_file(row):
+                form = row[schema.FORM_AT]
+                is_right = peek.is_file if form == schema.FORM_ZSTD else peek.is_plain_file
+                if is_right(row, *file):
                     return OpenBlob(fd, form)
             known = self._read.get(digest)
-            file = BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
             if known is not None and known[0] == file:
                 if known[1] is not None:
                     return OpenBlob(fd, known[1])

@@ -57,7 +57,7 @@ class IdDirectories:
             return self._variants.lookup(node, name)
         kind = names.KIND_OF.get(name)
         if kind is not None:
-            return self.file(nodes.ordinal_of(node), kind)
+            return self.file(node >> nodes.ORDINAL_SHIFT & nodes.NUMBER_MASK, kind)
         ordinal = nodes.ordinal_of(node)
         if name == names.PATH:
             return (
@@ -102,7 +102,7 @@ class IdDirectories:
     def node_of(self, artifact: Artifact) -> int:
         """The node of a file, wherever it is listed."""
         kind = artifact.kind
-        slot = kind | nodes.SLOT_ZEROED if self._is_zeroed(artifact) else kind
+        slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self._is_zeroed(artifact) else kind
         node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
         if len(self._recent) >= _RECENT:
             self._recent.clear()
@@ -111,6 +111,9 @@ class IdDirectories:
 
     def attributes(self, node: int) -> Attributes:
         """Attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
+        artifact = self._recent.get(node)
+        if artifact is not None:  # as after each lookup
+            return of_artifact(artifact)
         if nodes.slot_of(node) == nodes.SLOT_PATH:
             return self._attributes_of_text(nodes.ordinal_of(node))
         if nodes.slot_of(node) == nodes.SLOT_SECTION:
@@ -141,9 +144,9 @@ class IdDirectories:
         try:
             store = self._store
             content = (store.open_content if wait else store.open_content_now)(artifact.digest)
-            if content is None or isinstance(content, int):
-                return None if content is None else Content(content, b"", zeros)
-            return Content(-1, b"", zeros, content)
+            if isinstance(content, int):
+                return Content(content, b"", zeros)
+            return None if content is None else Content(-1, b"", zeros, content)
         except IntegrityError:
             self._recent.pop(node, None)
             self._artifact(node)  # it was removed meanwhile, unless it should be there

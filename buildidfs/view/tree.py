@@ -195,7 +195,7 @@ class View:
             if nodes.is_browsing(node):
                 return self._browse.attributes(node)
             return self._link(_TARGETS[node]) if node in _TARGETS else self._directory
-        slot = nodes.slot_of(node)
+        slot = node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK
         if _TYPES[slot] == stat.S_IFDIR:
             return self._directory
         if slot in _LINK_SLOTS:
@@ -249,14 +249,15 @@ class View:
         return None if found is None else self._extended.value(*found, name, reader)
 
     def _open(self, node: int, reader: Reader | None, *, wait: bool) -> Content | None:
-        if nodes.is_browsing(node):
+        if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
+            slot = node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK
+            if slot == nodes.SLOT_PATH:
+                return Content(text=self._ids.path_text(node, reader))
+            if _TYPES[slot] == stat.S_IFREG:
+                return self._ids.open(node, wait=wait)
+        elif nodes.is_browsing(node):
             return self._browse.open(node)
-        slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
-        if _TYPES[slot] != stat.S_IFREG:
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if slot == nodes.SLOT_PATH:
-            return Content(text=self._ids.path_text(node, reader))
-        return self._ids.open(node, wait=wait)
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
     # --- for front doors that remember answers ---------------------------------------------
 

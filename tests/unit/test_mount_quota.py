@@ -14,9 +14,8 @@ def taken(quota: Quota, uid: int) -> int:
 
 
 def test_each_user_has_half_of_what_others_leave() -> None:
-    quota = Quota(1000, free=(0, 5))
+    quota = Quota(1000)
     assert [taken(quota, uid) for uid in (7, 8, 9)] == [500, 250, 125]
-    assert (taken(quota, 0), taken(quota, 5)) == (10_000, 10_000)
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:

@@ -238,6 +238,35 @@ def test_a_size_that_is_wrong_in_a_row_of_a_blob(sound: Path, tmp_path: Path) ->
             assert len(read_blob(store, artifact.digest)) == artifact.size
 
 
+@pytest.mark.parametrize("length", [0, 1, schema.NAME_AT])
+def test_a_row_that_is_too_short(sound: Path, tmp_path: Path, length: int) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(sound, path)
+    _rewrite(path, "ordinals", lambda key, value: (key, value[:length]))
+    with (
+        Store.open(path, read_only=True) as store,
+        pytest.raises(IntegrityError, match="a row of the index is damaged"),
+    ):
+        store.build_id(1)
+
+
+@pytest.mark.parametrize("length", [1, schema.FORM_AT])
+def test_a_row_of_a_blob_that_is_too_short(sound: Path, tmp_path: Path, length: int) -> None:
+    """All of the blob is read then, as if there were no row."""
+    path = tmp_path / "store"
+    shutil.copytree(sound, path)
+    with Store.open(path, read_only=True) as store:
+        digests = [
+            artifact.digest
+            for ordinal, _ in store.build_ids_from()
+            if (artifact := store.artifact(ordinal, Kind.EXECUTABLE)) is not None
+        ]
+    assert digests
+    _rewrite(path, "digests", lambda key, value: (key, value[:length]))
+    with Store.open(path, read_only=True) as store:
+        assert [store.open_content_now(digest) for digest in digests] == [None] * len(digests)
+
+
 def _bit(value: bytes, at: int, bit: int) -> bytes:
     return value[:at] + bytes([value[at] ^ 1 << bit]) + value[at + 1 :]
 
