@@ -31,7 +31,6 @@ from tests.support.shortlife import (
 )
 from tests.support.watching import Watcher, watching
 
-MODES: dict[str, tuple[str, ...]] = {"watch": (), "watch --strict": ("--strict",)}
 _LOADED = ("host", "tmpfs", "overlay", "crun")
 _LARGE = 20_000_000
 _MIB = 1 << 20
@@ -55,10 +54,10 @@ _WORKLOADS = [
 
 
 @contextmanager
-def watched(bench: Bench, store: Path, *options: str) -> Iterator[Watcher]:
+def watched(bench: Bench, store: Path) -> Iterator[Watcher]:
     """``watch`` on a store, without a scan at the start: what is there already is not measured."""
     command = buildidfs(store)[:1]
-    with watching(store, "--no-scan", *options, command=command) as watcher:
+    with watching(store, "--no-scan", command=command) as watcher:
         yield watcher
     bench.say(f"watch said: {watcher.log.strip()[-300:]}")
 
@@ -75,8 +74,8 @@ def items(bench: Bench, padding: int = 0) -> Iterator[ShortLife]:
 
 
 def capture(bench: Bench) -> Iterator[Row]:
-    """Rows for every configuration, with and without --strict, on a machine with nothing to do."""
-    yield from _captured(bench, _WORKLOADS, "", 100)
+    """Rows for every configuration, on a machine with nothing to do."""
+    yield from _captured(bench, _WORKLOADS, "")
 
 
 def capture_busy(bench: Bench) -> Iterator[Row]:
@@ -87,32 +86,31 @@ def capture_busy(bench: Bench) -> Iterator[Row]:
         for _ in range(2 * (os.cpu_count() or 1))
     ]
     try:
-        yield from _captured(bench, loads, f", {len(hogs)} busy loops", 99.5)
+        yield from _captured(bench, loads, f", {len(hogs)} busy loops")
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
 
 
-def _captured(bench: Bench, loads: Sequence[Workload], what: str, strict: float) -> Iterator[Row]:
+def _captured(bench: Bench, loads: Sequence[Workload], what: str) -> Iterator[Row]:
     count = bench.size(300, 40)
-    for mode, options in MODES.items():
-        wrong = 0
-        with items(bench) as made, bench.scratch("watched") as place:
-            store = place / "store"
-            ran = []
-            with watched(bench, store, *options) as watcher:
-                for load in loads:
-                    before = watcher.cpu_seconds()
-                    expected = made.run(load.config, count, load.concurrency, load.life)
-                    result = watcher.captured(expected)
-                    ran.append((load, expected, (watcher.cpu_seconds() - before) / count))
-                    bench.say(f"{mode}{what}: {load}: {result}, {expected.seconds:.1f} s")
-            for load, expected, cpu in ran:
-                result = compare(store, expected)
-                wrong += result.wrong_bytes
-                yield _row(f"{mode}{what}: {load}", strict if options else 99.5, result, cpu)
-        yield Row(f"{mode}{what}: files with other bytes than those that ran", "=", 0, wrong)
+    wrong = 0
+    with items(bench) as made, bench.scratch("watched") as place:
+        store = place / "store"
+        ran = []
+        with watched(bench, store) as watcher:
+            for load in loads:
+                before = watcher.cpu_seconds()
+                expected = made.run(load.config, count, load.concurrency, load.life)
+                result = watcher.captured(expected)
+                ran.append((load, expected, (watcher.cpu_seconds() - before) / count))
+                bench.say(f"watch{what}: {load}: {result}, {expected.seconds:.1f} s")
+        for load, expected, cpu in ran:
+            result = compare(store, expected)
+            wrong += result.wrong_bytes
+            yield _row(f"watch{what}: {load}", 99.5, result, cpu)
+    yield Row(f"watch{what}: files with other bytes than those that ran", "=", 0, wrong)
 
 
 def _row(what: str, limit: float, result: Result, cpu: float) -> Row:
@@ -154,27 +152,26 @@ def peer(bench: Bench) -> Iterator[Row]:
 
 def writers(bench: Bench) -> Iterator[Row]:
     """Rows for 20 MB files that are still being written when they are mapped, or just were."""
-    for mode, options in MODES.items():
-        for what, use in (
-            ("mapped while they are written", _map_while_written),
-            ("executed when their last byte is written", _execute_when_written),
-        ):
-            count = bench.size(20, 5)
-            bench.say(f"{mode}: {count} files {what}")
-            with items(bench, _LARGE) as made, bench.scratch("writers") as place:
-                store = place / "store"
-                expected = Expected()
-                with watched(bench, store, *options) as watcher:
-                    for number in range(count):
-                        expected.add(use(made, place / f"{number}"))
-                    watcher.captured(expected)
-                # Also what came while it ended.
-                result = compare(store, expected)
-            yield Row(
-                f"{mode}: {count} files of 20 MB {what}: stored truncated", "=", 0,
-                result.wrong_bytes, detail=f"{len(expected.files) - len(result.lost)} of "
-                f"{len(expected.files)} files stored",
-            )  # fmt: skip
+    for what, use in (
+        ("mapped while they are written", _map_while_written),
+        ("executed when their last byte is written", _execute_when_written),
+    ):
+        count = bench.size(20, 5)
+        bench.say(f"watch: {count} files {what}")
+        with items(bench, _LARGE) as made, bench.scratch("writers") as place:
+            store = place / "store"
+            expected = Expected()
+            with watched(bench, store) as watcher:
+                for number in range(count):
+                    expected.add(use(made, place / f"{number}"))
+                watcher.captured(expected)
+            # Also what came while it ended.
+            result = compare(store, expected)
+        yield Row(
+            f"watch: {count} files of 20 MB {what}: stored truncated", "=", 0,
+            result.wrong_bytes, detail=f"{len(expected.files) - len(result.lost)} of "
+            f"{len(expected.files)} files stored",
+        )  # fmt: skip
 
 
 def _map_while_written(made: ShortLife, place: Path) -> Expected:

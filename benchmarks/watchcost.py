@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.bench import HERE, Bench, Benchmark, compile_c, require, run, timed
-from benchmarks.capture import MODES, watched
+from benchmarks.capture import watched
 from benchmarks.report import Row
 
 _MIB = 1 << 20
@@ -25,24 +25,23 @@ def perf_record(bench: Bench) -> Iterator[Row]:
     """Rows for a plain recording beside the watch, which has the same counters open."""
     perf = require("perf", "linux-perf")
     rounds = bench.size(20, 5)
-    for mode, options in MODES.items():
-        with bench.scratch("beside") as place, watched(bench, place / "store", *options):
-            ended = 0
-            for _ in range(rounds):
-                record: list[str | Path] = [
-                    perf,
-                    "record",
-                    "-e",
-                    "cpu-clock",
-                    "-o",
-                    place / "data",
-                    "/bin/true",
-                ]
-                ended += _ends_well(record, place)
-        yield Row(
-            f"{mode}: perf record -e cpu-clock /bin/true beside it ends with 0, of {rounds}", "=",
-            rounds, ended,
-        )  # fmt: skip
+    with bench.scratch("beside") as place, watched(bench, place / "store"):
+        ended = 0
+        for _ in range(rounds):
+            record: list[str | Path] = [
+                perf,
+                "record",
+                "-e",
+                "cpu-clock",
+                "-o",
+                place / "data",
+                "/bin/true",
+            ]
+            ended += _ends_well(record, place)
+    yield Row(
+        f"watch: perf record -e cpu-clock /bin/true beside it ends with 0, of {rounds}", "=",
+        rounds, ended,
+    )  # fmt: skip
 
 
 def _ends_well(command: list[str | Path], home: Path) -> bool:
@@ -62,9 +61,7 @@ def spawn(bench: Bench) -> Iterator[Row]:
         output = run([execs, str(count), "/usr/bin/true"])
         return msgspec.json.decode(output, type=dict[str, int])["p50_ns"] / 1e3
 
-    yield from _in_turns(
-        bench, "posix_spawn of true", action, {"watch": 1.25, "watch --strict": 1.7}, "us"
-    )
+    yield from _in_turns(bench, "posix_spawn of true", action, 1.25, "us")
 
 
 def compile_small(bench: Bench) -> Iterator[Row]:
@@ -82,33 +79,31 @@ def compile_small(bench: Bench) -> Iterator[Row]:
         def action() -> float:
             return timed(lambda: run(command, cwd=place)) * 1e3
 
-        yield from _in_turns(
-            bench, f"{len(names)} runs of gcc -c", action, dict.fromkeys(MODES, 1.10), "ms"
-        )
+        yield from _in_turns(bench, f"{len(names)} runs of gcc -c", action, 1.10, "ms")
 
 
 def _in_turns(
-    bench: Bench, what: str, action: Callable[[], float], limits: dict[str, float], unit: str
+    bench: Bench, what: str, action: Callable[[], float], limit: float, unit: str
 ) -> Iterator[Row]:
-    """Rows that compare ``action`` with each mode and without; the best of all rounds counts."""
-    times: dict[str, list[float]] = {"": [], **{mode: [] for mode in MODES}}
+    """A row that compares ``action`` with a watch and without; the best of all rounds counts."""
+    without: list[float] = []
+    with_it: list[float] = []
     with bench.scratch("turns") as place:
         for number in range(bench.size(9, 3)):
             bench.say(f"{what}: round {number + 1}")
-            for mode, taken in times.items():
-                # A store for each mode: what a round captures, the next one knows.
-                store = place / f"store{len(mode)}"
-                with watched(bench, store, *MODES[mode]) if mode else nullcontext():
+            for taken, context in (
+                (without, nullcontext()),
+                (with_it, watched(bench, place / "store")),
+            ):
+                with context:
                     if number == 0:
                         action()
                     taken.append(action())
-    base = times.pop("")
-    for mode, taken in times.items():
-        yield Row(
-            f"{mode}: {what}, time against without", "<=", limits[mode], min(taken) / min(base),
-            detail=f"{min(taken):.0f} {unit}, without {min(base):.0f} {unit}; medians "
-            f"{_median(taken):.0f}, {_median(base):.0f}",
-        )  # fmt: skip
+    yield Row(
+        f"watch: {what}, time against without", "<=", limit, min(with_it) / min(without),
+        detail=f"{min(with_it):.0f} {unit}, without {min(without):.0f} {unit}; medians "
+        f"{_median(with_it):.0f}, {_median(without):.0f}",
+    )  # fmt: skip
 
 
 def _median(values: list[float]) -> float:
@@ -123,27 +118,26 @@ def memory(bench: Bench) -> Iterator[Row]:
         source, program = place / "nothing.c", place / "nothing"
         source.write_text("int main(void) { return 0; }\n")
         run(["gcc", "-O1", "-static", "-o", program, source])
-        for mode, options in MODES.items():
-            bench.say(f"{mode}: {many} programs")
-            with watched(bench, place / f"store{len(mode)}", *options) as watcher:
-                run([execs, str(few), program])
-                time.sleep(2)
-                before = watcher.memory()
-                run([execs, str(many - few), program])
-                time.sleep(2)
-                after = watcher.memory()
-            detail = (
-                f"Pss {after.pss / _MIB:.1f} MiB, after {few} {before.pss / _MIB:.1f}; "
-                f"RSS {after.rss / _MIB:.1f}, after {few} {before.rss / _MIB:.1f}"
-            )
-            yield Row(
-                f"{mode}: memory after {many} programs against after {few}", "<=", 1.2,
-                after.pss / before.pss, detail=detail,
-            )  # fmt: skip
-            yield Row(
-                f"{mode}: memory after {many} programs", "<", 80, after.pss / 1e6, "MB",
-                detail=f"RSS of its processes added up: {after.rss / 1e6:.0f} MB",
-            )  # fmt: skip
+        bench.say(f"watch: {many} programs")
+        with watched(bench, place / "store") as watcher:
+            run([execs, str(few), program])
+            time.sleep(2)
+            before = watcher.memory()
+            run([execs, str(many - few), program])
+            time.sleep(2)
+            after = watcher.memory()
+    detail = (
+        f"Pss {after.pss / _MIB:.1f} MiB, after {few} {before.pss / _MIB:.1f}; "
+        f"RSS {after.rss / _MIB:.1f}, after {few} {before.rss / _MIB:.1f}"
+    )
+    yield Row(
+        f"watch: memory after {many} programs against after {few}", "<=", 1.2,
+        after.pss / before.pss, detail=detail,
+    )  # fmt: skip
+    yield Row(
+        f"watch: memory after {many} programs", "<", 80, after.pss / 1e6, "MB",
+        detail=f"RSS of its processes added up: {after.rss / 1e6:.0f} MB",
+    )  # fmt: skip
 
 
 ROWS: dict[str, Benchmark] = {

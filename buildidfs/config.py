@@ -59,11 +59,9 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """``[watch]``: defaults of the options of ``buildidfs watch``.
 
     A file that is not copied yet is kept open for ``pin_seconds``, and all of them together may
-    have ``pin_bytes``. ``exec_wait`` is the longest, in seconds, that ``strict`` holds up an exec.
+    have ``pin_bytes``.
     """
 
-    strict: bool = False
-    exec_wait: Annotated[float, msgspec.Meta(ge=0.05, le=10)] = 0.2
     pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
     pin_bytes: int | str = 2 << 30
     exclude: tuple[str, ...] = ()

@@ -6,12 +6,9 @@ the mount namespace and the filesystem. So this does nothing but to look at each
 does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
 no waiting for whoever receives. What is pinned can be read whatever becomes of the container.
 
-Each CPU has threads of its own that get hold of files (`lookout`). If execs wait for us they run on
-that CPU: the process that has mapped a file goes on when it is held. A thread that runs anywhere
-may have to wait for a CPU which is in the middle of something that the kernel does not interrupt,
-for milliseconds, while the process ends on another one. But that is rare, and costs those who start
-programs less, since it happens beside them. One more thread, less urgent, does the rest
-(`settler`).
+Each CPU has threads of its own that get hold of files (`lookout`). They may run on any CPU: a
+thread bound to the CPU of the process would delay that process. One more thread, less urgent, does
+the rest (`settler`).
 
 It is a process of its own (`catching`), and talks over a socket (`messages`).
 """
@@ -30,7 +27,7 @@ import msgspec
 
 from buildidfs.capture import messages, tasks
 from buildidfs.capture.lookout import Lookout
-from buildidfs.capture.messages import Counts, Degraded, Flooded, Lost, Ready
+from buildidfs.capture.messages import Counts, Flooded, Lost, Ready
 from buildidfs.capture.met import Met
 from buildidfs.capture.outbox import Outbox
 from buildidfs.capture.rings import Rings
@@ -40,9 +37,7 @@ from buildidfs.linux import scheduling
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
-
-    from buildidfs.capture.strict import Strict
+    from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -53,45 +48,30 @@ _URGENT: Final = 2  # before the settler, which has 1
 
 
 class Catcher:
-    """Catches files until the other end of ``sock`` is closed; ``strict`` if execs are to wait.
+    """Catches files until the other end of ``sock`` is closed.
 
     Raises OSError where events are refused.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        met: Met | None = None,
-        strict: Strict | None = None,
-    ) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._strict = strict
         self._epoll = select.epoll()
         self._outbox = Outbox(sock, self._epoll)
-        self._rings = Rings(prompt=strict is not None)
-        self._state = State(self._rings, self._outbox, Met() if met is None else met, strict)
+        self._rings = Rings()
+        self._state = State(self._rings, self._outbox, Met())
         self._lookouts: set[select.epoll] = set()
-        self._calls: dict[int, Callable[[], int]] = {}
-        self._degraded: tuple[str, ...] = ()
         self._said = Counts()
 
     def run(self) -> None:
         """Work until nobody listens any more."""
-        strict, state = self._strict, self._state
+        state = self._state
         self._socket.setblocking(False)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
         hurry = scheduling.hurry(_URGENT)
-        if strict is not None:
-            self._calls = strict.filenos()
-            for fd in self._calls:
-                self._epoll.register(fd, select.EPOLLIN)
-            strict.start()
         with state.lock:  # nobody speaks before us
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
-            self._degraded = tuple(text for text in (hurry, *self._strict_degraded()) if text)
-            self._outbox.put(Ready(self._degraded))
+            self._outbox.put(Ready((hurry,) if hurry else ()))
             self._outbox.flush()
         # Nothing below makes cycles; a collection would take longer than a process may live.
         gc.collect()
@@ -106,21 +86,13 @@ class Catcher:
         except BrokenPipeError:
             return
         finally:
-            with state.strict_lock, state.lock:
+            with state.lock:
                 state.ended = True
                 state.grips.put(None)
-                if strict is not None:
-                    strict.close()
 
     def _turn(self, timeout: float) -> bool:
         """Wait for something, and deal with all there is; False at the end."""
         ready = [fd for fd, _ in self._epoll.poll(timeout)]
-        if self._calls:
-            # Whoever execs waits for us: first of all, and in the order of urgency.
-            with self._state.strict_lock:
-                for fd, call in self._calls.items():
-                    if fd in ready:
-                        call()
         if self._socket.fileno() in ready and not self._listen():
             return False
         with self._state.lock:
@@ -129,17 +101,12 @@ class Catcher:
 
     def _tick(self) -> None:
         state = self._state
-        if self._strict is not None:
-            with state.strict_lock:
-                self._strict.tick()
-                state.drop_exited()
         with state.lock:
             state.follow()
             state.tasks.tidy(time.monotonic_ns())
             if self._rings.follow_cpus():
                 self._look_out()
                 self._outbox.put(Lost(0, "CPUs were turned on or off"))
-            self._tell_degraded()
             self._tell_dropped()
             if state.counts != self._said:
                 self._said = msgspec.structs.replace(state.counts)
@@ -162,8 +129,6 @@ class Catcher:
     def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
         """Deal with all there is whenever something happens on one CPU."""
         scheduling.hurry(_URGENT)
-        if self._strict is not None:
-            scheduling.stay_on(cpu)
         there.set()
         lookout = Lookout(self._state, cpu)
         while True:
@@ -217,13 +182,3 @@ class Catcher:
             state.counts.dropped += dropped.count
             place = tasks.known_place(dropped.home)
             self._outbox.put(Flooded(place, dropped.count, tuple(dropped.paths)))
-
-    def _strict_degraded(self) -> Sequence[str]:
-        return self._strict.degraded if self._strict is not None else ()
-
-    def _tell_degraded(self) -> None:
-        """Say what has become less than it could be since the start."""
-        for text in self._strict_degraded():
-            if text not in self._degraded:
-                self._degraded = (*self._degraded, text)
-                self._outbox.put(Degraded(text))

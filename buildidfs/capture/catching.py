@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that `watcher.Watcher` starts: a catcher, and with it its guard if execs wait for it.
+"""The program that `watcher.Watcher` starts: it runs a catcher.
 
-Arguments: the descriptor of a socket (see `messages`), `messages.Options` as JSON, and the process
-that started it, without which it does not live on.
+Arguments: the descriptor of a socket (see `messages`) and the process that started it, which the
+catcher does not outlive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import resource
 import signal
 import socket
 import sys
 import threading
 
-import msgspec
-
 from buildidfs.capture import messages
 from buildidfs.capture.catcher import Catcher
-from buildidfs.capture.messages import Failed, Options
+from buildidfs.capture.messages import Failed
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import capabilities, parents, scheduling
 
@@ -33,8 +30,7 @@ _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 def main(argv: list[str]) -> int:
     """Catch until the other end of the socket is closed."""
     sock = socket.socket(fileno=int(argv[0]))
-    options = msgspec.json.decode(argv[1], type=Options)
-    owner = int(argv[2])
+    owner = int(argv[1])
     scheduling.name_thread(b"buildidfs-catch")
     # Meant for who started us, at a terminal or by systemd; we end when nobody listens any more.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -46,46 +42,10 @@ def main(argv: list[str]) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         parents.end_with(owner, signal.SIGKILL)
-        if options.strict:
-            return _strictly(sock, options, owner)
         Catcher(sock).run()
     except (OSError, CapabilityError) as error:
         _tell(sock, error)
     return 0
-
-
-def _strictly(sock: socket.socket, options: Options, owner: int) -> int:
-    """Be the guard of a catcher, until it ends. Raises `CapabilityError`, OSError."""
-    from buildidfs.capture import marks
-    from buildidfs.capture.closer import Closer
-    from buildidfs.capture.guard import EXIT_HUNG, Heartbeat, run_guarded
-    from buildidfs.capture.met import Met
-    from buildidfs.capture.strict import Strict
-
-    group = marks.open_exec_group()
-
-    def catch(heartbeat: Heartbeat) -> int:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        met = Met()
-        own = (owner, os.getppid())
-        try:
-            strict = Strict(
-                group,
-                met.has_file,
-                Closer(urgent=True),
-                heartbeat=heartbeat,
-                own=own,
-                store_dev=options.store_dev,
-            )
-            Catcher(sock, met=met, strict=strict).run()
-        except (OSError, CapabilityError) as error:
-            _tell(sock, error)
-        return 0
-
-    code = run_guarded(catch, options.exec_wait, group)
-    if code == EXIT_HUNG:
-        _tell(sock, TimeoutError(f"it held up an exec for {options.exec_wait:g} s"))
-    return code
 
 
 def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:

@@ -20,18 +20,6 @@ MAX_BYTES = 16 << 10
 """A path has at most 4096 bytes; what else is in a message is small."""
 
 
-class Options(msgspec.Struct, frozen=True):
-    """What a catcher is told when it starts.
-
-    ``strict`` holds up each exec until its file is held, ``exec_wait`` seconds at most;
-    ``store_dev`` is the st_dev that the store is on.
-    """
-
-    strict: bool = False
-    exec_wait: float = 0.2
-    store_dev: int = 0
-
-
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a process lives. ``cgroup`` is a path, ``cgroup_id`` its number or 0; ``chrooted`` says
     that its root is its own, or that nobody knows.
@@ -112,13 +100,7 @@ class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
     keys: tuple[bytes, ...]
 
 
-class Degraded(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Something is less than it could be from now on, in words."""
-
-    text: str
-
-
-class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """So many mappings were not looked at since the last such message, because processes at
     ``place`` map new files faster than is their share; ``paths`` are a few of them.
     """
@@ -128,7 +110,7 @@ class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=9):
     paths: tuple[bytes, ...]
 
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Degraded | Flooded
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded
 
 # Of build IDs: bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

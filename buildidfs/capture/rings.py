@@ -33,6 +33,7 @@ _TOTAL_BYTES: Final = 64 << 20
 _FEW_PAGES: Final = 32
 _LEAST_PAGES: Final = 8
 _HALF: Final = 2
+_QUIET: Final = perf_event.TASK | perf_event.NAMESPACES
 _RECHECK_S: Final = 10.0
 _NO_MEMORY: Final = frozenset((errno.EPERM, errno.ENOMEM))
 _NOT_THERE: Final = frozenset((errno.ENODEV, errno.EINVAL))
@@ -43,15 +44,12 @@ _time = attrgetter("time")
 class Rings:
     """Rings of every CPU that runs; raises OSError where refused.
 
-    ``pollers`` has for each of them what to wait for. ``prompt`` has a change of namespaces wake us
-    as well; it is then told twice. ``recheck`` is how often, in seconds, each CPU is asked whether
-    it still makes records.
+    ``pollers`` has for each of them what to wait for. ``recheck`` is how often, in seconds, each
+    CPU is asked whether it still makes records.
     """
 
-    def __init__(self, *, prompt: bool = False, recheck: float = _RECHECK_S) -> None:
+    def __init__(self, *, recheck: float = _RECHECK_S) -> None:
         self.pollers: dict[int, select.epoll] = {}
-        self._waking = perf_event.MMAP | (perf_event.NAMESPACES if prompt else 0)
-        self._quiet = perf_event.TASK | perf_event.NAMESPACES
         self._recheck = recheck
         self._checked = time.monotonic()
         self._later: list[Record] = []
@@ -125,9 +123,9 @@ class Rings:
         while True:
             rings: list[Ring] = []
             try:
-                rings.append(Ring(cpu, self._waking, pages=self._pages, watermark=1))
+                rings.append(Ring(cpu, perf_event.MMAP, pages=self._pages, watermark=1))
                 half = self._pages * perf_event.PAGE // _HALF
-                rings.append(Ring(cpu, self._quiet, pages=self._pages, watermark=half))
+                rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
             except OSError as error:
                 for ring in rings:
                     ring.close()

@@ -85,9 +85,6 @@ class Settler:
 
     def _find(self, record: Mapped, home: Home, error: OSError) -> int:
         """A descriptor of what is not mapped any more, or may not be looked at that way, or -1."""
-        kept = self._state.kept(record)
-        if kept is not None:
-            return kept
         return self._state.elsewhere.find(record, home) if error.errno in _GONE else -1
 
     def _send(

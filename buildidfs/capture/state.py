@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from buildidfs.capture.met import Met
     from buildidfs.capture.outbox import Outbox
     from buildidfs.capture.rings import Rings
-    from buildidfs.capture.strict import Strict
     from buildidfs.formats.perfrecords import Record
 
 
@@ -42,21 +41,17 @@ class State:
     """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
     got hold of, and None at the end), ``files``, ``shares``, lookups in ``met``, and what says so.
 
-    ``strict`` has a lock of its own, since what it does takes longer; it comes first where both
-    are taken. ``host`` is the mount namespace of the host; so many files are held until they are
-    sent, and so many are waiting for that, at most.
+    ``host`` is the mount namespace of the host. At most ``most_held`` files are open until they are
+    sent, and at most ``most_waiting`` wait for that.
     """
 
-    def __init__(self, rings: Rings, outbox: Outbox, met: Met, strict: Strict | None) -> None:
+    def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
         self.lock = threading.Lock()
-        self.strict_lock = threading.Lock()
         self.rings = rings
         self.outbox = outbox
         self.met = met
-        self.strict = strict
         self.host = namespaces.initial().mnt
-        # Some are kept free: with strict watching, who execs a file that we have no descriptor
-        # for is refused.
+        # The rest is for what is looked at and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most_held = max(min(_OPEN_FILES, (limit - _SPARE_FILES) // 4), 1)
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
@@ -68,9 +63,6 @@ class State:
         self.tasks = tasks.Tasks()
         self.counts = Counts()
         self.ended = False
-        self._entered: list[int] = []
-        self._exited: list[int] = []
-        self._exited_before: list[int] = []
 
     def waiting(self) -> int:
         """How many files were got hold of and are not handed on; without the lock."""
@@ -87,12 +79,8 @@ class State:
             self.tasks.forked(record.pid, record.parent, record.time)
         elif isinstance(record, Exited):
             self.tasks.exited(record.pid, record.time)
-            if self.strict is not None:
-                self._exited.append(record.pid)
         elif isinstance(record, Entered):
-            is_new = self.tasks.entered(record.pid, record.namespaces, record.time)
-            if is_new and self.strict is not None and record.namespaces.mnt != self.host:
-                self._entered.append(record.pid)
+            self.tasks.entered(record.pid, record.namespaces, record.time)
         elif isinstance(record, LostRecords):
             self.counts.lost += record.count
             self.tasks.forget()
@@ -102,33 +90,9 @@ class State:
 
     def look_around(self, close: Callable[[int], None]) -> None:
         """Find out what takes system calls; without the lock."""
-        if not self._entered and not self.tasks.has_strangers:
+        if not self.tasks.has_strangers:
             return
         with self.lock:
             strangers = self.tasks.strangers()
-            entered, self._entered = self._entered, []
         for pid, home in strangers:
             tasks.look(pid, home, close)
-        if self.strict is not None and entered:
-            with self.strict_lock:
-                for pid in entered:
-                    self.strict.namespace_seen(pid)
-
-    def kept(self, record: Mapped) -> int | None:
-        """A descriptor of a file that its process has opened, if there is one; without the lock."""
-        if self.strict is None:
-            return None
-        with self.strict_lock:
-            return self.strict.take(record.pid, record.inode, record.path)
-
-    def drop_exited(self) -> None:
-        """Let go of what was kept for those gone since the time before the last; with the lock of
-        ``strict`` only.
-
-        Not at once: what they have mapped may still wait to be looked at.
-        """
-        with self.lock:
-            exited, self._exited_before, self._exited = self._exited_before, self._exited, []
-        if self.strict is not None:
-            for pid in exited:
-                self.strict.drop(pid)

@@ -111,14 +111,11 @@ class Tasks:
         home.pids.append(pid)
         self._move(pid, home, time)
 
-    def entered(self, pid: int, numbers: NamespaceSet, time: int) -> bool:
-        """A process is in these namespaces; whether its mount namespace is another than before."""
+    def entered(self, pid: int, numbers: NamespaceSet, time: int) -> None:
+        """A process is in these namespaces from now on."""
         process = self._processes.get(pid)
-        before = process.home.namespaces if process is not None else None
-        if before == numbers:
-            return False
-        self._move(pid, Home(numbers), time).pids.append(pid)
-        return before is None or before.mnt != numbers.mnt
+        if process is None or process.home.namespaces != numbers:
+            self._move(pid, Home(numbers), time).pids.append(pid)
 
     def exited(self, pid: int, time: int) -> None:
         """A process ended."""

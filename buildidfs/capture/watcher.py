@@ -16,8 +16,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from buildidfs.capture import messages
 from buildidfs.capture.messages import Failed, Forget, Ready
 from buildidfs.errors import BuildIdFsError, CapabilityError
@@ -26,7 +24,7 @@ from buildidfs.linux import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from buildidfs.capture.messages import Message, Options
+    from buildidfs.capture.messages import Message
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +41,9 @@ class Watcher:
 
     def __init__(
         self,
-        options: Options,
         receive: Callable[[Message, int], None],
         ended: Callable[[str], None],
     ) -> None:
-        self._options = options
         self._receive = receive
         self._ended = ended
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,7 +64,7 @@ class Watcher:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-P", "-m", "buildidfs.capture.catching", str(theirs.fileno()),
-                    msgspec.json.encode(self._options).decode(), str(os.getpid()),
+                    str(os.getpid()),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -86,7 +82,7 @@ class Watcher:
 
     @property
     def pid(self) -> int:
-        """The process of the catcher, or of the one that guards it; 0 if there is none."""
+        """The process of the catcher; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     @property

@@ -43,7 +43,6 @@ Try:
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
 @click.option("--no-mount", is_flag=True, help="Only follow what starts to run.")
 @click.option("--no-watch", is_flag=True, help="Only mount.")
-@click.option("--strict", is_flag=True, help="Hold up each exec until its file is held.")
 @click.option(
     "--log",
     metavar="FILE",
@@ -56,7 +55,6 @@ def up(
     foreground: bool,
     no_mount: bool,
     no_watch: bool,
-    strict: bool,
     log: str | None,
 ) -> int:
     """Capture what runs, follow what starts to run, and mount the store at MOUNTPOINT.
@@ -67,7 +65,7 @@ def up(
     """
     from buildidfs.daemon import up as daemon_up
 
-    _check(mountpoint, foreground, no_mount, no_watch, strict, log)
+    _check(mountpoint, foreground, no_mount, no_watch, log)
     if not session.verbosity:
         session.start_logging()
     path = session.store_path
@@ -78,7 +76,7 @@ def up(
         daemon_up.refuse_second(there, point)
         daemon_up.hurry(path, _PATIENCE_S)
         return _report(session, is_new=False)
-    programs = daemon_up.programs(session.arguments(), point, watch=not no_watch, strict=strict)
+    programs = daemon_up.programs(session.arguments(), point, watch=not no_watch)
     if foreground:
         from buildidfs.linux.sdnotify import Notifier
 
@@ -97,14 +95,12 @@ def _check(
     foreground: bool,
     no_mount: bool,
     no_watch: bool,
-    strict: bool,
     log: str | None,
 ) -> None:
     """Refuse what contradicts itself."""
     for first, second, says in (
         (no_mount, no_watch, "--no-mount and --no-watch leave nothing to do"),
         (no_mount, mountpoint is not None, "--no-mount needs no MOUNTPOINT"),
-        (no_watch, strict, "--strict is for following, which --no-watch leaves out"),
         (foreground, log is not None, "--foreground logs to standard error, not to --log"),
     ):
         if first and second:

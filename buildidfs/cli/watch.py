@@ -30,18 +30,15 @@ _TOLD_S = 2.0
     epilog=exit_status(
         [
             "buildidfs watch",
-            "buildidfs watch --strict --exclude '/tmp/*'",
+            "buildidfs watch --exclude '/tmp/*'",
             "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
         {
             3: "it could not follow everything: events are refused, or processes are out of sight",
             10: "store error",
-            60: "a privilege is missing that --strict needs, or /proc is of others",
+            60: "/proc is that of another PID namespace",
         },
     ),
-)
-@click.option(
-    "--strict/--no-strict", default=None, help="Hold up each exec until its file is held."
 )
 @click.option("--no-scan", is_flag=True, help="Leave out what runs already.")
 @click.option(
@@ -67,7 +64,6 @@ _TOLD_S = 2.0
 @click.pass_obj
 def watch(
     session: Session,
-    strict: bool | None,
     no_scan: bool,
     containers: tuple[str, ...],
     exclude: tuple[str, ...],
@@ -79,17 +75,12 @@ def watch(
 
     A container may be gone a millisecond later. Begins to follow, then scans what runs already,
     then goes on until it is stopped with SIGTERM or SIGINT. Prints a line of counts each minute.
-
-    With --strict an exec waits until its file is held (at most 0.2 s, see buildidfs.toml(5)),
-    so that not even the shortest is missed.
     """
     from buildidfs import config
     from buildidfs.daemon.watchstate import WatchOptions
 
     defaults = session.settings.watch
     options = WatchOptions(
-        strict=defaults.strict if strict is None else strict,
-        exec_wait=defaults.exec_wait,
         pin_seconds=defaults.pin_seconds if pin_seconds is None else pin_seconds,
         pin_bytes=config.size(defaults.pin_bytes if pin_bytes is None else pin_bytes),
         containers=containers,
@@ -129,7 +120,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
             with (
                 Upkeep(store, compress_after=compress_after(session.settings)),
                 Scrubbing(store, session.settings),
-                Presence(store.path, "watch", mode="starting", strict=options.strict) as presence,
+                Presence(store.path, "watch", mode="starting") as presence,
             ):
                 watching.start()
                 notifier.ready(one_line(as_facts(watching.state())))

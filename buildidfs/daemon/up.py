@@ -36,7 +36,7 @@ _MOUNT_GRACE_S = 15.0
 
 
 def programs(
-    arguments: Sequence[str], mountpoint: bytes | None, *, watch: bool = True, strict: bool = False
+    arguments: Sequence[str], mountpoint: bytes | None, *, watch: bool = True
 ) -> list[Program]:
     """What is to run, in the order in which it is to end.
 
@@ -46,7 +46,7 @@ def programs(
     command = (sys.executable, "-m", "buildidfs", *arguments)
     found = []
     if watch:
-        words = (*command, "watch", *(["--strict"] if strict else []))
+        words = (*command, "watch")
         found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
     if mountpoint is not None:
         words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))

@@ -29,11 +29,9 @@ from buildidfs.capture.live import LiveSightings
 from buildidfs.capture.messages import (
     Caught,
     Counts,
-    Degraded,
     Flooded,
     Lost,
     Missed,
-    Options,
 )
 from buildidfs.capture.patience import Patience
 from buildidfs.capture.pins import Pin, Pins
@@ -128,11 +126,7 @@ class Watch:
         )
         self._patience = Patience(_FIRST_LOOK_S)
         self._scans = Scans(self._look)
-        self._watcher = Watcher(
-            Options(options.strict, options.exec_wait, os.stat(store.path).st_dev),
-            self._heard,
-            self._ended,
-        )
+        self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
@@ -152,13 +146,11 @@ class Watch:
     def start(self) -> None:
         """Begin; returns when nothing is missed any more, or only scans are possible.
 
-        Raises `CapabilityError` for a strict watch without the privilege, `BuildIdFsError`.
+        Raises `BuildIdFsError` if the catcher cannot work for another reason than a privilege.
         """
         try:
             self._begin_to_follow()
         except CapabilityError as error:
-            if self._options.strict:
-                raise
             self._mode = "polling"
             self._less((f"{error}: scanning every {POLL_S:g} s instead", *_blind_spots()))
         self._scans.start()
@@ -276,9 +268,6 @@ class Watch:
             self._caught(message, fd)
         elif isinstance(message, Counts):
             self._counts = message
-        elif isinstance(message, Degraded):
-            self._degraded = (*self._degraded, message.text)
-            _log.warning("%s", message.text)
         elif isinstance(message, Lost):
             self._losses.add_events(message.count)
             self._scans.everything(message.reason)

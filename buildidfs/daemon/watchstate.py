@@ -27,13 +27,10 @@ STOPPED: Final = "the process that opens files is stopped by a signal"
 class WatchOptions(msgspec.Struct, frozen=True):
     """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
 
-    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``exec_wait`` is the
-    longest, in seconds, that ``strict`` holds up an exec; ``scan`` is False to leave out what
-    runs already.
+    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``scan`` is False to
+    leave out what runs already.
     """
 
-    strict: bool = False
-    exec_wait: float = 0.2
     pin_seconds: float = 30.0
     pin_bytes: int = 2 << 30
     containers: tuple[str, ...] = ()

@@ -55,12 +55,6 @@ def stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 19)  # of the thread, on Linux
 
 
-def stay_on(cpu: int) -> None:
-    """Run this thread on one CPU only, where that is allowed."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {cpu})
-
-
 def name_thread(name: bytes) -> None:
     """What ps and top call this thread: at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name[:15])

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import cgroup, elf, fanotifyevents, mountinfo, notes, perfrecords, procmaps
+from buildidfs.formats import cgroup, elf, mountinfo, notes, perfrecords, procmaps
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
 from tests.fuzz import elves
@@ -239,27 +239,6 @@ def _huge_perfrecords() -> Iterator[bytes]:
     yield filled(_record(16, struct.pack("=IIQ", 1, 1, 3000) + bytes(48_008)))
 
 
-def _check_fanotify(data: bytes) -> None:
-    try:
-        events = fanotifyevents.decode(data)
-    except ValueError:
-        return
-    assert len(events) <= len(data) // fanotifyevents.EVENT_SIZE
-
-
-def _seed_fanotify() -> Iterator[bytes]:
-    event = struct.pack("=IBxHQii", 24, 3, 24, 0x1000, 5, 99)
-    record = struct.pack("=BBHi", 4, 0, 8, 6)
-    longer = struct.pack("=IBxHQii", 32, 3, 24, 0x20, -1, 0)
-    yield event + longer + record + event
-
-
-def _huge_fanotify() -> Iterator[bytes]:
-    (seed,) = _seed_fanotify()
-    yield filled(seed)
-    yield filled(seed[:24])
-
-
 TARGETS: Final = {
     "elf": Target(
         elves.examine,
@@ -281,5 +260,4 @@ TARGETS: Final = {
     "perfrecords": Target(
         _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perfrecords",)
     ),
-    "fanotifyevents": Target(_check_fanotify, _seed_fanotify, _huge_fanotify, ("fanotifyevents",)),
 }

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from buildidfs.capture.messages import Caught, Message, Options, Ready
+from buildidfs.capture.messages import Caught, Message, Ready
 from buildidfs.capture.watcher import Watcher
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until
@@ -136,7 +136,7 @@ class Catches:
         self._lock = threading.Lock()
         self._held: list[Held] = []
         self._others: list[Message] = []
-        self.watcher = Watcher(Options(), self._receive, self.ended.append)
+        self.watcher = Watcher(self._receive, self.ended.append)
         self.ready: Ready = self.watcher.start()
 
     def __enter__(self) -> Catches:

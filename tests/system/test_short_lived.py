@@ -41,13 +41,6 @@ def plain(scratch: Path) -> Iterator[Watcher]:
         yield watcher
 
 
-@pytest.fixture(scope="module")
-def strict(scratch: Path) -> Iterator[Watcher]:
-    """A watch that holds up what is executed until it is caught."""
-    with watching(scratch / "strict-store", "--no-scan", "--strict") as watcher:
-        yield watcher
-
-
 def _best(
     items: ShortLife,
     watcher: Watcher,
@@ -64,15 +57,6 @@ def _best(
         if is_good(result):
             break
     return result
-
-
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_strict_loses_nothing(
-    items: ShortLife, strict: Watcher, config: str, concurrency: int
-) -> None:
-    result = _best(items, strict, config, concurrency, lambda result: result.complete)
-    assert result.complete, f"{result}: {result.lost}"
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

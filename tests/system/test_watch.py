@@ -255,23 +255,16 @@ def test_excluded_paths_and_other_containers(
 @host
 def test_settings_are_the_defaults_of_options(directory: Path, probe: Probe) -> None:
     settings = directory / "buildidfs.toml"
-    settings.write_text(
-        '[watch]\nstrict = true\nexclude = ["*/excluded"]\npin-seconds = 5\npin-bytes = "1G"\n'
-    )
+    settings.write_text('[watch]\nexclude = ["*/excluded"]\npin-seconds = 5\npin-bytes = "1G"\n')
     command = [*COMMAND, "--config", settings]
     paths = [probe.place(directory / name) for name in ("excluded", "left-out", "wanted")]
     with watching(
         directory / "store", "--no-scan", "--exclude", "*/left-out", command=command
     ) as watcher:
-        assert watcher.facts["strict"] is True
-        assert len(catchers(watcher)) == 2, "with its guard"
         for path in paths:
             run([path], check=True)
         captured(watcher.store, paths[-1])
     assert [bool(seen(watcher.store, path)) for path in paths] == [False, False, True]
-    with watching(directory / "other", "--no-scan", "--no-strict", command=command) as watcher:
-        assert watcher.facts["strict"] is False
-        assert len(catchers(watcher)) == 1
 
 
 @root
@@ -449,13 +442,11 @@ def test_it_does_not_capture_itself(
 @root
 @host
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "terminal"])
-@pytest.mark.parametrize("strict", [False, True])
-def test_signals_end_it_and_leave_nothing(directory: Path, how: str, strict: bool) -> None:
-    options = ["--strict"] if strict else []
-    with watching(directory / "store", *options) as watcher:
+def test_signals_end_it_and_leave_nothing(directory: Path, how: str) -> None:
+    with watching(directory / "store") as watcher:
         fds = pidfds(watcher)
         # And one more if there is anything on this host that may not answer.
-        assert len(fds) >= (3 if strict else 2)
+        assert len(fds) >= 2
         if how == "terminal":  # which tells everybody
             for fd in fds[1:]:
                 signal.pidfd_send_signal(fd, signal.SIGINT)
@@ -506,7 +497,6 @@ def test_status_shows_it(buildidfs: BuildIdFs, probe: Probe) -> None:
         assert process["pid"] == watcher.pid
         assert process["facts"]["mode"] == "following"
         assert process["facts"]["captured"] > 0
-        assert process["facts"]["strict"] is False
         assert f"pid {watcher.pid}" in buildidfs("status").out
     assert buildidfs("status", check=False).rc == 3
 
@@ -557,25 +547,13 @@ def test_without_the_privilege_it_scans(directory: Path) -> None:
     assert (last["event"], last["mode"], last["degraded"]) == ("stopped", "polling", [text])
 
 
-def test_strict_without_the_privilege_is_refused(directory: Path) -> None:
-    words = [*COMMAND, "--store", directory / "store", "watch", "--strict"]
-    done = run(unable(*words), cwd=ROOT)
-    assert done.rc == 60
-    assert done.out == ""
-    assert done.err.startswith("buildidfs: cannot follow what is mapped: ")
-    assert "CAP_SYS_ADMIN" in done.err
-    assert done.err.count("\n") == 1
-
-
 # --- what fails ----------------------------------------------------------------------------------
 
 
 @root
 @host
-@pytest.mark.parametrize("strict", [False, True])
-def test_killed_catcher_is_started_again(directory: Path, probe: Probe, strict: bool) -> None:
-    options = ["--strict"] if strict else []
-    with watching(directory / "store", "--no-scan", *options) as watcher:
+def test_killed_catcher_is_started_again(directory: Path, probe: Probe) -> None:
+    with watching(directory / "store", "--no-scan") as watcher:
         for number in (1, 2):
             os.kill(catchers(watcher)[-1], signal.SIGKILL)
             # Whether it is there in time for this or not: it is looked for.
@@ -593,53 +571,19 @@ def test_killed_catcher_is_started_again(directory: Path, probe: Probe, strict: 
 
 @root
 @host
-def test_catcher_that_hangs_is_killed_and_started_again(directory: Path, probe: Probe) -> None:
-    with watching(directory / "store", "--no-scan", "--strict") as watcher:
-        path = probe.place(directory / "first")
-        run([path], check=True)
-        captured(watcher.store, path)
-        guard, catcher = catchers(watcher)
-        fd = os.pidfd_open(catcher)
-        try:
-            os.kill(catcher, signal.SIGSTOP)
-            begun = time.monotonic()
-            run([probe.place(directory / "second")], check=True)
-            assert time.monotonic() - begun < 5, "0.2 s, and what the machine has to do besides"
-            assert select.select([fd], [], [], PATIENCE)[0], "the guard has killed it"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGCONT)
-            os.close(fd)
-        until(lambda: watcher.facts["restarts"] == 1 and watcher.facts["mode"] == "following",
-              "the restart", PATIENCE)  # fmt: skip
-        assert catchers(watcher)[0] != guard
-        third = directory / "third"
-        third.mkdir()
-        ephemeral(probe, third)
-        until(lambda: seen(watcher.store, third / "app"), "another catch", PATIENCE)
-    assert "it held up an exec for 0.2 s" in watcher.log
-
-
-@root
-@host
-@pytest.mark.parametrize("strict", [False, True])
-def test_killed_watch_leaves_nothing_and_the_next_goes_on(
-    directory: Path, probe: Probe, strict: bool
-) -> None:
-    options = ["--strict"] if strict else []
+def test_killed_watch_leaves_nothing_and_the_next_goes_on(directory: Path, probe: Probe) -> None:
     store = directory / "store"
     with copied_cat(directory / "running"):
-        with watching(store, "--no-scan", *options) as watcher:
+        with watching(store, "--no-scan") as watcher:
             ephemeral(probe, directory / "place")
             until(lambda: seen(store, directory / "place/app"), "a catch", PATIENCE)
             fds = pidfds(watcher)
             watcher.crash()
             have_ended(fds)
-            run([probe.place(directory / "after")], check=True)  # nothing holds it up
         assert watcher.facts == {}
         assert is_sound(store)
         assert not seen(store, directory / "running")
-        with watching(store, *options):
+        with watching(store):
             until(lambda: seen(store, directory / "running"), "what still runs", PATIENCE)
     assert is_sound(store)
 

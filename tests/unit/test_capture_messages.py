@@ -18,13 +18,11 @@ from buildidfs.capture import messages
 from buildidfs.capture.messages import (
     Caught,
     Counts,
-    Degraded,
     Failed,
     Forget,
     Lost,
     Message,
     Missed,
-    Options,
     Place,
     Ready,
 )
@@ -43,7 +41,6 @@ ALL = [
     Lost(1972, "too fast"),
     Ready(()),
     Ready(("this", "and that")),
-    Degraded("less"),
     Failed("no", privilege=True),
     Counts(1, 2, 3, 4, 5),
     Forget((b"k" * 16,) * 512),
@@ -68,11 +65,6 @@ def test_there_and_back(pair: Pair, message: Message) -> None:
     assert len(data) <= messages.MAX_BYTES
     messages.send(pair[0], data)
     assert messages.receive(pair[1]) == (message, -1)
-
-
-def test_options_are_told_as_json() -> None:
-    options = Options(strict=True, exec_wait=0.5, store_dev=1 << 40)
-    assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
 
 
 def test_the_descriptor_of_the_same_file(pair: Pair) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.messages import Counts, Lost, Missed, Options
+from buildidfs.capture.messages import Counts, Lost, Missed
 from buildidfs.capture.watcher import Watcher
 from buildidfs.errors import CapabilityError
 from buildidfs.formats import cgroup
@@ -464,9 +464,8 @@ def test_one_that_is_told_to_end() -> None:
 
 _OWNER = """
 import sys, threading
-from buildidfs.capture.messages import Options
 from buildidfs.capture.watcher import Watcher
-watcher = Watcher(Options(), lambda message, fd: None, print)
+watcher = Watcher(lambda message, fd: None, print)
 print(watcher.start().degraded)
 print(watcher.pid, flush=True)
 threading.Event().wait()
@@ -487,12 +486,11 @@ def test_one_whose_owner_is_killed() -> None:
 
 _LEFT_OPEN = """
 import os, sys
-from buildidfs.capture.messages import Options
 from buildidfs.capture.watcher import Watcher
 for executable in (sys.executable, "/bin/false"):
     before = os.listdir("/proc/self/fd")
     sys.executable = executable
-    watcher = Watcher(Options(), lambda message, fd: fd < 0 or os.close(fd), print)
+    watcher = Watcher(lambda message, fd: fd < 0 or os.close(fd), print)
     try:
         watcher.start()
     except Exception as error:
@@ -508,10 +506,9 @@ def test_nothing_is_left_open() -> None:
 
 
 _REFUSED = """
-from buildidfs.capture.messages import Options
 from buildidfs.capture.watcher import Watcher
 from buildidfs.errors import CapabilityError
-watcher = Watcher(Options(), lambda message, fd: None, print)
+watcher = Watcher(lambda message, fd: None, print)
 try:
     print(watcher.start().degraded)
 except CapabilityError as error:
@@ -542,7 +539,7 @@ def test_without_real_time_scheduling() -> None:
 
 def test_an_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", tool("false"))
-    watcher = Watcher(Options(), lambda message, fd: None, print)
+    watcher = Watcher(lambda message, fd: None, print)
     with pytest.raises(Exception, match=r"did not start|before it began") as caught:
         watcher.start()
     assert not isinstance(caught.value, CapabilityError)

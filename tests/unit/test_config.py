@@ -28,8 +28,6 @@ def test_every_key() -> None:
         [capture]
         fuse-as-owner = true
         [watch]
-        strict = true
-        exec-wait = 0.5
         pin-seconds = 5
         pin-bytes = "1GiB"
         exclude = ["/tmp/*"]
@@ -43,7 +41,7 @@ def test_every_key() -> None:
     assert settings.mount.options == ("noallow_other",)
     assert settings.mount.gdb_scripts == "keep"
     assert settings.capture.fuse_as_owner
-    assert settings.watch == config.WatchSettings(True, 0.5, 5, "1GiB", ("/tmp/*",))
+    assert settings.watch == config.WatchSettings(5, "1GiB", ("/tmp/*",))
     assert settings.up.mountpoint == "/srv/ids"
 
 
@@ -70,7 +68,8 @@ def test_what_is_not_a_size_is_a_usage_error(text: str) -> None:
         ("[mount]\ngdb-scripts = true", "gdb-scripts"),
         ("[store", "not valid TOML"),
         ("[watch]\npin-bytes = 'much'", "watch.pin-bytes: not a size"),
-        ("[watch]\nexec-wait = 60", "exec-wait"),
+        ("[watch]\npin-seconds = 0", "pin-seconds"),
+        ("[watch]\nstrict = true", "unknown field `strict`"),
     ],
 )
 def test_mistakes_are_named(text: str, said: str) -> None:

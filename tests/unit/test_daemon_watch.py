@@ -20,7 +20,6 @@ import pytest
 from buildidfs.capture.messages import (
     Caught,
     Counts,
-    Degraded,
     Flooded,
     Lost,
     Message,
@@ -261,16 +260,6 @@ def test_gaps_and_refusals_are_looked_at(make: Callable[..., Caughts]) -> None:
     assert caughts.scanned == [2, "too fast"]
 
 
-def test_what_is_less_than_it_could_be_is_kept(
-    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture
-) -> None:
-    caughts = make()
-    caughts.hear(Degraded("half blind"))
-    caughts.hear(Degraded("and deaf"))
-    assert caughts.watch.state().degraded == ("half blind", "and deaf")
-    assert [each.message for each in caplog.records] == ["half blind", "and deaf"]
-
-
 def test_pauses_before_restarts_get_longer(make: Callable[..., Caughts]) -> None:
     watch = make().watch
     pauses = []
@@ -409,12 +398,6 @@ def test_without_events_it_scans_again_and_again(
     assert str(tmp_path / "excluded") not in watch.ask()[3]
     err = watch.end()
     assert err == f"buildidfs: warning: {text}\n"
-
-
-def test_strict_without_the_privilege_is_refused(blind: Callable[..., Blind]) -> None:
-    watch = blind(strict=True)
-    assert watch.line().startswith("CapabilityError cannot follow what is mapped: ")
-    assert watch.end() == ""
 
 
 def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:

@@ -38,8 +38,8 @@ def examine(
     yield from apart.ask(
         [
             *privileges.probes(settings),
-            *kernel.probes(settings),
-            *limits.probes(settings),
+            *kernel.probes(),
+            *limits.probes(),
             *fuse.probes(),
             *clock.probes(),
             *store.probes(root),

@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import tempfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from buildidfs.daemon.doctor import privileges
 from buildidfs.daemon.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.formats import procmaps
 from buildidfs.linux import (
     capabilities,
-    fanotify,
     leases,
     namespaces,
     openat2,
@@ -26,20 +22,14 @@ from buildidfs.linux import (
     statx,
 )
 
-if TYPE_CHECKING:
-    from buildidfs.config import Settings
-
 AREA = "kernel"
-
-_OPEN_EXEC = 0x1000  # as OPEN_EXEC_PERM, but nobody waits
 
 _NOT_THERE = (errno.ENOTTY, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EXDEV)
 _SHOWN = 5  # processes named by number
 
 
-def probes(settings: Settings) -> list[Probe]:
-    """The checks of kernel interfaces; what only ``watch --strict`` needs counts if that is on."""
-    strict = settings.watch.strict
+def probes() -> list[Probe]:
+    """The checks of kernel interfaces."""
     return [
         Probe(AREA, "processes", _processes),
         Probe(AREA, "memory maps", _memory_maps),
@@ -51,8 +41,6 @@ def probes(settings: Settings) -> list[Probe]:
         Probe(AREA, "kernel symbols", _kernel_symbols),
         Probe(AREA, "perf events", _perf_events),
         Probe(AREA, "perf build IDs", _perf_build_ids),
-        Probe(AREA, "fanotify permission", _strict(strict, _exec_permission)),
-        Probe(AREA, "fanotify ignore marks", _strict(strict, _ignore_marks)),
     ]
 
 
@@ -244,55 +232,3 @@ def _perf_build_ids() -> Answer:
             " sessions"
         )
     return ok("this kernel keeps them to who asks")
-
-
-# --- fanotify ------------------------------------------------------------------------------
-
-
-def _strict(strict: bool, ask: Callable[[], Answer]) -> Callable[[], Answer]:
-    return functools.partial(_only_strict, strict, ask)
-
-
-def _only_strict(strict: bool, ask: Callable[[], Answer]) -> Answer:
-    """The answer, in the colours of whether anybody wants it."""
-    try:
-        answer = ask()
-    except OSError as error:
-        if error.errno == errno.EPERM:
-            answer = failed("refused", capabilities.how_to_get("CAP_SYS_ADMIN"))
-        elif error.errno in _NOT_THERE:
-            answer = failed(f"missing: {error.strerror}", "run a newer kernel, or without --strict")
-        else:
-            raise
-    if strict or answer.state == "ok":
-        return answer
-    return ok(f"{answer.found}; only watch --strict would use it")
-
-
-def _exec_permission() -> Answer:
-    """The permission is asked for a file that nobody can run, and nobody waits for us."""
-    group = fanotify.init(fanotify.CLASS_CONTENT)
-    try:
-        with tempfile.TemporaryFile() as file:
-            fanotify.mark(group, 0, fanotify.OPEN_EXEC_PERM, None, dir_fd=file.fileno())
-            fanotify.mark(group, fanotify.MARK_FILESYSTEM, _OPEN_EXEC, b"/")
-    finally:
-        os.close(group)
-    return ok("an exec can be held up until its file is pinned")
-
-
-def _ignore_marks() -> Answer:
-    group = fanotify.init(fanotify.CLASS_CONTENT)
-    try:
-        with tempfile.TemporaryFile() as file:
-            fanotify.ignore(group, fanotify.OPEN, file.fileno())
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return degraded(
-            "missing: what is known is asked about again at every exec",
-            "Linux 5.19 or later has marks that can be evicted",
-        )
-    finally:
-        os.close(group)
-    return ok("what is known need not be asked about again")

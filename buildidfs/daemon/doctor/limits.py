@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system allows one process: open files, locked memory, real-time scheduling, marks."""
+"""What the system allows one process: open files, locked memory, real-time scheduling."""
 
 from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING
 
 from buildidfs.daemon.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.linux import capabilities, perf_event
-
-if TYPE_CHECKING:
-    from buildidfs.config import Settings
 
 AREA = "limits"
 
@@ -22,23 +18,14 @@ _FILES_NEEDED = 512
 #: What `watch` has between the kernel and itself for each CPU.
 _RING_KIB = 4096
 
-_MARKS_WANTED = 1024
-_QUEUE_WANTED = 4096
 
-
-def probes(settings: Settings) -> list[Probe]:
-    """The checks of limits; those of fanotify matter to ``watch --strict`` only."""
-    found = [
+def probes() -> list[Probe]:
+    """The checks of limits."""
+    return [
         Probe(AREA, "open files", _open_files),
         Probe(AREA, "locked memory", _locked_memory),
         Probe(AREA, "real-time scheduling", _real_time),
     ]
-    if settings.watch.strict:
-        found += [
-            Probe(AREA, "fanotify marks", _fanotify_marks),
-            Probe(AREA, "fanotify queue", _fanotify_queue),
-        ]
-    return found
 
 
 def read_number(path: str) -> int:
@@ -105,23 +92,3 @@ def _real_time() -> Answer:
             "sysctl kernel.sched_rt_runtime_us=950000",
         )
     return ok("allowed")
-
-
-def _fanotify_marks() -> Answer:
-    marks = read_number("/proc/sys/fs/fanotify/max_user_marks")
-    if marks < _MARKS_WANTED:
-        return degraded(
-            f"{marks} at most: not every filesystem and file that is known can be marked",
-            f"sysctl fs.fanotify.max_user_marks={_MARKS_WANTED * 16}",
-        )
-    return ok(f"{marks} at most")
-
-
-def _fanotify_queue() -> Answer:
-    events = read_number("/proc/sys/fs/fanotify/max_queued_events")
-    if events < _QUEUE_WANTED:
-        return degraded(
-            f"{events} events at most: some are lost when much happens at once",
-            f"sysctl fs.fanotify.max_queued_events={_QUEUE_WANTED * 4}",
-        )
-    return ok(f"{events} events at most")

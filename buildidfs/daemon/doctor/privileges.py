@@ -79,12 +79,12 @@ _USEFUL = (
         "reads the addresses of the kernel's symbols",
         "the kernel's symbols are not captured",
     ),
-)
-_FOR_STRICT = _Need(
-    "CAP_SYS_ADMIN",
-    ("CAP_SYS_ADMIN",),
-    "mounts, and holds up an exec until its file is pinned",
-    "watch --strict cannot run, and mounting needs fusermount3",
+    _Need(
+        "CAP_SYS_ADMIN",
+        ("CAP_SYS_ADMIN",),
+        "mounts the store",
+        "mounting needs fusermount3",
+    ),
 )
 _FOR_OWNERS = tuple(
     _Need(
@@ -102,7 +102,6 @@ def probes(settings: Settings) -> list[Probe]:
     """The checks of capabilities and namespaces."""
     wanted: list[tuple[_Need, _Verdict]] = [(need, failed) for need in (*_NEEDED, _FOR_PERF)]
     wanted += [(need, degraded) for need in _USEFUL]
-    wanted.append((_FOR_STRICT, failed if settings.watch.strict else degraded))
     if settings.capture.fuse_as_owner:
         wanted += [(need, failed) for need in _FOR_OWNERS]
     return [
@@ -127,7 +126,7 @@ def _capability(need: _Need, lacking: _Verdict) -> Answer:
 
 
 def paranoid() -> int:
-    """kernel.perf_event_paranoid; what nobody tells is taken to be strict."""
+    """kernel.perf_event_paranoid; an unreadable value is taken as the most restrictive one."""
     try:
         with open("/proc/sys/kernel/perf_event_paranoid", encoding="ascii") as file:
             return int(file.read())
