@@ -55,7 +55,6 @@ _BROKEN_PIPE = 128 + 13
         "compress": "compress:compress",
         "stats": "stats:stats",
         "check": "check:check",
-        "migrate": "migrate:migrate",
         "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

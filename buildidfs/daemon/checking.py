@@ -19,7 +19,7 @@ from buildidfs import daemon
 from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
-from buildidfs.store import Store, layout, rebuild, repair
+from buildidfs.store import Store, layout, rebuild, repair, schema
 from buildidfs.store.readable import is_readable
 from buildidfs.store.rows import Fault
 
@@ -119,7 +119,8 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
 def _damage(path: str) -> str | None:
     """What is wrong with an index that cannot be used at all."""
     root = os.path.abspath(os.fsencode(path))
-    layout.read_format(root)
+    if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
+        return f"the index has format {version}, not {schema.FORMAT_VERSION}"
     directory = os.path.join(root, b"index")
     try:
         if os.path.exists(directory) and not is_readable(directory, _MAP_BYTES):

@@ -372,25 +372,8 @@ def release(environment: Environment) -> None:
 
 
 @contextlib.contextmanager
-def alone(root: bytes, *, map_size: int | None) -> Iterator[Environment]:
-    """The environment of a store that no process has open, and none can open meanwhile.
-
-    Tables that are missing are made. Raises `StoreLocked`; see `nobody`.
-    """
-    with nobody(root) as lock:
-        fcntl.lockf(lock, fcntl.LOCK_UN)  # LMDB wants to have it, to begin with
-        environment = Environment(root, read_only=False, create=True, map_size=map_size)
-        try:
-            # Locks of fcntl(2) belong to the process: this makes that of LMDB exclusive.
-            _lock_first_byte(root, lock)
-            yield environment
-        finally:
-            environment.close()
-
-
-@contextlib.contextmanager
-def nobody(root: bytes) -> Iterator[int]:
-    """While no process has the index of a store open, which is as it may be; gives the lock.
+def nobody(root: bytes) -> Iterator[None]:
+    """Keep every process from opening the index of a store, in whatever state it is.
 
     Raises `StoreLocked` when anybody has it open, which is known for certain: LMDB locks the first
     byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
@@ -402,17 +385,13 @@ def nobody(root: bytes) -> Iterator[int]:
         with translated(root):
             fd = os.open(os.path.join(root, b"index", b"lock.mdb"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock_first_byte(root, fd)
-            yield fd
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            except (BlockingIOError, PermissionError):
+                raise StoreLocked(f"store {show(root)} is in use") from None
+            yield
         finally:
             os.close(fd)
-
-
-def _lock_first_byte(root: bytes, fd: int) -> None:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-    except (BlockingIOError, PermissionError):
-        raise StoreLocked(f"store {show(root)} is in use") from None
 
 
 @contextlib.contextmanager

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
@@ -40,7 +38,7 @@ def make(root: bytes, map_size: int | None) -> None:
         env.write(lambda txn: begin(env, txn))
     finally:
         environment.release(env)
-    write_format(root, schema.FORMAT_VERSION)
+    write_format(root)
 
 
 def begin(env: Environment, txn: Txn) -> None:
@@ -50,52 +48,28 @@ def begin(env: Environment, txn: Txn) -> None:
         txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT_VERSION), db=meta)
 
 
-def write_format(root: bytes, version: int) -> None:
-    """Say, durably, of which format the store is. Raises `StoreError`."""
+def write_format(root: bytes) -> None:
+    """Write the number of our format into the store, durably. Raises `StoreError`."""
     with translated(root):
-        draft = _draft(root)
+        draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % version)
+            os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % schema.FORMAT_VERSION)
             os.fsync(fd)
         finally:
             os.close(fd)
-        _put_format(root, draft)
-
-
-@contextlib.contextmanager
-def new_format(root: bytes, version: int) -> Iterator[None]:
-    """The same, taken back when the block fails, for which a full disk has room enough."""
-    before = _draft(root)
-    with translated(root):
-        os.link(os.path.join(root, _FORMAT), before)
-    try:
-        write_format(root, version)
-        yield
-    except BaseException:
-        with translated(root):
-            _put_format(root, before)
-        raise
-    os.unlink(before)
-
-
-def _draft(root: bytes) -> bytes:
-    return os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
-
-
-def _put_format(root: bytes, draft: bytes) -> None:
-    os.rename(draft, os.path.join(root, _FORMAT))
-    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        os.rename(draft, os.path.join(root, _FORMAT))
+        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def read_format(root: bytes) -> int:
-    """The format that a store says it has: ours, or an older one.
+    """The number of the format that a store says it has.
 
-    Raises `StoreMissing`, `StoreVersionError` or `StoreError` unless it is a store we know.
+    Raises `StoreMissing`, `StoreError`, and `StoreVersionError` for a file that holds no number.
     """
     try:
         with open(os.path.join(root, _FORMAT), "rb") as file:
@@ -109,44 +83,29 @@ def read_format(root: bytes) -> int:
     digits = text.removeprefix(schema.FORMAT_PREFIX).strip()
     if not text.startswith(schema.FORMAT_PREFIX) or not digits.isdigit():
         raise StoreVersionError(f"store {show(root)}: its format file is not that of a store")
-    version = int(digits)
-    if not 0 < version <= schema.FORMAT_VERSION:
-        raise StoreVersionError(
-            f"store {show(root)} has format {version}, this program reads "
-            f"{schema.FORMAT_VERSION}: use a newer buildidfs"
-        )
-    return version
+    return int(digits)
 
 
-def rows_format(env: Environment, txn: Txn) -> int:
-    """The format of the rows, which is older than `read_format` when a migration was cut off."""
-    value = txn.get(schema.FORMAT_KEY, db=env.tables["meta"])
-    return 1 if value is None else int.from_bytes(value, "big")
+def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environment:
+    """The index of a store of our format.
 
-
-def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environment | None:
-    """The index of a store of our format; None for one that has to be migrated first.
-
-    Raises what `read_format` does.
+    Raises what `read_format` does, `StoreVersionError` for another format, and `StoreDamaged` for
+    rows of another format.
     """
-    if read_format(root) < schema.FORMAT_VERSION:
-        return None
+    version = read_format(root)
+    if version != schema.FORMAT_VERSION:
+        raise StoreVersionError(
+            f"store {show(root)} has format {version}, this program reads {schema.FORMAT_VERSION}:"
+            " use the buildidfs that wrote it, name another store (--store), or have buildidfs"
+            " check --repair make a new index, which loses pins and the journal"
+        )
     env = environment.acquire(root, read_only=read_only, map_size=map_size)
     try:
         with env.read() as txn:
-            version = rows_format(env, txn)
+            value = txn.get(schema.FORMAT_KEY, db=env.tables["meta"])
+        if value != schema.U32.pack(schema.FORMAT_VERSION):
+            raise environment.damaged(root, f"has no rows of format {schema.FORMAT_VERSION}")
     except BaseException:
         environment.release(env)
         raise
-    if version >= schema.FORMAT_VERSION:
-        return env
-    environment.release(env)
-    return None
-
-
-def too_old(root: bytes) -> StoreVersionError:
-    """The error for a store that has to be migrated, when it is only to be read."""
-    return StoreVersionError(
-        f"store {show(root)} has an older format than {schema.FORMAT_VERSION}:"
-        " convert it with buildidfs migrate"
-    )
+    return env

@@ -77,7 +77,8 @@ class Adopted(NamedTuple):
 def run(
     path: str | bytes | os.PathLike[str], progress: Callable[[int], None] = lambda count: None
 ) -> Rebuilt:
-    """Make a new index for a store that nobody has open; ``progress`` hears of blobs done.
+    """Make a new index for a store of any format that nobody has open; ``progress`` hears of blobs
+    done.
 
     Raises `StoreLocked` when anybody has it open, `StoreFull`, `StoreMissing`, `StoreError`.
     """
@@ -94,7 +95,7 @@ def run(
         finally:
             blobs.close()
         _take_over(root)
-    layout.write_format(root, schema.FORMAT_VERSION)
+    layout.write_format(root)
     return result
 
 

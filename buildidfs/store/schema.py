@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of a store, version 2. This file is its definition.
+"""The format of a store, version 1. This file is its definition.
 
 Nothing else packs or unpacks rows but `places`, which has those that tell of places.
 
 Directory, mode 0700:
 
-    format       text, one line: "buildidfs store 2". Written last when a store is made, so a
+    format       text, one line: "buildidfs store 1". Written last when a store is made, so a
                  directory without it is not a store. A reader refuses any other number; see
-                 `migrate` for older ones.
+                 `rebuild` for a new index.
     index/       an LMDB environment (data.mdb, lock.mdb), the tables below
     blobs/ab/    one file for each blob, named by the 64 hex digits of its SHA-256; "ab" are the
                  first two. A name is given after fsync, and before any row speaks of it: rows
@@ -156,7 +156,7 @@ from buildidfs.model import (
     fingerprint,
 )
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 1
 FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (

@@ -66,18 +66,15 @@ class Store(Reader):
         read_only: bool = False,
         map_size: int | None = None,
     ) -> Store:
-        """Open a store; ``create`` makes it where there is none, and writing converts an older one.
+        """Open a store; ``create`` makes it where there is none.
 
         ``map_size`` is for tests: bytes of address space of the index to begin with. Raises
-        `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreError`, and `StoreLocked` when an
-        older one is in use.
+        `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreDamaged`, `StoreError`.
         """
         root = os.path.abspath(os.fsencode(path))
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
             layout.make(root, map_size)
         env = layout.acquire(root, read_only=read_only, map_size=map_size)
-        if env is None:
-            env = _migrated(root, read_only, map_size)
         try:
             with env.read() as txn:
                 load_counters(env, txn)
@@ -302,16 +299,3 @@ class Store(Reader):
         if self.read_only:
             raise not_to_be_written(self.path)
         return env
-
-
-def _migrated(root: bytes, read_only: bool, map_size: int | None) -> Environment:
-    """The index of a store whose format was an older one."""
-    from buildidfs.store import migrate
-
-    if read_only:
-        raise layout.too_old(root)
-    migrate.run(root, map_size=map_size)
-    env = layout.acquire(root, read_only=False, map_size=map_size)
-    if env is None:
-        raise layout.too_old(root)
-    return env

@@ -6,7 +6,7 @@ Run with the code whose format is wanted, once for each format, before it change
     git worktree add --detach /tmp/old REVISION
     PYTHONPATH=/tmp/old:. python tests/golden/make.py tests/golden/format-N.tar.xz
 
-What is in it is in `CONTENT`, and what `tests/unit/test_store_migrate.py` expects.
+What is in it is in `CONTENT`, and what `tests/unit/test_store_golden.py` expects.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def fill(store: Store) -> None:
 
 
 def keep(store: Store) -> None:
-    """What stores of format 1 cannot: pins, and rows that a removal left for the mounts."""
+    """Pins, and rows that a removal left for the mounts."""
     store.pin([APP, BuildId(b"later")], b"/profiles/perf.data")
     (digest,) = (each.digest for each in store.variants(3, Kind.VDSO))
     store.remove([digest])

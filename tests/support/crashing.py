@@ -15,10 +15,8 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
-import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +29,6 @@ from tests.support.mounts import COMMAND
 from tests.support.waiting import until
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_GOLDEN = _REPOSITORY / "tests/golden/format-1.tar.xz"
 # Damage was found, and there was nothing left that may be removed.
 _ENDED = (0, 14, 20)
 _CAPTURED = re.compile(r"captured .* \(([0-9a-f]{40})\)$", re.MULTILINE)
@@ -96,8 +93,8 @@ class Operation:
 
     ``after`` is called with the process while it runs; ``longest`` is how long it takes at most, in
     seconds, where that cannot be measured. ``removes`` says that what nobody pinned may be gone,
-    ``separate`` that it has a store of its own, and ``repeated`` that it begins with a damaged one
-    and has to come to its end once before that is sound.
+    and ``repeated`` that it begins with a damaged store and has to come to its end once before that
+    is sound.
     """
 
     name: str
@@ -105,7 +102,6 @@ class Operation:
     after: Callable[[Crashes], None] | None = None
     longest: float | None = None
     removes: bool = False
-    separate: bool = False
     repeated: bool = False
 
 
@@ -125,11 +121,9 @@ class Crashes:
         self.ledger.kept = dict(self.ledger.made)
         self.call("pin", *self.ledger.kept)
 
-    def call(
-        self, *arguments: Argument, store: Path | None = None, ok: tuple[int, ...] = (0,)
-    ) -> str:
+    def call(self, *arguments: Argument, ok: tuple[int, ...] = (0,)) -> str:
         """Run a command to its end; what it printed."""
-        argv = [*COMMAND, "--store", store or self.store, *arguments]
+        argv = [*COMMAND, "--store", self.store, *arguments]
         done = run(argv, cwd=_REPOSITORY)
         assert done.rc in ok, f"{argv[3:]} ended with {done.rc}: {done.err[-2000:]}"
         return done.out
@@ -141,38 +135,32 @@ class Crashes:
 
     def crash(self, operation: Operation) -> list[str]:
         """Run it, kill it, look; what is wrong afterwards, in words."""
-        store = self.directory / "separate" if operation.separate else self.store
-        if operation.separate:
-            shutil.rmtree(store, ignore_errors=True)
         arguments = operation.setting_up(self)
         if operation.name not in self._durations:
-            self._durations[operation.name] = self._measure(operation, store, arguments)
+            self._durations[operation.name] = self._measure(operation, arguments)
             self.ledger.lost(self.store, removing=operation.removes)
-            if operation.separate:
-                shutil.rmtree(store, ignore_errors=True)
             arguments = operation.setting_up(self)
-        output = self._kill(operation, store, arguments)
+        output = self._kill(operation, arguments)
         self.ledger.tell(acknowledged(output))
         if operation.repeated:
-            self.call(*arguments, store=store, ok=_ENDED)
-        problems = [f"{operation.name}: {line}" for line in self._check(store)]
-        if not operation.separate:
-            lost = self.ledger.lost(store, removing=operation.removes)
-            problems += [f"{operation.name}: {line}" for line in lost]
+            self.call(*arguments, ok=_ENDED)
+        problems = [f"{operation.name}: {line}" for line in self._check()]
+        lost = self.ledger.lost(self.store, removing=operation.removes)
+        problems += [f"{operation.name}: {line}" for line in lost]
         return problems
 
-    def _measure(self, operation: Operation, store: Path, arguments: Sequence[Argument]) -> float:
+    def _measure(self, operation: Operation, arguments: Sequence[Argument]) -> float:
         if operation.longest is not None:
             return operation.longest
         begin = time.monotonic()
-        self.call(*arguments, store=store, ok=_ENDED)
+        self.call(*arguments, ok=_ENDED)
         return time.monotonic() - begin
 
-    def _kill(self, operation: Operation, store: Path, arguments: Sequence[Argument]) -> str:
+    def _kill(self, operation: Operation, arguments: Sequence[Argument]) -> str:
         log = self.directory / "log"
         moment = self.dice.uniform(0.1, 1.1) * self._durations[operation.name]
         with log.open("wb") as output:
-            argv = [os.fspath(word) for word in (*COMMAND, "--store", store, *arguments)]
+            argv = [os.fspath(word) for word in (*COMMAND, "--store", self.store, *arguments)]
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -195,10 +183,8 @@ class Crashes:
             kill_session(process)
         return log.read_text(errors="replace")
 
-    def _check(self, store: Path) -> list[str]:
-        if not (store / "format").exists():
-            return []  # killed before it was one
-        done = run([*COMMAND, "--store", store, "check"], cwd=_REPOSITORY)
+    def _check(self) -> list[str]:
+        done = run([*COMMAND, "--store", self.store, "check"], cwd=_REPOSITORY)
         return [] if done.rc == 0 else [f"check says {done.rc}: {(done.out + done.err)[-500:]}"]
 
 
@@ -298,12 +284,6 @@ def _repair(crashes: Crashes) -> Sequence[Argument]:
     return ("check", "--verify-data", "--from-start", "--repair")
 
 
-def _migrate(crashes: Crashes) -> Sequence[Argument]:
-    with tarfile.open(_GOLDEN) as archive:
-        archive.extractall(crashes.directory / "separate", filter="data")
-    return ("migrate",)
-
-
 OPERATIONS = (
     Operation("scan", _scan),
     Operation("watch", _watch, after=_run_one, longest=2.0),
@@ -311,6 +291,5 @@ OPERATIONS = (
     Operation("gc", _gc),
     Operation("check", _check),
     Operation("repair", _repair, removes=True, repeated=True),
-    Operation("migrate", _migrate, separate=True),
 )
 """Every command that writes to a store."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores as earlier versions left them, see ``tests/golden/make.py``."""
+"""Stores as they were written earlier, see ``tests/golden/make.py``."""
 
 from __future__ import annotations
 

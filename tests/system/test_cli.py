@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from buildidfs.cli.main import cli
 from tests.support.elfwriter import elf_file
-from tests.support.golden import unpack
 from tests.support.mounts import BuildIdFs
 from tests.support.restricted import as_nobody
 from tests.support.scans import without_privileges
@@ -240,9 +239,17 @@ def test_missing_store(command: str, tmp_path: Path) -> None:
     assert b"scan" in done.stderr  # the remedy
 
 
-def test_newer_store_is_refused(store: Path) -> None:
+def test_store_of_another_format_is_refused_and_repaired(store: Path) -> None:
     (store / "format").write_text("buildidfs store 99\n")
-    assert b"99" in run("--store", store, "list", code=13).stderr
+    said = run("--store", store, "list", code=13).stderr
+    assert b"has format 99, this program reads 1: " in said
+    assert b"check --repair" in said
+    assert said.count(b"\n") == 1
+    found = run("--store", store, "check", code=20)
+    assert b"has format 99" in found.stdout
+    assert (store / "format").read_text() == "buildidfs store 99\n"
+    run("--store", store, "check", "--repair")
+    assert BUILD_ID.hex() in run("--store", store, "list").stdout.decode()
 
 
 def test_scan_of_what_is_not_there(tmp_path: Path) -> None:
@@ -381,12 +388,6 @@ def test_completion_knows_commands_and_build_ids(store: Path) -> None:
     assert b"unmount" in complete("buildidfs unm", 1)
     offered = complete(f"buildidfs --store {store} show {BUILD_ID.hex()[:5]}", 4)
     assert BUILD_ID.hex().encode() in offered
-
-
-def test_completion_does_not_convert_a_store(tmp_path: Path) -> None:
-    store = unpack(1, tmp_path / "old")
-    complete(f"buildidfs --store {store} show 0b", 4)
-    assert (store / "format").read_text() == "buildidfs store 1\n"
 
 
 @pytest.mark.parametrize(

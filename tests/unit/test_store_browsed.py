@@ -30,8 +30,6 @@ from buildidfs.store.containers import VALUE, ContainerRow, pack_container, pack
 from buildidfs.store.paths import NAMES
 from buildidfs.store.retention import Policy
 from buildidfs.view import PUBLIC, Reader, View, nodes
-from tests.golden.make import APP, DWZ
-from tests.golden.make import NOW as MADE
 from tests.support.browsed import (
     by_name,
     container,
@@ -44,7 +42,6 @@ from tests.support.browsed import (
     seen_in,
 )
 from tests.support.captures import capture, commit, sighting
-from tests.support.golden import unpack
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting
@@ -618,21 +615,7 @@ def _expect_names(store: Store) -> None:
     assert by_name(store) == found
 
 
-# --- older stores, and lost indices --------------------------------------------------------------
-
-
-def test_a_store_of_the_first_format_has_them_afterwards(tmp_path: Path) -> None:
-    with Store.open(unpack(1, tmp_path / "store")) as store:
-        assert list(store.check(digests=True)) == []
-        (box,) = store.containers()
-        assert (box.name, box.label, box.host) == (b"box", "box", "golden")
-        assert (box.first_seen_ns, box.last_seen_ns) == (MADE, MADE), "to the minute"
-        assert files_of(store, b"box") == {b"/app/bin/app": APP, b"/app/bin/app.debug": APP}
-        app, dwz = ordinal_of(store, APP), ordinal_of(store, DWZ)
-        assert by_name(store) == {
-            b"app": {app, dwz}, b"app.debug": {app}, b"[vdso]": {app, dwz, 3},
-        }  # fmt: skip
-        _expect_names(store)
+# --- lost indices --------------------------------------------------------------------------------
 
 
 def test_an_index_that_is_made_again(tmp_path: Path) -> None:

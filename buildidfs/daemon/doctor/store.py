@@ -226,21 +226,17 @@ def _reflinks(root: bytes) -> Answer:
 def _index(root: bytes) -> Answer:
     if not _is_there(root):
         return ok("not there yet")
-    from buildidfs.store import Store, layout, schema
+    from buildidfs.store import Store
 
     try:
-        if (version := layout.read_format(root)) < schema.FORMAT_VERSION:
-            return degraded(
-                f"has format {version}, older than {schema.FORMAT_VERSION}: no mount reads it",
-                "convert it with buildidfs migrate; older versions refuse it afterwards",
-            )
         if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
             # To open it would make the file.
             return degraded("lock.mdb is missing from it", "the next scan makes it again")
         with Store.open(root, read_only=True) as store:
             held = store.stats()
     except StoreVersionError as error:
-        return failed(str(error), "use the version of buildidfs that wrote it, or a newer one")
+        found, _, remedy = str(error).rpartition(": ")
+        return failed(found, remedy)
     except BuildIdFsError as error:
         return failed(str(error), "move the store away, or name another (--store), and scan again")
     return ok(f"opens: {held.ids} build IDs, {held.blobs} blobs")
