@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
 _DOCKER: Final = (b"/var/lib/docker", b"/var/snap/docker/common/var-lib-docker")
 _DOCKER_SETTINGS: Final = b"/etc/docker/daemon.json"
-#: What is gone with the boot, and what is kept.
 _CONTAINERD: Final = (
-    (b"/run/containerd", b"/var/lib/containerd"),
-    (b"/run/k3s/containerd", b"/var/lib/rancher/k3s/agent/containerd"),
-    (b"/var/snap/microk8s/common/run/containerd", b"/var/snap/microk8s/common/var/lib/containerd"),
+    b"/run/containerd",
+    b"/run/k3s/containerd",
+    b"/var/snap/microk8s/common/run/containerd",
 )
 _TASKS: Final = b"/io.containerd.runtime.v2.task"
-_METADATA: Final = b"/io.containerd.metadata.v1.bolt/meta.db"
 _STORAGE: Final = (b"/run/containers/storage", b"/var/lib/containers/storage")
 _STORAGE_SETTINGS: Final = (b"/etc/containers/storage.conf", b"/usr/share/containers/storage.conf")
 _DRIVERS: Final = (b"overlay", b"vfs", b"btrfs", b"zfs")
@@ -49,7 +47,6 @@ _MAPPED: Final = re.compile(rb"\d{1,10}\.\d{1,10}")
 _NAMESPACE: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.-]{0,75}")
 _LISTED_MAX: Final = 256
 _LIST_MAX: Final = 8 << 20
-_ATTEMPTS: Final = 3
 
 _REMEMBERED: Final = 4096
 _AGAIN_S: Final = 60.0
@@ -169,13 +166,10 @@ class _Host:
                 yield root
 
     def _by_containerd(self, name: bytes) -> Iterator[RunImage]:
-        for state, root in _CONTAINERD:
+        for state in _CONTAINERD:
             for namespace in self._names_in(state + _TASKS, _NAMESPACE):
                 path = b"%s%s/%s/%s/config.json" % (state, _TASKS, namespace, name)
-                if not self._has(path):
-                    continue
                 yield self._noted(path, engines.RuntimeConfig)
-                yield self._in_metadata(root + _METADATA, namespace.decode(), name.decode())
 
     def _by_storage(self, name: bytes) -> Iterator[RunImage]:
         """What CRI-O and Podman know: of a container its own notes, then the lists of all."""
@@ -226,19 +220,6 @@ class _Host:
                 os.close(fd)
         return {}
 
-    def _in_metadata(self, path: bytes, namespace: str, container: str) -> RunImage:
-        with _as_missing():
-            fd = self._open(path)
-            try:
-                for _ in range(_ATTEMPTS):
-                    with _as_missing():
-                        return engines.containerd_image(
-                            lambda offset, size: os.pread(fd, size, offset), namespace, container
-                        )
-            finally:
-                os.close(fd)
-        return _NOTHING
-
     def _content(self, path: bytes, limit: int) -> bytes:
         """All of a file of root's; raises OSError, `Damaged` for one that is too large."""
         fd = self._open(path)
@@ -255,12 +236,6 @@ class _Host:
             os.close(fd)
             raise PermissionError(f"{os.fsdecode(path)} may be others' than root's")
         return fd
-
-    def _has(self, path: bytes) -> bool:
-        with _as_missing():
-            os.close(openat2.open_in_root(self._root_fd, path, os.O_PATH))
-            return True
-        return False
 
     def _names_in(self, path: bytes, wanted: re.Pattern[bytes]) -> list[bytes]:
         """The names in a directory that are wanted, of as many as are worth a look."""

@@ -3,7 +3,7 @@
 
 Sources: moby, image/store.go, layer/filestore.go and container/container.go (Docker's overlay2);
 containers/storage, images.go, layers.go and containers.go (Podman, Buildah, CRI-O, Skopeo);
-containerd, internal/cri/annotations and core/metadata/buckets.go; CRI-O, internal/annotations.
+containerd, internal/cri/annotations; CRI-O, internal/annotations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from buildidfs.formats import bolt, oci
+from buildidfs.formats import oci
 from buildidfs.formats.archives import Damaged
 
 NOTES_MAX: Final = 64 << 20
@@ -181,13 +181,6 @@ def storage_settings(data: bytes) -> StorageSettings:
         return msgspec.toml.decode(data, type=_StorageConf).storage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Damaged(f"settings of containers/storage that are none: {error}") from error
-
-
-def containerd_image(read_at: bolt.ReadAt, namespace: str, container: str) -> RunImage:
-    """What a container runs by containerd's meta.db, see `bolt.value`. Raises `Damaged`."""
-    keys = ("v1", namespace, "containers", container, "image")
-    found = bolt.value(read_at, [key.encode() for key in keys])
-    return run_image((found or b"").decode("utf-8", "replace"))
 
 
 def component(text: str) -> str:

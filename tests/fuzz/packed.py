@@ -9,11 +9,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats import ar, archives, bolt, cpio, engines, oci, packages, rpm, tar
+from buildidfs.formats import ar, archives, cpio, engines, oci, packages, rpm, tar
 from buildidfs.formats.archives import Damaged, Member
 from buildidfs.formats.whiteouts import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
-from tests.support.engines import Bucket, database
 from tests.support.sources import Bytes, ar_member, deb, entry
 from tests.support.sources import tar as tarred
 
@@ -337,50 +336,6 @@ def _huge_engines() -> Iterator[bytes]:
     yield json.dumps([{"id": "1", "metadata": said}]).encode()
 
 
-_TREE: Final[Bucket] = {
-    b"v1": {
-        b"n": {b"containers": {b"1": {b"image": b"a:1"}}, b"x": {b"%d" % i: b"" for i in range(99)}}
-    }
-}
-
-
-def _check_bolt(data: bytes) -> None:
-    reads = 0
-
-    def read_at(offset: int, size: int) -> bytes:
-        nonlocal reads
-        reads += 1
-        return data[offset : offset + size]
-
-    def attempt() -> None:
-        found = bolt.value(read_at, [b"v1", b"n", b"x", b"77"])
-        assert found is None or len(found) <= len(data)
-        _check_image(engines.containerd_image(read_at, "n", "1"))
-
-    refusal(attempt, Damaged)
-    assert reads < 1000
-
-
-def _seed_bolt() -> Iterator[bytes]:
-    yield database(_TREE, 512)
-    yield database(_TREE, 4096)
-
-
-def _huge_bolt() -> Iterator[bytes]:
-    yield database(_TREE, 512).ljust(MEGABYTE, b"\0")
-    yield database({b"v1": {b"%06d" % number: b"" for number in range(30_000)}})
-    # A page that is as long as the file, and leads to itself.
-    data = bytearray(database({b"v1": {b"%04d" % number: b"x" * 99 for number in range(900)}}, 512))
-    data.extend(bytes(MEGABYTE - len(data)))
-    for at in range(1024, len(data) - 512, 512):
-        number, flags = struct.unpack_from("=QH", data, at)
-        if flags == 1:
-            struct.pack_into("=I", data, at + 12, 2047)
-            for index in range(20):
-                struct.pack_into("=Q", data, at + 24 + index * 16, number)
-    yield bytes(data)
-
-
 TARGETS: Final = {
     "oci": Target(_check_oci, _seed_oci, _huge_oci, ("oci",)),
     "whiteouts": Target(
@@ -390,7 +345,6 @@ TARGETS: Final = {
         ("whiteouts",),
     ),
     "engines": Target(_check_engines, _seed_engines, _huge_engines, ("engines",)),
-    "bolt": Target(_check_bolt, _seed_bolt, _huge_bolt, ("bolt",)),
     "tar": Target(_check_tar, _seed_tar, _huge_tar, ("tar", "archives")),
     "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("ar",)),
     "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("cpio",)),

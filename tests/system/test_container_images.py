@@ -67,11 +67,6 @@ def kubernetes(notes: EngineNotes, container_id: str) -> None:
     notes.containerd("k8s.io", container_id, image_name=NAME)
 
 
-def nerdctl(notes: EngineNotes, container_id: str) -> None:
-    notes.containerd("default", container_id)
-    notes.metadata("default", {container_id: NAME})
-
-
 @pytest.mark.parametrize(
     ("engine", "image"),
     [
@@ -79,7 +74,6 @@ def nerdctl(notes: EngineNotes, container_id: str) -> None:
         (podman, BOTH),
         (crio, BOTH),
         (kubernetes, f"{NAME}\n"),
-        (nerdctl, f"{NAME}\n"),
     ],
 )
 def test_container_says_what_image_it_ran(

@@ -115,16 +115,6 @@ def test_containerd_for_kubernetes(notes: EngineNotes, image: Looked, state: str
     assert image(OTHER) == ""
 
 
-def test_nerdctl(notes: EngineNotes, image: Looked) -> None:
-    """It has annotations, but not of the image."""
-    notes.metadata("default", {CONTAINER: "docker.io/library/app:1", OTHER: "other:1"})
-    config = notes.containerd("default", CONTAINER)
-    assert image() == "docker.io/library/app:1"
-    assert image(OTHER) == "", "it does not run"
-    config.unlink()
-    assert image() == "docker.io/library/app:1"
-
-
 def test_several_engines(notes: EngineNotes, image: Looked) -> None:
     notes.podman((OTHER, "podman:1", ID))
     notes.containerd("moby", CONTAINER)
@@ -270,7 +260,6 @@ def test_notes_that_are_none(notes: EngineNotes, image: Looked, content: bytes) 
     for path in (
         f"/var/lib/docker/containers/{CONTAINER}/config.v2.json",
         f"/run/containerd/io.containerd.runtime.v2.task/a/{CONTAINER}/config.json",
-        "/var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db",
         f"/run/containers/storage/overlay-containers/{CONTAINER}/userdata/config.json",
         "/run/containers/storage/overlay-containers/containers.json",
         "/etc/docker/daemon.json",

@@ -16,7 +16,6 @@ from buildidfs.formats.engines import (
     StoredImage,
     StoredLayer,
 )
-from tests.support.engines import database
 
 
 def test_repositories() -> None:
@@ -131,20 +130,6 @@ def test_image_of_what_a_runtime_was_given(
 ) -> None:
     data = json.dumps({"ociVersion": "1.0.2", "annotations": annotations}).encode()
     assert engines.decoded(data, engines.RuntimeConfig).run_image == image
-
-
-def test_image_by_containerd() -> None:
-    containers = {b"1": {b"image": b"docker.io/a:1"}, b"2": {b"image": b""}, b"3": {b"spec": b""}}
-    data = database({b"v1": {b"default": {b"containers": containers}}})
-
-    def image(namespace: str, container: str) -> RunImage:
-        return engines.containerd_image(
-            lambda offset, size: data[offset : offset + size], namespace, container
-        )
-
-    assert image("default", "1") == RunImage("docker.io/a:1")
-    for namespace, container in (("default", "2"), ("default", "3"), ("moby", "1"), ("", "")):
-        assert image(namespace, container) == RunImage()
 
 
 def test_names_that_would_mislead_a_terminal() -> None:
