@@ -42,31 +42,20 @@ class Met:
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
-        self._young: dict[bytes, bytes] = {}
-        self._old: dict[bytes, bytes] = {}
-        self._files: set[bytes] = set()
-        self._old_files: set[bytes] = set()
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._young or key in self._old
 
-    def add(self, key: bytes, file: bytes) -> None:
-        """Remember a `place_key` and the `file_key` in it."""
+    def add(self, key: bytes) -> None:
+        """Remember a `place_key`."""
         if len(self._young) >= self._most:
-            self._old, self._young = self._young, {}
-            self._old_files, self._files = self._files, set()
-        self._young[key] = file
-        self._files.add(file)
-
-    def has_file(self, identity: FileIdentity) -> bool:
-        """Whether a file was met, at whatever place."""
-        file = file_key(identity)
-        return file in self._files or file in self._old_files
+            self._old, self._young = self._young, set()
+        self._young.add(key)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """These were not met, after all."""
+        """Remove these keys, so that their files count as new."""
         for key in keys:
-            for places, files in ((self._young, self._files), (self._old, self._old_files)):
-                file = places.pop(key, None)
-                if file is not None:
-                    files.discard(file)
+            self._young.discard(key)
+            self._old.discard(key)

@@ -76,12 +76,11 @@ class Settler:
             self._done.append(fd)
             self._miss(record, home, failed)
             return
-        file = file_key(identity)
-        key = place_key(home.mnt_ns_id, file, record.path)
+        key = place_key(home.mnt_ns_id, file_key(identity), record.path)
         if key in self._state.met:
             self._done.append(fd)
         else:
-            self._send(record, home, identity, fd, file, key)
+            self._send(record, home, identity, fd, key)
 
     def _find(self, record: Mapped, home: Home, error: OSError) -> int:
         """A descriptor of what is not mapped any more, or may not be looked at that way, or -1."""
@@ -93,7 +92,6 @@ class Settler:
         home: Home,
         identity: FileIdentity,
         fd: int,
-        file: bytes,
         key: bytes,
     ) -> None:
         """Hand a file on; when too many are waiting, only what it is. Takes the descriptor."""
@@ -119,7 +117,7 @@ class Settler:
             if is_pinned:
                 # Of an unknown mount namespace it cannot be told whether it is the same again.
                 if home.is_known:
-                    state.met.add(key, file)
+                    state.met.add(key)
             else:
                 state.counts.unpinned += 1
                 if build_id is None:

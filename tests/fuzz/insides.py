@@ -118,7 +118,7 @@ def _seed_messages() -> Iterator[bytes]:
     yield messages.encode(messages.Ready(("x", "y")))
     yield messages.encode(messages.Counts(1, 2, 3, 4, 5))
     yield messages.encode(messages.Forget((b"a", b"b")))
-    yield messages.encode(messages.Degraded("x"))
+    yield messages.encode(messages.Flooded(place, 5, (b"/x",)))
     yield messages.encode(messages.Failed("x", privilege=True))
 
 
