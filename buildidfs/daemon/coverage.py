@@ -25,6 +25,16 @@ NOTHING_RECORDED: Final = (
     " are (scan perf-data), or say what they were (repair --assign PATH=ID)"
 )
 """The remedy where files are without a build ID for `NO_BUILD_ID`."""
+OTHER_MACHINE: Final = (
+    "the profile was made on {host}, and this store has seen some of its files on other machines"
+    " only: use the store of {host} (--store), or say what they were (repair --assign PATH=ID)"
+)
+"""The same where files were seen on other machines only."""
+MAY_BE_HERE: Final = (
+    "what was never captured may still be here: buildidfs scan perf-data takes what this machine"
+    " has of a profile"
+)
+"""The same where build IDs are known and their files are not held."""
 NOT_CAPTURED: Final = "never captured"
 STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
 NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"

@@ -16,6 +16,7 @@ import msgspec
 
 from buildidfs.daemon.coverage import NO_BUILD_ID
 from buildidfs.daemon.profileclock import SHARP_NS
+from buildidfs.linux import machine
 from buildidfs.model import BuildId, FileIdentity
 from buildidfs.store.paths import NAMES
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 AMBIGUOUS: Final = "several build IDs fit, and nothing tells which"
+OTHER_HOST: Final = "only on other machines a file was seen at this path"
 OTHER_FILE: Final = "the journal knows only other files at this path"
 
 _SECOND: Final = 1_000_000_000
@@ -132,8 +134,9 @@ class Matcher:
             return Answer(given, its, is_sure=True)
         if not pool:
             return Answer(None, why=NO_BUILD_ID)
-        if any(each.host == self._host for each in pool):
-            pool = tuple(each for each in pool if each.host == self._host)
+        pool = self._on_its_host(pool)
+        if not pool:
+            return Answer(None, why=OTHER_HOST)
         if mnt:
             pool = tuple(each for each in pool if not each.mnt or each.mnt == mnt)
         same = [each for each in pool if each.identity and _is_same(each.identity, file)]
@@ -156,6 +159,23 @@ class Matcher:
         if len(ids) > 1:
             return Answer(None, tuple(left), AMBIGUOUS)
         return Answer(ids.pop(), tuple(left), is_sure=bool(same))
+
+    def _on_its_host(self, pool: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        """Those of ``pool`` that were seen on the machine where the profile was made.
+
+        Device and inode tell files of one machine apart, and every machine has some number 2. In a
+        container perf takes the name of that for the machine's: then its clock has to tell.
+        """
+        for host in (self._host, ""):
+            own = tuple(each for each in pool if each.host == host)
+            if own:
+                return own
+        if not self._host or (self.clock is not None and self.clock.is_seen):
+            return pool
+        if self.clock is None or not self.clock.is_local:
+            return ()
+        names = {machine.host_name(), os.uname().nodename}
+        return tuple(each for each in pool if each.host in names)
 
     def _named(
         self,

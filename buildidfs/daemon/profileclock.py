@@ -35,6 +35,8 @@ _ALIKE_NS: Final = _SECOND // 100
 # What perf does between the last sample and the end of the file: it reads build IDs.
 _WRITING_NS: Final = 60 * _SECOND
 _MARGIN_NS: Final = 2 * _SECOND
+# Clocks that no two machines, nor two starts of one, have in common.
+_OF_A_BOOT: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW, time.CLOCK_BOOTTIME)
 _FEWEST: Final = 3
 _TIMES_OTHERS: Final = 1.5
 
@@ -42,12 +44,16 @@ _TIMES_OTHERS: Final = 1.5
 class Clock(msgspec.Struct, frozen=True):
     """How times of a profile become Unix time: ``offset_ns`` is added, give or take ``error_ns``.
 
-    ``how`` says in words where that comes from.
+    ``how`` says in words where that comes from. ``is_local`` says that this machine made the
+    profile, since it was started; ``is_seen`` that the store knows the machine that made it: it saw
+    files there when they were mapped.
     """
 
     offset_ns: int
     error_ns: int
     how: str
+    is_local: bool = False
+    is_seen: bool = False
 
 
 def recorded(profile: Profile) -> Clock | None:
@@ -55,7 +61,14 @@ def recorded(profile: Profile) -> Clock | None:
     said = perfdata.clock(profile.feature(perfdata.CLOCK_DATA), profile.header.order)
     if said is None:
         return None
-    return Clock(said.wall_ns - said.event_ns, _EXACT_NS, "times as the profile says")
+    offset = said.wall_ns - said.event_ns
+    is_local = said.clockid in _OF_A_BOOT and _is_of_this_boot(said.clockid, offset)
+    return Clock(offset, _EXACT_NS, "times as the profile says", is_local)
+
+
+def _is_of_this_boot(clockid: int, offset: int) -> bool:
+    here = time.time_ns() - time.clock_gettime_ns(clockid)
+    return abs(here - offset) <= _MARGIN_NS
 
 
 def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
@@ -71,7 +84,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     if not -_MARGIN_NS <= mtime_ns - (last + offset) <= _WRITING_NS:
         return None
     error += _EXACT_NS // 10 + max(now_ns - mtime_ns, 0) // 10_000
-    return Clock(offset, error, "times by the clock of this machine")
+    return Clock(offset, error, "times by the clock of this machine", is_local=True)
 
 
 def by_file_time(mtime_ns: int, last: int) -> Clock:
@@ -113,7 +126,7 @@ def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | Non
     if most < _FEWEST or most < _TIMES_OTHERS * max(others, default=0):
         return None
     how = f"times by {most} files that were first seen when they were first mapped"
-    return Clock(best, _EXACT_NS, how)
+    return Clock(best, _EXACT_NS, how, is_seen=True)
 
 
 def find(profile: Profile, last: int, differences: Iterable[tuple[int, int]]) -> Clock:

@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.perfdata import Profile
 from buildidfs.daemon import profileclock
-from buildidfs.daemon.coverage import NO_BUILD_ID, NOTHING_RECORDED, Coverage, Holdings
+from buildidfs.daemon.coverage import (
+    MAY_BE_HERE,
+    NO_BUILD_ID,
+    NOT_CAPTURED,
+    NOTHING_RECORDED,
+    OTHER_MACHINE,
+    Coverage,
+    Holdings,
+)
 from buildidfs.daemon.hits import IN_GUEST, IN_KERNEL, UNMAPPED, Hit, Hits
-from buildidfs.daemon.matching import AMBIGUOUS, KALLSYMS, Answer, Matcher
+from buildidfs.daemon.matching import AMBIGUOUS, KALLSYMS, OTHER_HOST, Answer, Matcher
 from buildidfs.formats import perfdata, perfevents
 from buildidfs.formats.perfdata import CPUMODE, KERNEL, USER
 from buildidfs.formats.perfevents import Events, Executed, Forked, Lost, Mapped
 from buildidfs.formats.perfspaces import File, Spaces
 from buildidfs.model import BuildId
+from buildidfs.store.failures import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from buildidfs.formats.perfdata import Named
     from buildidfs.formats.perfrecords import Entered
@@ -69,6 +78,7 @@ class Reading:
     ) -> None:
         self.profile = profile
         self._assigned = assigned or {}
+        self.host = profile.text(perfdata.HOSTNAME).decode("utf-8", "surrogateescape")
         self.spaces = Spaces()
         self.lost = 0
         self.samples = 0
@@ -127,6 +137,16 @@ class Reading:
             notes.append(f"{self.spaces.left_out} mappings of processes with too many left out")
         return notes
 
+    def remedies(self, reasons: Collection[str]) -> list[str]:
+        """What helps where files have no build ID for these ``reasons``, in a sentence each."""
+        found = [NOTHING_RECORDED] if NO_BUILD_ID in reasons else []
+        if OTHER_HOST in reasons:
+            host = self.host.encode("utf-8", "surrogateescape")
+            found.append(OTHER_MACHINE.format(host=show(host)))
+        if NOT_CAPTURED in reasons:
+            found.append(MAY_BE_HERE)
+        return found
+
     def _records(self, what: str, kinds: frozenset[int]) -> Iterator[tuple[int, Raw]]:
         """Records of ``kinds``, or all where their numbers have to stand for times."""
         wanted = kinds if self._has_time else None
@@ -141,9 +161,8 @@ class Reading:
 
     def _matcher(self, store: Store) -> Matcher:
         profile, files = self.profile, self.spaces.files
-        host = profile.text(perfdata.HOSTNAME).decode("utf-8", "surrogateescape")
         firsts = dict(zip(files, self._first, strict=True))
-        matcher = Matcher(store, firsts, host=host, start=self._start, assigned=self._assigned)
+        matcher = Matcher(store, firsts, host=self.host, start=self._start, assigned=self._assigned)
         if self._has_time and self._last:
             differences = (
                 (number, candidate.first_ns - first)
@@ -263,7 +282,7 @@ class Reading:
         answer = self.answer(hit)
         if answer.build_id is None and is_anonymous(file):
             return file.path, Answer(None, why=ANONYMOUS)
-        if answer.why == NO_BUILD_ID and file.path.startswith(_MEMFD_NAME):
+        if answer.why in (NO_BUILD_ID, OTHER_HOST) and file.path.startswith(_MEMFD_NAME):
             return file.path, Answer(None, why=_MEMFD)
         return file.path, answer
 
@@ -289,8 +308,7 @@ def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> 
             [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "samples"
         )
         found.notes = reading.notes()
-        if any(row.why == NO_BUILD_ID for row in found.rows):
-            found.notes.append(NOTHING_RECORDED)
+        found.notes += reading.remedies({row.why for row in found.rows})
         if profile.truncated:
             found.incomplete = f"{_shown(path)} is not whole: {profile.truncated}"
     return found

@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.perfdata import Profile
-from buildidfs.daemon.coverage import NO_BUILD_ID, NOTHING_RECORDED
 from buildidfs.daemon.matching import namesakes, plain
 from buildidfs.daemon.profiles import ANONYMOUS, Reading
 from buildidfs.daemon.renaming import TOO_LONG, Renaming
@@ -111,8 +110,7 @@ def repair(
             for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True)))
         ]
         notes = reading.notes() if renaming.resolved or unresolved else []
-        if any(each.why == NO_BUILD_ID for each in unresolved):
-            notes.append(NOTHING_RECORDED)
+        notes += reading.remedies({each.why for each in unresolved})
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
         return Repaired(

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from buildidfs.daemon.coverage import NO_BUILD_ID
-from buildidfs.daemon.matching import AMBIGUOUS, OTHER_FILE, Matcher
+from buildidfs.daemon.matching import AMBIGUOUS, OTHER_FILE, OTHER_HOST, Matcher
 from buildidfs.daemon.profileclock import Clock
 from buildidfs.formats.perfspaces import File
+from buildidfs.linux import machine
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
@@ -224,6 +226,29 @@ def test_host(store: Store) -> None:
     assert matcher(store, host="here").answer(file(), AT).build_id == RED
     assert matcher(store, host="there").answer(file(), AT).build_id == BLUE
     assert matcher(store, host="nowhere").answer(file(), AT).build_id is None
+
+
+def test_same_numbers_on_another_machine(store: Store) -> None:
+    """The first file on every tmpfs has the same device and inode."""
+    seen(store, RED, host="there")
+    answer = matcher(store, host="nowhere").answer(file(), AT)
+    assert (answer.build_id, answer.why, answer.is_other) == (None, OTHER_HOST, False)
+    assert matcher(store, host="there").answer(file(), AT).build_id == RED
+    assert matcher(store).answer(file(), AT).build_id == RED
+
+
+def test_machine_under_another_name(store: Store) -> None:
+    """In a container perf writes the name of that into the profile: then the clock counts."""
+    seen(store, RED, path=b"/a", host="there")
+    seen(store, BLUE, path=b"/b", host=machine.host_name())
+
+    def answers(clock: Clock) -> list[BuildId | None]:
+        found = matcher(store, host="pod", clock=clock)
+        return [found.answer(file(path=path), AT).build_id for path in (b"/a", b"/b")]
+
+    assert answers(SHARP) == [None, None]
+    assert answers(msgspec.structs.replace(SHARP, is_local=True)) == [None, BLUE]
+    assert answers(msgspec.structs.replace(SHARP, is_seen=True)) == [RED, BLUE]
 
 
 def test_build_id_in_the_record(store: Store) -> None:

@@ -36,6 +36,24 @@ def test_a_profile_that_says_it(tmp_path: Path) -> None:
         assert clock is None or clock.error_ns <= SHARP_NS
 
 
+def test_a_profile_of_this_machine_that_says_it(tmp_path: Path) -> None:
+    write = PerfWriter()
+    path = tmp_path / "perf.data"
+    for clockid, wrong, is_local in (
+        (time.CLOCK_MONOTONIC, 0, True),
+        (time.CLOCK_BOOTTIME, 0, True),
+        (time.CLOCK_MONOTONIC, 3600 * SECOND, False),
+        (time.CLOCK_REALTIME, 0, False),  # is the same everywhere
+    ):
+        event = time.clock_gettime_ns(clockid)
+        content = write.pack("IIQQ", 1, clockid, time.time_ns() + wrong, event)
+        path.write_bytes(write.file(write.comm(1, b"x"), {perfdata.CLOCK_DATA: content}))
+        with Profile(bytes(path)) as profile:
+            clock = profileclock.recorded(profile)
+        assert clock is not None
+        assert clock.is_local == is_local
+
+
 def test_by_the_time_of_the_file() -> None:
     """What was last in it happened up to a minute before it was written."""
     last = 5000 * SECOND
@@ -55,6 +73,7 @@ def test_differences_that_are_alike() -> None:
     assert abs(clock.offset_ns - true) <= 5 * MILLISECOND
     assert clock.error_ns < SECOND
     assert "8 files" in clock.how
+    assert clock.is_seen
 
 
 def test_too_few_are_alike() -> None:
@@ -85,6 +104,7 @@ def test_clock_of_this_machine() -> None:
     assert clock is not None
     assert abs(clock.offset_ns - offset) < SECOND // 10
     assert error < clock.error_ns < SECOND // 10
+    assert clock.is_local
     later = of_this_boot(now + SECOND, last, now + 3600 * SECOND)
     assert later is not None
     assert later.error_ns > SECOND // 10

@@ -16,6 +16,7 @@ from buildidfs.capture.perfdata import Profile
 from buildidfs.config import Settings
 from buildidfs.daemon import profiles, profilescan
 from buildidfs.daemon.coverage import (
+    MAY_BE_HERE,
     NO_BUILD_ID,
     NO_EXECUTABLE,
     NO_KALLSYMS,
@@ -26,6 +27,7 @@ from buildidfs.daemon.coverage import (
     Coverage,
     Row,
 )
+from buildidfs.daemon.matching import OTHER_HOST
 from buildidfs.daemon.repair import Repaired, repair
 from buildidfs.errors import UsageError
 from buildidfs.formats import perfdata, perfevents
@@ -162,6 +164,7 @@ def test_coverage(tmp_path: Path, store: Store, write: PerfWriter) -> None:
         "times as the profile says",
         "30 records were lost when the profile was made",
         NOTHING_RECORDED,
+        MAY_BE_HERE,
     ]
     assert found.incomplete == ""
 
@@ -269,6 +272,31 @@ def test_no_profile(tmp_path: Path, store: Store) -> None:
         with pytest.raises(UsageError) as caught:
             profiles.coverage(store, bytes(path))
         assert str(path) in str(caught.value)
+
+
+def test_profile_of_another_machine(tmp_path: Path, store: Store, write: PerfWriter) -> None:
+    """What it names itself counts, not the numbers of files that are on every machine."""
+    seen(store, b"/app", RED, host="here")
+    seen(store, b"/other", RED, host="here")
+    records = (
+        write.mmap2(1, 0x10000, 0x1000, b"/app", time=START)
+        + write.mmap2(1, 0x20000, 0x1000, b"/other", time=START)
+        + write.sample(1, 0x10008, START + 1)
+        + write.sample(1, 0x20008, START + 1)
+    )
+    path = profile_of(
+        tmp_path / "p", write, records,
+        HOSTNAME=write.text(b"there"), BUILD_ID=write.build_id(b"/app", BLUE),
+    )  # fmt: skip
+    found = profiles.coverage(store, path)
+    rows = by_path(found)
+    assert (rows[b"/app"].build_id, rows[b"/app"].why) == (BLUE, "never captured")
+    assert (rows[b"/other"].build_id, rows[b"/other"].why) == (None, OTHER_HOST)
+    assert "made on there" in found.notes[-2]
+    assert "scan perf-data" in found.notes[-1]
+    done, _ = repaired(store, path)
+    assert [each.path for each in done.unresolved] == [b"/other"]
+    assert "use the store of there" in done.notes[-1]
 
 
 def test_build_ids_that_are_named(tmp_path: Path, write: PerfWriter) -> None:
