@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NO_MAPPING = "no mapping"
 _NO_BUILD_ID = "no build ID"
 _SHOWN = 10
+_PERF_DATA = (b"PERFILE2", b"2ELIFREP")
 _LISTED = re.compile(rb"^ *[0-9A-Fa-f]{4,} +\S", re.MULTILINE)
 
 
@@ -36,7 +37,14 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
     script = perfscript.Script()
     output: BinaryIO = sys.stdout.buffer
     why: Counter[tuple[bytes, str]] = Counter()
+    any_line = False
     for line in sys.stdin.buffer:
+        if line.startswith(_PERF_DATA) and not any_line:
+            raise UsageError(
+                "standard input is a perf.data file: give what perf script --show-mmap-events"
+                " --show-task-events prints of it"
+            )
+        any_line = True
         text = line.rstrip(b"\n")
         frame = script.line(text)
         if frame is None or not frame.unknown or frame.dso.startswith(b"[kernel"):
@@ -60,6 +68,8 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
             why[location.path, answer.why] += 1
             output.write(line)
     output.flush()
+    if not any_line:
+        click.echo("buildidfs: standard input is empty: perf script printed nothing", err=True)
     _report(script, why)
 
 

@@ -198,7 +198,14 @@ def create(
             about = _list_sources(store, manifest.items, listed, progress)
         manifest = msgspec.structs.replace(manifest, sources=about)
         if isinstance(output, int):
-            bundlefile.write(store, manifest, given, output, sources=listed.fileno(), progress=tell)
+            try:
+                bundlefile.write(
+                    store, manifest, given, output, sources=listed.fileno(), progress=tell
+                )
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise UsageError(f"cannot write the output: {error.strerror}") from error
             return manifest, 0
         kept = _write_file(store, manifest, given, listed.fileno(), output, tell)
     return manifest, kept

@@ -8,6 +8,7 @@ looked up in the store as `repair` does it, and those that stay unknown are name
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -67,7 +68,10 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
         if os.path.isdir(path):  # perf record --threads
             head = _PERF[0]
         else:
-            with open(path, "rb") as file:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise UsageError(f"{show(path)} is not a regular file")
                 head = file.read(18)
     except OSError as error:
         raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error

@@ -255,8 +255,13 @@ def find(wanted: str | None = None) -> tuple[str, str]:
             continue
         if path is not None:
             return name, path
-    missing = f"neither {' nor '.join(NAMES)} is" if wanted is None else f"{wanted} is not"
-    raise UsageError(f"{missing} installed; apt-get install llvm (or elfutils)")
+    if wanted is None:
+        missing, package = f"neither {' nor '.join(NAMES)} is", "llvm (or elfutils)"
+    else:
+        missing = f"{wanted} is not"
+        is_llvm = wanted.startswith(NAMES[0])
+        package = wanted.replace("-symbolizer", "") if is_llvm else "elfutils"
+    raise UsageError(f"{missing} installed; apt-get install {package}")
 
 
 def find_dumper() -> str | None:

@@ -209,3 +209,20 @@ def test_what_is_no_file_is_no_bundle(
         done = buildidfs(*command, each, *point, check=False)
         assert done.rc == 2, done
         assert f"cannot read {each}: a bundle is a regular file" in done.err
+
+
+@pytest.mark.parametrize("command", [["pin"], ["bundle", "-o", "/dev/null"]])
+def test_a_fifo_is_not_waited_for(
+    directory: Path, buildidfs: BuildIdFs, ledger: Ledger, command: list[str]
+) -> None:
+    os.mkfifo(directory / "fifo")
+    done = buildidfs(*command, directory / "fifo", check=False)
+    assert (done.rc, "is not a regular file" in done.err) == (2, True), done
+
+
+def test_standard_output_without_room(buildidfs: BuildIdFs, ledger: Ledger) -> None:
+    argv = [tool("sh"), "-c", '"$@" > /dev/full', "sh", *COMMAND, "--store", buildidfs.store,
+            "bundle", next(iter(ledger.made)), "-o", "-"]  # fmt: skip
+    done = run(argv, cwd=_ROOT)
+    complaint = "buildidfs: cannot write the output: No space left on device\n"
+    assert (done.rc, done.err) == (2, complaint)

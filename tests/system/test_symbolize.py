@@ -20,7 +20,7 @@ from buildidfs.model import BuildId
 from buildidfs.store import Store
 from tests.support import clients
 from tests.support.clients import perf_record, perf_tool, run, tool
-from tests.support.commands import calling
+from tests.support.commands import ROOT, calling
 from tests.support.containers import container
 from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
 from tests.support.mounts import COMMAND, BuildIdFs
@@ -259,7 +259,11 @@ def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
         (["8e9f8e9f+0x1"], 30, "nothing is known of build ID 8e9f8e9f"),
         (["--perf-script", "--json"], 2, "--perf-script filters text"),
         (["--with", "sh", "8e9f+0x1"], 2, "neither llvm-symbolizer[-VERSION] nor eu-addr2line"),
-        (["--with", "llvm-symbolizer-999", "8e9f+0x1"], 2, "-999 is not installed"),
+        (
+            ["--with", "llvm-symbolizer-999", "8e9f+0x1"],
+            2,
+            "-999 is not installed; apt-get install llvm-999",
+        ),
         (["--lines", "8e9f+0x1"], 2, "belong to --perf-script"),
         (["--perf-script", "--buildid-list", "/nonexistent"], 2, "/nonexistent: No such file"),
         (["--perf-script", "--buildid-list", "/etc/passwd"], 2, "no output of perf buildid-list"),
@@ -269,6 +273,18 @@ def test_wrong_usage(store: BuildIdFs, words: list[str], code: int, complaint: s
     done = store("symbolize", *words, check=False)
     assert (done.rc, done.out, done.err.count("\n")) == (code, "", 1)
     assert complaint in done.err
+
+
+def test_input_that_perf_script_has_not_printed(store: BuildIdFs) -> None:
+    for given, code, complaint in (
+        ("PERFILE2 and more", 2, "standard input is a perf.data file"),
+        ("", 0, "standard input is empty"),
+    ):
+        argv = [tool("sh"), "-c", 'printf %s "$0" | "$@"', given, *COMMAND, "--store", store.store,
+                "symbolize", "--perf-script"]  # fmt: skip
+        done = run(argv, cwd=ROOT)
+        assert (done.rc, done.out, done.err.count("\n")) == (code, "", 1)
+        assert complaint in done.err
 
 
 def test_no_program(store: BuildIdFs, tmp_path: Path) -> None:
