@@ -16,7 +16,6 @@
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
     ├── MountError                 40   mounting, serving or unmounting failed
-    ├── UpstreamError              50   another server failed
     └── CapabilityError            60   a privilege is missing; the message says which
 
 ``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
@@ -118,12 +117,6 @@ class MountError(BuildIdFsError):
     """Mounting, serving a mount, or unmounting failed."""
 
     exit_code = 40
-
-
-class UpstreamError(BuildIdFsError):
-    """A server that artifacts are fetched from failed."""
-
-    exit_code = 50
 
 
 class CapabilityError(BuildIdFsError):

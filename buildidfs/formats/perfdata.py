@@ -27,10 +27,8 @@ ReadAt = Callable[[int, int], bytes]
 BUILD_ID: Final = 2
 HOSTNAME: Final = 3
 OSRELEASE: Final = 4
-CMDLINE: Final = 11
 AUXTRACE: Final = 18
 SAMPLE_TIME: Final = 21
-CLOCKID: Final = 23
 DIR_FORMAT: Final = 24
 COMPRESSED: Final = 27
 CLOCK_DATA: Final = 29
@@ -59,8 +57,6 @@ MAX_ID: Final = 20
 CPUMODE: Final = 7
 KERNEL: Final = 1
 USER: Final = 2
-GUEST_KERNEL: Final = 4
-GUEST_USER: Final = 5
 
 
 class Header(msgspec.Struct):
@@ -102,11 +98,6 @@ class Named(msgspec.Struct, frozen=True):
     build_id: bytes
     misc: int = USER
     pid: int = -1
-
-
-def is_profile(head: bytes) -> bool:
-    """Whether a file that begins so is a perf.data file, be it of a version too old."""
-    return head[:8] in _ORDERS or head[:8] in _OLD
 
 
 def parse_header(read_at: ReadAt, size: int) -> Header:

@@ -10,9 +10,7 @@ from buildidfs.linux import machine, syscalls
 
 FILESYSTEM_TYPE = b"fuse.buildidfs"
 
-MNT_FORCE = 1
 MNT_DETACH = 2
-MNT_EXPIRE = 4
 UMOUNT_NOFOLLOW = 8
 
 _umount2 = syscalls.libc.umount2

@@ -87,14 +87,6 @@ def exe(pid_fd: int) -> bytes:
     return os.readlink(b"exe", dir_fd=pid_fd)
 
 
-def start_time(pid_fd: int) -> int:
-    """When the process began, in clock ticks since boot: with the pid it names the process.
-
-    Raises OSError.
-    """
-    return int(_stat_fields(pid_fd)[19])
-
-
 def is_stopped(pid: int) -> bool:
     """True if a signal or a tracer has stopped the process; False if it runs, or is gone."""
     try:

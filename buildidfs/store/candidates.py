@@ -300,10 +300,7 @@ def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
 
 
 def had_again(origins: list[OriginRecord]) -> str:
-    """Where the bytes seen at these places can be had now, in words; empty if that is not known.
-
-    Upstreams would be asked here.
-    """
+    """Where the bytes seen at these places can be had now, in words; empty if that is not known."""
     believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
     return next(filter(None, map(recapturable, believed[:_ASKED])), "")
 

@@ -40,7 +40,6 @@ DEBUG_BUCKET: Final = 0x100
 PERF_BUCKET: Final = 0x200
 
 TAG_SHIFT: Final = 60
-TAG_STATIC: Final = 0
 TAG_ID: Final = 1
 TAG_PATH: Final = 2
 TAG_DWZ: Final = 3

@@ -35,7 +35,6 @@ def _check_perfdata(data: bytes) -> None:
 
 def _read_profile(reader: FileReader, data: bytes) -> None:
     header = perfdata.parse_header(reader, len(data))
-    assert perfdata.is_profile(data)
     for number in range(perfdata.FEATURES):
         content = perfdata.feature(reader, header, number)
         perfdata.text(content, header.order)
