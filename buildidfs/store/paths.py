@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import schema
-from buildidfs.store.index import prefixed
+from buildidfs.store.index import DAMAGE, damaged, prefixed
 
 if TYPE_CHECKING:
     from buildidfs.store.environment import Environment, Table, Txn
@@ -130,7 +130,11 @@ class PathTree:
     def _hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
-            yield int.from_bytes(key[4:], "big")
+            try:
+                _, ordinal = schema.PATH_ORDINAL.unpack(key)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield ordinal
 
     def has(self, number: int, ordinal: int) -> bool:
         """Whether that build ID was seen at exactly that path."""

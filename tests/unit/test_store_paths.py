@@ -133,3 +133,15 @@ def test_a_path_nobody_can_follow_does_not_become_the_primary_one(
     assert store.primary_path(1) is None
     commit(store, capture(store, b"libc", at=sighting(b"/usr/lib/libc.so.6")))
     assert store.primary_path(1) == _walk(store, b"/usr/lib/libc.so.6")
+
+
+def test_a_damaged_key_is_an_error(store: Store) -> None:
+    commit(store, capture(store, b"x", at=sighting(b"/usr/bin/x")))
+    number = store.primary_path(1)
+    assert number is not None
+    env = environment.acquire(store.path, read_only=False)
+    key = schema.PATH_ORDINAL.pack(number, 1) + b"x"
+    env.write(lambda txn: txn.put(key, b"", db=env.tables["pathids"]))
+    with pytest.raises(IntegrityError, match="damaged"):
+        list(store.path_ids(number))
+    environment.release(env)
