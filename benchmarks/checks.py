@@ -13,8 +13,9 @@ from benchmarks.bench import Bench, Benchmark, run, timed
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
 from benchmarks.stores import whole
-from buildidfs import config, daemon
-from buildidfs.store import Store, beside
+from buildidfs import app, config
+from buildidfs.store import Store
+from buildidfs.store.write import sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,15 +72,15 @@ def capturing(bench: Bench) -> Iterator[Row]:
     tree = Path("/usr/lib")
     with_it: list[float] = []
     without: list[float] = []
-    real = beside.attach
+    real = sidecar.attach
     for number in range(bench.rounds):
         bench.say(f"capturing: round {number + 1} of {bench.rounds}")
         with_it.append(_captured(bench, tree))
-        beside.attach = lambda fd, data: True
+        sidecar.attach = lambda fd, data: True
         try:
             without.append(_captured(bench, tree))
         finally:
-            beside.attach = real
+            sidecar.attach = real
     yield Row(
         "scan tree, keeping beside blobs where they come from", "<=", 1.05,
         min(with_it) / min(without), detail=f"{min(with_it):.2f} s, {min(without):.2f} s",
@@ -88,7 +89,7 @@ def capturing(bench: Bench) -> Iterator[Row]:
 
 def _captured(bench: Bench, tree: Path) -> float:
     with bench.scratch("kept") as directory, Store.create(directory / "store") as store:
-        return timed(lambda: daemon.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
+        return timed(lambda: app.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
 
 
 ROWS: dict[str, Benchmark] = {

@@ -19,7 +19,7 @@ from benchmarks.mounts import product
 from benchmarks.report import Row
 from benchmarks.stores import captured
 from buildidfs.store import Store
-from buildidfs.store.retention import Policy
+from buildidfs.store.retention.policy import Policy
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Benchmark

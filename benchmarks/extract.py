@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 from elftools.elf.segments import NoteSegment
 
-from buildidfs.formats.elf import identify
+from buildidfs.formats.elf.identify import identify
 from buildidfs.model import BuildId
 
 _HEAD = 4096

@@ -29,9 +29,10 @@ from buildidfs.model import (
     Sighting,
     Trust,
 )
-from buildidfs.store import NewCapture, Staged, Store, environment
-from buildidfs.store.blobs import BlobFile, Blobs
-from buildidfs.store.recorder import Recorder
+from buildidfs.store import NewCapture, Staged, Store
+from buildidfs.store.blobs.files import BlobFile, Blobs
+from buildidfs.store.index import environment
+from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

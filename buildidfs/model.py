@@ -239,10 +239,10 @@ class Origin(msgspec.Struct, frozen=True):
     of the control group in the unified hierarchy, 0 where it is not known: unlike the path it is
     not used again until the next boot. ``reach`` says for the owner of the file (4), its group (2)
     and all others (1) whether everybody of them could get at it along this path, see
-    `capture.reach`; 0 if nobody but root could, and if nobody asked, because that place of the
-    file is known. ``archive`` is the path on the host of the package file that the file is in, if
-    only root may write to it. ``standing`` is not kept with the place: it raises that of the bytes,
-    as ``trust`` does.
+    `capture.origin.path_access`; 0 if nobody but root could, and if nobody asked, because that
+    place of the file is known. ``archive`` is the path on the host of the package file that the
+    file is in, if only root may write to it. ``standing`` is not kept with the place: it raises
+    that of the bytes, as ``trust`` does.
     """
 
     path: bytes

@@ -70,7 +70,8 @@ class WheelScanner:
                 host=os.uname().nodename,
                 trust=Trust.UNKNOWN,
                 scanner="wheel",
-                # Nobody looked at the directories above the archive; `capture.reach` would.
+                # Nobody looked at the directories above the archive; `capture.origin.path_access`
+                # would.
                 reach=OWNER,
             )
             sighting = Sighting(origin, time.time_ns())

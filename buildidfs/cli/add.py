@@ -40,7 +40,7 @@ def add(
 
     With each binary go the debug files that belong to it, looked for where debuggers look.
     """
-    from buildidfs.daemon import ingesting
+    from buildidfs.app import ingesting
     from buildidfs.model import BuildId
 
     build_id = None if text is None else BuildId.from_hex(text)

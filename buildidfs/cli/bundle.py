@@ -13,8 +13,8 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import json_line, path_fields, printable, size
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.naming import Named
-    from buildidfs.formats.bundle import Manifest
+    from buildidfs.app.build_ids_in import Named
+    from buildidfs.formats.bundle_archive import Manifest
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -66,8 +66,8 @@ def bundle(
     `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
     an attempt that was cut off has left in FILE.partial is used.
     """
+    from buildidfs.app.bundle import create
     from buildidfs.cli import nameless
-    from buildidfs.daemon import bundles
     from buildidfs.errors import IncompleteError, UsageError
 
     if output == "-" and sys.stdout.isatty():
@@ -81,7 +81,7 @@ def bundle(
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
         target = sys.stdout.fileno() if output == "-" else output
         with session.progress("bundle") as progress:
-            manifest, kept = bundles.create(
+            manifest, kept = create.create(
                 store,
                 wanted,
                 list(inputs),
@@ -103,7 +103,7 @@ def bundle(
                 err=True,
             )
     reasons = [each.why for each in manifest.absent]
-    ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
+    ids, supplements = map(reasons.count, (create.NOT_CAPTURED, create.NO_SUPPLEMENT))
     words = [f"{ids} of {len(wanted)} build IDs"] if ids else []
     words += [f"{supplements} dwz files of debuginfo in the bundle"] if supplements else []
     if words:
@@ -115,7 +115,7 @@ def _wanted(
     session: Session, store: Store, what: tuple[str, ...]
 ) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
     """The build IDs that are meant, with their paths, and the files that name them."""
-    from buildidfs.daemon.naming import build_ids_named
+    from buildidfs.app.build_ids_in import build_ids_named
 
     wanted: dict[BuildId, bytes] = {}
     inputs: dict[bytes, Named] = {}

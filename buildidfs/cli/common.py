@@ -161,14 +161,14 @@ class Session:
         path = self.store_path
         if not create:
             return Store.open(path, read_only=not os.access(path, os.W_OK))
-        from buildidfs import daemon
-        from buildidfs.daemon import retention
+        from buildidfs import app
+        from buildidfs.app.upkeep import retention
 
         store = Store.open(path, create=True)
         try:
             retention.retain(store, self.settings)
-            daemon.believe(store, self.settings)
-            daemon.name_images(store)
+            app.believe(store, self.settings)
+            app.name_images(store)
         except BaseException:
             store.close()
             raise

@@ -30,13 +30,13 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     A watch does the same once a day, if [retention] compress-after is set.
     """
     from buildidfs import config
-    from buildidfs.daemon import upkeep
+    from buildidfs.app.upkeep import daily
 
-    after = upkeep.compress_after(session.settings)
+    after = daily.compress_after(session.settings)
     if unused_for is not None or after is None:
         after = config.seconds(unused_for or _DEFAULT)
     with session.open_store() as store:
-        blobs, before, now = upkeep.compress(store, after)
+        blobs, before, now = daily.compress(store, after)
     if json_:
         json_line({"blobs": blobs, "before": before, "after": now})
     elif not session.is_quiet:

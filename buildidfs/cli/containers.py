@@ -63,14 +63,14 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
     """
     if names is None or seen.scanner in _PACKED:
         return seen.container
-    from buildidfs.capture import container
+    from buildidfs.capture.origin import container
 
     return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
 
 
 def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> dict[str, object]:
     """What JSON output says of who saw a file."""
-    from buildidfs.capture import container
+    from buildidfs.capture.origin import container
 
     return {
         "container": container_of(seen, names),

@@ -47,7 +47,7 @@ def coverage(
     core file the binaries in it are counted. With --live the executable mappings of all processes
     are counted instead.
     """
-    from buildidfs.daemon import covered
+    from buildidfs.app.profile import covered
 
     if live == (file is not None):
         raise click.UsageError("name a FILE, or use --live")

@@ -12,7 +12,7 @@ from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.coverage import Coverage, Row
+    from buildidfs.app.profile.coverage import Coverage, Row
 
 _SHOWN: Final = 40  # rows in the table for people
 

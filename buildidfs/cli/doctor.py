@@ -14,7 +14,7 @@ from buildidfs.errors import CapabilityError, IncompleteError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.daemon.doctor import Finding
+    from buildidfs.app.doctor import Finding
 
 
 @click.command(
@@ -40,7 +40,7 @@ def doctor(session: Session, json_: bool) -> int:
     Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed, and
     what is not ok comes with its remedy. With -q only what is not ok is shown.
     """
-    from buildidfs.daemon.doctor import PRIVILEGES, examine
+    from buildidfs.app.doctor import PRIVILEGES, examine
 
     failed: set[str] = set()
     area = ""

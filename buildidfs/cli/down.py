@@ -34,8 +34,8 @@ def down(session: Session, timeout: float) -> None:
 
     The store is kept.
     """
+    from buildidfs.app.service import up
     from buildidfs.cli.output import printable
-    from buildidfs.daemon import up
     from buildidfs.errors import CapabilityError
 
     path = session.store_path

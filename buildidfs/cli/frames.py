@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from buildidfs.cli.output import printable
 
 if TYPE_CHECKING:
-    from buildidfs.formats.symbolized import Frame
+    from buildidfs.formats.symbolizer_output import Frame
 
 
 def function_of(frame: Frame) -> str:

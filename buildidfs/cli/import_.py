@@ -38,12 +38,12 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
 
     What the store has already is not read, so it costs little to do again after it was cut off.
     """
-    from buildidfs.daemon import bundles
+    from buildidfs.app.bundle import create
     from buildidfs.errors import IncompleteError
     from buildidfs.model import Trust
 
     with session.open_store(create=True) as store, session.progress("import") as progress:
-        manifest, summary = bundles.import_(
+        manifest, summary = create.import_(
             store, file, trust=Trust[trust.upper()], progress=progress
         )
     if json_:

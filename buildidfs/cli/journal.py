@@ -14,7 +14,7 @@ import click
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable
-from buildidfs.store.losses import Lost
+from buildidfs.store.lost_files import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -132,7 +132,7 @@ def _filter(
     import fnmatch
     import os
 
-    from buildidfs.capture.container import fits
+    from buildidfs.capture.origin.container import fits
 
     # A path may have what is special in a pattern, and can still be given as it is.
     exact = {os.fsencode(glob) for glob in globs}

@@ -134,7 +134,7 @@ def _filter(glob: str | None, container: str | None) -> Callable[[OriginRecord],
     """The test that an origin has to pass, or None when every one does."""
     if glob is None and container is None:
         return None
-    from buildidfs.capture.container import fits
+    from buildidfs.capture.origin.container import fits
 
     pattern = re.compile(os.fsencode(fnmatch.translate(glob or "*")))
 

@@ -67,7 +67,7 @@ def mount(
     Returns when the files can be read; the mount goes on in the background until `buildidfs
     unmount`. What is captured later appears at once.
     """
-    from buildidfs import daemon
+    from buildidfs import app
     from buildidfs.linux.sdnotify import Notifier
 
     if not session.verbosity:
@@ -75,7 +75,7 @@ def mount(
     chosen = [*session.settings.mount.options]
     for group in options:
         chosen += [option for option in group.split(",") if option]
-    daemon.mount(
+    app.mount(
         session.store_path if bundle is None else bundle,
         mountpoint,
         options=chosen,

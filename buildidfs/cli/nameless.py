@@ -10,7 +10,7 @@ import click
 from buildidfs.cli.output import one_line, printable
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.naming import Named
+    from buildidfs.app.build_ids_in import Named
 
 _SHOWN: Final = 20  # files that are named one by one
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from buildidfs.formats import jsontext
+from buildidfs.formats import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from buildidfs.store.evictions import Evicted, Evictions, Tally
-    from buildidfs.store.retention import Policy
+    from buildidfs.store.retention.evicted import Evicted, Evictions, Tally
+    from buildidfs.store.retention.policy import Policy
 
 _encode = msgspec.json.Encoder().encode
 
@@ -51,7 +51,7 @@ def path_fields(raw: bytes) -> dict[str, str]:
 
 def json_line(values: Mapping[str, object]) -> None:
     """Print one JSON object on a line of its own, with nothing in it that a terminal obeys."""
-    sys.stdout.buffer.write(jsontext.escaped(_encode(values)) + b"\n")
+    sys.stdout.buffer.write(json_text.escaped(_encode(values)) + b"\n")
 
 
 def size(count: int) -> str:

@@ -13,11 +13,11 @@ import click
 from buildidfs.cli.frames import function_of
 from buildidfs.cli.output import printable
 from buildidfs.errors import UsageError
-from buildidfs.formats import perfscript
+from buildidfs.formats.perf import script_output
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.symbolize import Answer, Symbolizer
-    from buildidfs.formats.perfscript import Frame
+    from buildidfs.app.symbolize.symbolize import Answer, Symbolizer
+    from buildidfs.formats.perf.script_output import Frame
     from buildidfs.model import BuildId
 
 # What is left without a name before a symbolizer was asked. The remedy depends on all of the text.
@@ -34,7 +34,7 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
     Says at the end on standard error what is left without, and why.
     """
     listed = _read_list(buildid_list)
-    script = perfscript.Script()
+    script = script_output.Script()
     output: BinaryIO = sys.stdout.buffer
     why: Counter[tuple[bytes, str]] = Counter()
     any_line = False
@@ -105,12 +105,12 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
         raise UsageError(f"{path}: {error.strerror}") from error
     if text and not _LISTED.search(text):
         raise UsageError(f"{path} is no output of perf buildid-list: it has no line ID PATH")
-    return perfscript.parse_build_ids(text)
+    return script_output.parse_build_ids(text)
 
 
-def _remedy(script: perfscript.Script, reason: str) -> str:
+def _remedy(script: script_output.Script, reason: str) -> str:
     """What is wrong, and what helps with this text: events that are in it are not asked for."""
-    from buildidfs.daemon.symbolize import NOT_MAPPED
+    from buildidfs.app.symbolize.symbolize import NOT_MAPPED
 
     if reason == _NO_MAPPING:
         if not script.has_mappings:
@@ -136,7 +136,7 @@ def _remedy(script: perfscript.Script, reason: str) -> str:
     return reason
 
 
-def _report(script: perfscript.Script, why: Counter[tuple[bytes, str]]) -> None:
+def _report(script: script_output.Script, why: Counter[tuple[bytes, str]]) -> None:
     for (path, key), count in why.most_common(_SHOWN):
         reason = _remedy(script, key)
         frames = f"{count} frame{'' if count == 1 else 's'}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
-    from buildidfs.store.retention import Choice, Policy
+    from buildidfs.store.retention.policy import Choice, Policy
 
 _AT_ONCE = 256
 
@@ -83,7 +83,7 @@ def _prune(
     verbose: bool,
     json_: bool,
 ) -> int:
-    from buildidfs.daemon import retention
+    from buildidfs.app.upkeep import retention
     from buildidfs.errors import StoreFull
 
     policy = retention.policy(settings, store.path)
@@ -117,7 +117,7 @@ def _prune(
 
 
 def _choices(store: Store, policy: Policy, dry_run: bool, verbose: bool) -> Iterator[Choice]:
-    from buildidfs.daemon import retention
+    from buildidfs.app.upkeep import retention
 
     plan = store.plan(policy, retention.altlinks(store), stays=verbose)
     return plan if dry_run else _removing(store, plan)

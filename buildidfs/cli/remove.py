@@ -13,7 +13,7 @@ from buildidfs.cli.output import json_line, path_fields, printable, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.ingesting import Chosen
+    from buildidfs.app.ingesting import Chosen
 
 
 @click.command(
@@ -44,7 +44,7 @@ def remove(
     A unique prefix of an ID is enough; a GLOB has to match the whole path. Who has such a file
     open in a mount can read it to its end. What is still in use is captured again by the next scan.
     """
-    from buildidfs.daemon import ingesting
+    from buildidfs.app import ingesting
 
     with session.open_store() as store:
         chosen = ingesting.choose(store, wanted)

@@ -13,7 +13,7 @@ from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.repair import Repaired
+    from buildidfs.app.profile.repair import Repaired
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -56,7 +56,7 @@ def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], jso
     path, when, is known from captures and from the journal. What is not certain is left as it is,
     and listed if samples fell into it.
     """
-    from buildidfs.daemon import repair as repairs
+    from buildidfs.app.profile import repair as repairs
 
     with session.open_store() as store, session.progress("Repairing") as progress:
         done = repairs.repair(
@@ -78,12 +78,12 @@ def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
 
     Raises `UsageError`.
     """
-    from buildidfs.daemon import pinning
+    from buildidfs.app import pins
 
     path, _, build_id = text.rpartition("=")
     if not path.startswith("/"):
         raise click.UsageError(f"--assign wants PATH=ID with an absolute path, not {text!r}")
-    return os.fsencode(path), pinning.build_id(store, build_id)
+    return os.fsencode(path), pins.build_id(store, build_id)
 
 
 def _json(done: Repaired) -> None:

@@ -15,7 +15,7 @@ from buildidfs.cli.summary import as_json, report
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.cores import Binary, CoreScan, Dump
+    from buildidfs.app.cores import Binary, CoreScan, Dump
 
 
 @click.command(
@@ -42,7 +42,7 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     running processes, at their paths on this host, and at those in the mount namespaces of running
     processes. The vDSO is taken from the core itself. What is missing is listed, with the reason.
     """
-    from buildidfs.daemon import cores
+    from buildidfs.app import cores
 
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
         scan = cores.scan_cores(

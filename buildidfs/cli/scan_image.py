@@ -59,7 +59,7 @@ def scan_image(
     directory of an engine; of that all images are read, and what its containers have written. Any
     other word is a REF: the name, the ID or the digest of an image that an engine has.
     """
-    from buildidfs.daemon import archives
+    from buildidfs.app import archives
 
     paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
     references = [word for word in images if not os.path.lexists(word)]

@@ -38,7 +38,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     With them go debug files as distributions install them. Modules are captured as they are when
     decompressed, the vmlinux as it is inside the vmlinuz. Symbols take root to be read.
     """
-    from buildidfs.daemon import ingesting
+    from buildidfs.app import ingesting
 
     where = None if root is None else os.fsencode(root)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:

@@ -35,7 +35,7 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
     A FILE may be a directory: all packages below it are read. What is a package is told by its
     content, not by its name. One that was read before and has not changed is passed over.
     """
-    from buildidfs.daemon import archives
+    from buildidfs.app import archives
 
     wanted = [os.fsencode(path) for path in files]
     with session.open_store(create=True) as store, session.progress("Unpacking") as show:

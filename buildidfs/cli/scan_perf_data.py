@@ -14,7 +14,7 @@ from buildidfs.cli.summary import as_json, report
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.profilescan import Binary, ProfileScan
+    from buildidfs.app.profile.scan import Binary, ProfileScan
 
 _SHOWN: Final = 20  # missing binaries that are named one by one
 
@@ -43,10 +43,10 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
     They are looked for in running processes, at their paths on this host, and at those in the mount
     namespaces where they were seen. What is missing afterwards is listed, with the reason.
     """
-    from buildidfs.daemon import profilescan
+    from buildidfs.app.profile import scan as profile_scan
 
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        scan = profilescan.scan_perf_data(
+        scan = profile_scan.scan_perf_data(
             store,
             session.settings,
             [os.fsencode(path) for path in paths],

@@ -47,10 +47,10 @@ def scan_proc(
     With each binary goes the debuginfo found beside it in its own root. What was captured before
     is recognised without being read. Without root only one's own processes can be seen.
     """
-    from buildidfs import daemon
+    from buildidfs import app
 
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = daemon.scan_processes(
+        summary = app.scan_processes(
             store,
             session.settings,
             pids=pids or None,

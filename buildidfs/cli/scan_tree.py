@@ -35,13 +35,13 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
     With --dry-run the build ID and path of each file are printed.
     """
-    from buildidfs import daemon
+    from buildidfs import app
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(session, wanted, json_)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = daemon.scan_tree(store, session.settings, wanted, progress=show)
+        summary = app.scan_tree(store, session.settings, wanted, progress=show)
     if json_:
         as_json(summary)
     else:
@@ -54,7 +54,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     import sys
     from collections import Counter
 
-    from buildidfs import daemon
+    from buildidfs import app
     from buildidfs.capture.base import Unreadable
     from buildidfs.cli.output import json_line, path_fields, printable
     from buildidfs.model import Absence, BuildId
@@ -63,7 +63,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     unreadable = found = 0
     verbose = session.verbosity > 0
     write = sys.stdout.write
-    for path, answer in daemon.identify_tree(paths):
+    for path, answer in app.identify_tree(paths):
         if isinstance(answer, BuildId):
             found += 1
             if json_:

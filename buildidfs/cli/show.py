@@ -15,8 +15,8 @@ from buildidfs.cli.output import json_line, moment, path_fields, printable, size
 from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.ingesting import SplitDwarf
-    from buildidfs.formats.elf import ElfFile
+    from buildidfs.app.ingesting import SplitDwarf
+    from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind
     from buildidfs.store import OriginRecord, Pin, Store
 
@@ -77,7 +77,7 @@ class Known(NamedTuple):
 
 def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
     from buildidfs import names as spellings
-    from buildidfs.daemon import ingesting
+    from buildidfs.app import ingesting
 
     owner = spellings.package_owner(build_id)
     missing = [] if owner is not None else _missing(store, store.ordinal(build_id) or 0)
@@ -106,7 +106,7 @@ def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]
 
 def _truncated(store: Store, artifact: Artifact) -> str:
     """Why debuggers refuse a file, in words."""
-    from buildidfs.formats.elf import ElfFile
+    from buildidfs.formats.elf.identify import ElfFile
 
     try:
         file = _described(store, artifact)
@@ -117,11 +117,11 @@ def _truncated(store: Store, artifact: Artifact) -> str:
 
 def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
     """What the bytes of an artifact say that they are. Raises `IntegrityError`."""
-    from buildidfs.capture import files
+    from buildidfs.capture import elf_file
 
     fd = store.look_into(artifact.digest)
     try:
-        return files.describe(fd)
+        return elf_file.describe(fd)
     finally:
         os.close(fd)
 

@@ -25,15 +25,15 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use on this host now that the store holds; only
     processes that may be looked at count.
     """
-    from buildidfs.capture import census
-    from buildidfs.daemon import retention
+    from buildidfs.app.upkeep import retention
+    from buildidfs.capture.process import inventory
     from buildidfs.linux import capabilities, machine
 
     with session.open_store() as store:
         held = store.stats()
         policy = retention.policy(session.settings.retention, store.path)
         with session.progress("Counting") as show:
-            host = census.take(show)
+            host = inventory.take(show)
         covered = sum(store.ordinal(build_id) is not None for build_id in host.build_ids)
     coverage = covered / len(host.build_ids) if host.build_ids else 1.0
     if json_:

@@ -25,9 +25,9 @@ from buildidfs.cli.watch_output import MODES, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.daemon.status import Running, Status
-    from buildidfs.store.evictions import Evictions
-    from buildidfs.store.retention import Policy
+    from buildidfs.app.service.status import Running, Status
+    from buildidfs.store.retention.evicted import Evictions
+    from buildidfs.store.retention.policy import Policy
 
 
 _LOST = 5  # evicted blobs that are named
@@ -54,8 +54,8 @@ def status(session: Session, json_: bool) -> int:
     These are what `buildidfs up` has started, and any other watch or mount. With what is amiss
     comes what to do. The words are explained in buildidfs(1).
     """
-    from buildidfs.daemon import retention
-    from buildidfs.daemon import status as daemon_status
+    from buildidfs.app.service import status as daemon_status
+    from buildidfs.app.upkeep import retention
 
     path = session.store_path
     found = daemon_status.take(path)

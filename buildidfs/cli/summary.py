@@ -21,7 +21,7 @@ from buildidfs.cli.output import (
 
 if TYPE_CHECKING:
     from buildidfs.ingest import Summary
-    from buildidfs.store.evictions import Tally
+    from buildidfs.store.retention.evicted import Tally
 
 _FEW = 3  # evicted blobs that can be had again
 _SHOWN = 10  # unreadable files that are named one by one

@@ -17,7 +17,7 @@ from buildidfs.errors import ArtifactMissing, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.daemon.symbolize import Answer, Symbolizer
+    from buildidfs.app.symbolize.symbolize import Answer, Symbolizer
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -92,7 +92,7 @@ def symbolize(
     is what nm(1) prints and llvm-symbolizer takes. Without arguments standard input is read, one
     on a line. The program that is asked runs without any privilege.
     """
-    from buildidfs.daemon.symbolize import Symbolizer
+    from buildidfs.app.symbolize.symbolize import Symbolizer
 
     if perf_script and (requests or json_ or file_offset):
         raise UsageError("--perf-script filters text: without ID+0xADDR, --json, --file-offset")

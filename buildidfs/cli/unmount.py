@@ -19,6 +19,6 @@ from buildidfs.cli.common import AnyPath, exit_status
 @click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
 def unmount(mountpoint: str) -> None:
     """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
-    from buildidfs import daemon
+    from buildidfs import app
 
-    daemon.unmount(mountpoint)
+    app.unmount(mountpoint)

@@ -12,7 +12,7 @@ import click
 from buildidfs.cli.common import AnyPath, Session, exit_status
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.child import Part
+    from buildidfs.app.service.child import Part
 
 _PARTLY = 3
 _PATIENCE_S = 60
@@ -63,7 +63,7 @@ def up(
     what fails is started again. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid;
     it is made if there is none.
     """
-    from buildidfs.daemon import up as daemon_up
+    from buildidfs.app.service import up as daemon_up
 
     _check(mountpoint, foreground, no_mount, no_watch, log)
     if not session.verbosity:
@@ -109,8 +109,8 @@ def _check(
 
 def _report(session: Session, *, is_new: bool) -> int:
     """Say what runs where; the exit status."""
+    from buildidfs.app.service import up as daemon_up
     from buildidfs.cli.output import printable, size
-    from buildidfs.daemon import up as daemon_up
 
     path = session.store_path
     supervisor = daemon_up.running(path)
@@ -145,9 +145,9 @@ def _report(session: Session, *, is_new: bool) -> int:
 
 def _say_what_is_amiss(path: str) -> bool:
     """Pass on what the watch says is less than it could be; False if it cannot follow all."""
+    from buildidfs.app.live.state import PARTIAL
+    from buildidfs.app.service import up as daemon_up
     from buildidfs.cli.output import printable
-    from buildidfs.daemon import up as daemon_up
-    from buildidfs.daemon.watchstate import PARTIAL
 
     watching = daemon_up.watching(path)
     facts = {} if watching is None else watching.facts
@@ -159,7 +159,7 @@ def _say_what_is_amiss(path: str) -> bool:
 
 def _doing(path: str) -> str:
     """What the watch does, in words."""
-    from buildidfs.daemon import up as daemon_up
+    from buildidfs.app.service import up as daemon_up
 
     watching = daemon_up.watching(path)
     return {
@@ -169,7 +169,7 @@ def _doing(path: str) -> str:
 
 
 def _left(path: str) -> str:
-    from buildidfs.daemon import up as daemon_up
+    from buildidfs.app.service import up as daemon_up
 
     watching = daemon_up.watching(path)
     left = 0 if watching is None else watching.facts.get("waiting")
@@ -182,14 +182,14 @@ def _why(part: Part) -> str:
 
 def _scan_instead(session: Session) -> None:
     """Without following, capture at least what runs now."""
-    from buildidfs import daemon
+    from buildidfs import app
     from buildidfs.cli import summary
     from buildidfs.cli.output import one_line
     from buildidfs.errors import BuildIdFsError
 
     try:
         with session.open_store(create=True) as store, session.progress("Scanning") as show:
-            result = daemon.scan_processes(store, session.settings, progress=show)
+            result = app.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
         click.echo(f"buildidfs: {one_line(str(error))}", err=True)
     else:

@@ -15,11 +15,11 @@ from buildidfs.cli.common import Session, exit_status
 if TYPE_CHECKING:
     import threading
 
+    from buildidfs.app.live.state import WatchOptions
+    from buildidfs.app.live.watch import Watch
     from buildidfs.cli.watch_output import Presenter
-    from buildidfs.daemon.watch import Watch
-    from buildidfs.daemon.watchstate import WatchOptions
     from buildidfs.linux.sdnotify import Notifier
-    from buildidfs.store.presence import Presence
+    from buildidfs.store.run_files import Presence
 
 _TURN_S = 0.25
 _TOLD_S = 2.0
@@ -77,7 +77,7 @@ def watch(
     then goes on until it is stopped with SIGTERM or SIGINT. Prints a line of counts each minute.
     """
     from buildidfs import config
-    from buildidfs.daemon.watchstate import WatchOptions
+    from buildidfs.app.live.state import WatchOptions
 
     defaults = session.settings.watch
     options = WatchOptions(
@@ -96,15 +96,15 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     import signal
     import threading
 
-    from buildidfs import daemon
+    from buildidfs import app
+    from buildidfs.app.live.state import PARTIAL
+    from buildidfs.app.live.watch import Watch
+    from buildidfs.app.upkeep.daily import Upkeep, compress_after
+    from buildidfs.app.upkeep.scrub import Scrubbing
     from buildidfs.cli.watch_output import Presenter, as_facts, one_line
-    from buildidfs.daemon.scrubbing import Scrubbing
-    from buildidfs.daemon.upkeep import Upkeep, compress_after
-    from buildidfs.daemon.watch import Watch
-    from buildidfs.daemon.watchstate import PARTIAL
     from buildidfs.errors import IncompleteError
     from buildidfs.linux.sdnotify import Notifier
-    from buildidfs.store.presence import Presence
+    from buildidfs.store.run_files import Presence
 
     if session.verbosity == 0:
         session.start_logging()
@@ -114,7 +114,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     notifier = Notifier(os.environ)
     # What reads as other users is forked before there are threads.
-    with daemon.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
+    with app.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
         watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
         try:
             with (

@@ -15,7 +15,7 @@ from buildidfs.cli.output import json_line, path_fields, size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from buildidfs.daemon.watchstate import Event, WatchState
+    from buildidfs.app.live.state import Event, WatchState
 
 _LIVE_S = 1.0
 _MINUTE_S = 60.0

@@ -14,9 +14,9 @@ from buildidfs.cli.output import json_line, moment, path_fields, printable
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
+    from buildidfs.app.history import Place
     from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.mappers import Mapper
-    from buildidfs.daemon.lookups import Place
+    from buildidfs.capture.process.mapped_by import Mapper
 
 
 @click.command(
@@ -48,11 +48,11 @@ def where(session: Session, id_: str, live: bool, json_: bool) -> int:
     """
     if live:
         return _live(session, id_, json_)
+    from buildidfs.app import history
     from buildidfs.cli.which import place_fields
-    from buildidfs.daemon import lookups
 
     with session.open_store() as store:
-        build_id, places = lookups.of_build_id(store, id_)
+        build_id, places = history.of_build_id(store, id_)
     if json_:
         for place in places:
             json_line(place_fields(place))
@@ -85,9 +85,9 @@ def _name(label: str) -> str:
 
 def _live(session: Session, text: str, json_: bool) -> int:
     """Print who maps it; the exit status."""
-    from buildidfs.daemon import lookups
+    from buildidfs.app import history
 
-    mappers, refused = lookups.who_maps(session.settings, text)
+    mappers, refused = history.who_maps(session.settings, text)
     if json_:
         for mapper in mappers:
             json_line(

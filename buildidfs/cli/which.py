@@ -13,7 +13,7 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import json_line, moment, path_fields, printable
 
 if TYPE_CHECKING:
-    from buildidfs.daemon.lookups import Place
+    from buildidfs.app.history import Place
 
 
 @click.command(
@@ -40,16 +40,16 @@ def which(session: Session, path: str, container: str | None, is_glob: bool, jso
     with its symbolic links as they are on this host; a line for another path than PATH names it. A
     line says missing where the store holds no bytes.
     """
-    from buildidfs.daemon import lookups
+    from buildidfs.app import history
     from buildidfs.errors import ArtifactMissing
 
     with session.open_store() as store:
         if is_glob:
-            places = lookups.at_paths(store, path, container)
+            places = history.at_paths(store, path, container)
         else:
             # The name that ldd prints is a link, and the kernel tells what that leads to.
             here = [os.fsencode(os.path.realpath(path))] if container is None else []
-            places = lookups.at_path(store, os.fsencode(path), container, others=here)
+            places = history.at_path(store, os.fsencode(path), container, others=here)
     if not places:
         where = "" if container is None else f" in container {container}"
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"

@@ -7,6 +7,6 @@ counts: build ID, kinds and script sections recorded are those of the bytes in t
 
 from __future__ import annotations
 
-from buildidfs.ingest.run import Ingest, StoreMemo, Summary
+from buildidfs.ingest.scan import Ingest, StoreMemo, Summary
 
 __all__ = ["Ingest", "StoreMemo", "Summary"]

@@ -17,11 +17,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from buildidfs.capture.files import memory_file
+from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError
 from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, discard
 from buildidfs.ingest.sightings import Sightings
-from buildidfs.ingest.trouble import Trouble
+from buildidfs.ingest.store_health import Trouble
 
 if TYPE_CHECKING:
     from buildidfs.ingest.counters import Counters

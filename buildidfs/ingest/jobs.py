@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture import files
+from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
-from buildidfs.capture.pins import LetGo, Pin, Pins
+from buildidfs.capture.live.pending_files import LetGo, Pin, Pins
 from buildidfs.errors import StoreError
 from buildidfs.ingest.batch import at_another_place
 from buildidfs.ingest.committer import FAILURES, Committer
 from buildidfs.ingest.counters import Counters
-from buildidfs.ingest.trouble import delay
+from buildidfs.ingest.store_health import delay
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
-from buildidfs.store.evictions import is_fresh
-from buildidfs.store.failures import show
+from buildidfs.store.errors import show
+from buildidfs.store.retention.evicted import is_fresh
 
 if TYPE_CHECKING:
     from buildidfs.errors import BuildIdFsError
@@ -275,7 +275,7 @@ class Jobs:
         build_id = item.build_id
         if build_id is None and isinstance(item, PinnedFile) and item.fd >= 0:
             with contextlib.suppress(OSError):
-                found = files.identify(item.fd)
+                found = elf_file.identify(item.fd)
                 build_id = found if isinstance(found, BuildId) else None
         if build_id is not None:
             self.committer.see(item.sighting, build_id)

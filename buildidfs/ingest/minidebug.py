@@ -3,10 +3,10 @@
 
 gdb, elfutils and lldb read them out of the executable. valgrind, bcc and perf (before commit
 b10f74308e13, Linux 6.16) do not, and most of what Fedora and its relatives ship has no others. What
-is unpacked is completed (`formats.minidebug`), and kept as debuginfo of the executable's build ID,
-with its place. It ranks below every other debuginfo that is believed as much: its quality is that
-of symbols for linking only. It is believed no more than what is in a package, so that a debuginfo
-package takes its place.
+is unpacked is completed (`formats.elf.minidebug`), and kept as debuginfo of the executable's build
+ID, with its place. It ranks below every other debuginfo that is believed as much: its quality is
+that of symbols for linking only. It is believed no more than what is in a package, so that a
+debuginfo package takes its place.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import files
+from buildidfs.capture import elf_file
 from buildidfs.errors import Recapturable
-from buildidfs.formats import minidebug
-from buildidfs.formats.elf import ElfFile
+from buildidfs.formats.elf import minidebug
+from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.model import Kind, Quality, Sighting, Trust
 from buildidfs.store import NewCapture, Store
 
@@ -58,7 +58,7 @@ def unpacked(
         data = _completed(staged.fd, described)
         if data is None:
             return None
-        fd = files.memory_file(b"minidebuginfo", data)
+        fd = elf_file.memory_file(b"minidebuginfo", data)
         try:
             mini = store.stage(fd, origin=sighting.origin)
         except Recapturable:
@@ -73,7 +73,7 @@ def unpacked(
 
 
 def _capture(mini: Staged, described: ElfFile, sighting: Sighting) -> NewCapture | None:
-    found = files.describe(mini.fd, described.build_id)
+    found = elf_file.describe(mini.fd, described.build_id)
     if not isinstance(found, ElfFile) or not _belongs(found, described):
         mini.close()
         return None
@@ -115,7 +115,7 @@ def _completed(fd: int, described: ElfFile) -> bytes | None:
     data = _unpacked(packed, limit)
     if data is None:
         return None
-    dynamic = minidebug.dynamic_symbols(files.reader(fd), os.fstat(fd).st_size)
+    dynamic = minidebug.dynamic_symbols(elf_file.reader(fd), os.fstat(fd).st_size)
     return None if dynamic is None else minidebug.completed(data, dynamic)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import files
+from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import Recapturable
 from buildidfs.ingest import minidebug
@@ -169,7 +169,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
-        hint = files.identify(pinned.fd)
+        hint = elf_file.identify(pinned.fd)
         if isinstance(hint, Absence):
             return NewAbsence(identity, sighting.seen_ns, hint)
         if (held := _held(store, pinned.fd, hint, identity.size)) is not None:
@@ -233,7 +233,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
     """The capture that staged bytes make. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
         return NewCapture(sighting, staged, pinned.build_id, (Kind.KALLSYMS,), Quality.SYMTAB)
-    described = files.describe(staged.fd, pinned.build_id)
+    described = elf_file.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)
     capture = NewCapture(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that gives up what it has and becomes a program, for `linux.confinement`.
+"""The helper that gives up what it has and becomes a program, for `linux.sandbox`.
 
 It is a new Python, which has mapped nothing of its caller's, so that limits of memory hold for what
 it becomes. It imports little, and only from the standard library, so that it starts in
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from buildidfs.linux import landlock, parents, seccomp, syscalls
+from buildidfs.linux import landlock, pdeathsig, seccomp, syscalls
 
 # What the helper reports, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.
@@ -97,7 +97,7 @@ def _confine(parent: int, limits: tuple[int, int, int], step: list[str]) -> Iter
     step[0] = "take its capabilities from it"
     _drop_capabilities()
     step[0] = "have it end with its caller"
-    parents.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
+    pdeathsig.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
 
 
 def _limit(memory: int, addresses: int, seconds: int) -> None:

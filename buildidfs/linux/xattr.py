@@ -14,7 +14,7 @@ _NONE: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 def access_list(fd: int) -> bytes | None:
     """The access control list of an open file or directory (O_PATH will do), None if it has none.
 
-    For `formats.posixacl`. A server may be asked. Raises OSError.
+    For `formats.posix_acl`. A server may be asked. Raises OSError.
     """
     try:
         # By its link: a descriptor opened with O_PATH is refused.

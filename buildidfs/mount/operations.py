@@ -27,11 +27,11 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.mount import buffers
+from buildidfs.mount.attributes import FLEETING_S, FOREVER_S, Shown
 from buildidfs.mount.callers import Callers
-from buildidfs.mount.files import OpenFiles, is_text
-from buildidfs.mount.listing import NamesOnly
-from buildidfs.mount.listings import Listings
-from buildidfs.mount.shown import FLEETING_S, FOREVER_S, Shown
+from buildidfs.mount.dir_handles import Listings
+from buildidfs.mount.names_only import NamesOnly
+from buildidfs.mount.open_files import OpenFiles, is_text
 from buildidfs.names import DWP_SUFFIX, MAX_NAME
 from buildidfs.view import PUBLIC, NeedsReading, blank, is_browsing, is_dwz, is_path_text, is_place
 

@@ -23,12 +23,12 @@ import trio
 
 from buildidfs.errors import MountError, StoreError
 from buildidfs.linux import mounts
-from buildidfs.mount import files, points
+from buildidfs.mount import mountpoint, open_files
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
-from buildidfs.store.presence import Presence
+from buildidfs.store.run_files import Presence
 from buildidfs.view import View
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
     ``ready`` is called when the mount answers. Raises `MountError`, and `StoreError` when the
     store cannot be opened.
     """
-    points.prepare(options.mountpoint, allow_other=options.allow_other)
+    mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)
     point = os.path.realpath(options.mountpoint)
     _allow_many_files()
     with contextlib.ExitStack() as stack:
@@ -81,9 +81,9 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
 def _opened(options: MountOptions) -> Store:
     if not options.bundle:
         return Store.open(options.store, read_only=True)
-    from buildidfs.capture.here import access_of
-    from buildidfs.store.bundlefile import BundleFile
-    from buildidfs.store.bundlestore import open_bundle
+    from buildidfs.capture.origin.host_path import access_of
+    from buildidfs.store.bundle.archive import BundleFile
+    from buildidfs.store.bundle.store import open_bundle
 
     file = BundleFile(options.store)
     return open_bundle(file, access_of(file.fileno()))
@@ -180,7 +180,7 @@ async def _stop_on_signal(
             log.info("%s: unmounting", signal.Signals(number).name)
             if _device(point) == device is not None:
                 try:
-                    busy = await trio.to_thread.run_sync(points.take_away, point)
+                    busy = await trio.to_thread.run_sync(mountpoint.take_away, point)
                 except MountError as error:
                     log.warning("%s", error)
                     busy = True
@@ -190,7 +190,7 @@ async def _stop_on_signal(
 
 
 def _device(point: bytes) -> tuple[int, int] | None:
-    top = points.mounted_at(point)
+    top = mountpoint.mounted_at(point)
     return None if top is None or top.fstype != mounts.FILESYSTEM_TYPE else top.dev
 
 
@@ -209,7 +209,7 @@ def _allow_many_files() -> None:
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 2 * files.IDLE))
+            os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 2 * open_files.IDLE))
         finally:
             os.close(null)
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from buildidfs.store.blobs import Staged
-from buildidfs.store.containers import Container, ContainerEntry, is_of
-from buildidfs.store.index import is_withheld
+from buildidfs.store.blobs.files import Staged
+from buildidfs.store.index.containers import Container, ContainerEntry, is_of
+from buildidfs.store.index.queries import is_withheld
 from buildidfs.store.records import (
     CommitResult,
     Content,

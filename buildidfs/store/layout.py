@@ -8,11 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
-from buildidfs.store import environment, schema
-from buildidfs.store.failures import show, translated
+from buildidfs.store.errors import show, translated
+from buildidfs.store.index import environment
+from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.index.environment import Environment, Txn
 
 _PARTS = (b"index", b"blobs", b"staging", b"listeners", b"lock", b"run", b"quarantine")
 _FORMAT = b"format"

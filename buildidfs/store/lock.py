@@ -20,7 +20,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from buildidfs.store.failures import translated
+from buildidfs.store.errors import translated
 
 _FILE = b"lock"
 _GATE = b"blobs"

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import msgspec
 
-from buildidfs.store.failures import translated
+from buildidfs.store.errors import translated
 
 #: A longer list is sent as "everything": it has to fit one datagram.
 _MOST_ORDINALS = 4096

@@ -22,7 +22,7 @@ from buildidfs.model import (
     Quality,
     Sighting,
 )
-from buildidfs.store.blobs import Staged
+from buildidfs.store.blobs.files import Staged
 
 
 class Content(Protocol):

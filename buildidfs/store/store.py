@@ -19,23 +19,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError
-from buildidfs.store import environment, layout
-from buildidfs.store.blobs import Blobs, Staged
-from buildidfs.store.failures import not_to_be_written
-from buildidfs.store.reading import Reader
-from buildidfs.store.recorder import load_counters
+from buildidfs.store import layout
+from buildidfs.store.blobs.files import Blobs, Staged
+from buildidfs.store.errors import not_to_be_written
+from buildidfs.store.index import environment
+from buildidfs.store.index.reading import Reader
+from buildidfs.store.write.transaction import load_counters
 
 if TYPE_CHECKING:
     from buildidfs.model import BuildId, Digest, Origin, Sighting, Standing, Trust
-    from buildidfs.store.candidates import AltLinks
-    from buildidfs.store.cold import Compressed
-    from buildidfs.store.commits import Commits
-    from buildidfs.store.environment import Environment
-    from buildidfs.store.evictions import Tally
-    from buildidfs.store.gc import Collected
+    from buildidfs.store.blobs.compress import Compressed
+    from buildidfs.store.index.environment import Environment
     from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
-    from buildidfs.store.removal import Removed
-    from buildidfs.store.retention import Keeper, Policy
+    from buildidfs.store.retention.evicted import Tally
+    from buildidfs.store.retention.eviction import AltLinks
+    from buildidfs.store.retention.gc import Collected
+    from buildidfs.store.retention.policy import Keeper, Policy
+    from buildidfs.store.retention.removal import Removed
+    from buildidfs.store.write.commit import Commits
 
 StorePath = str | bytes | os.PathLike[str]
 
@@ -190,7 +191,7 @@ class Store(Reader):
         env = self._writable()
 
         def make() -> Keeper:
-            from buildidfs.store.retention import Keeper
+            from buildidfs.store.retention.policy import Keeper
 
             return Keeper(env, self._blobs, policy() if callable(policy) else policy, altlinks)
 
@@ -205,7 +206,7 @@ class Store(Reader):
     @property
     def tally(self) -> Tally:
         """What was removed to keep within the policy since `take_tally` was called."""
-        from buildidfs.store.evictions import Tally
+        from buildidfs.store.retention.evicted import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
 
@@ -230,31 +231,31 @@ class Store(Reader):
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
-        from buildidfs.store import pins
+        from buildidfs.store.index import pins
 
         return pins.pin(self._writable(), build_ids, name, time.time_ns())
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
         """Take back pins without a name; returns how many there were."""
-        from buildidfs.store import pins
+        from buildidfs.store.index import pins
 
         return pins.unpin(self._writable(), build_ids)
 
     def unpin_name(self, name: bytes) -> int:
         """Take back all pins with a name; returns how many there were."""
-        from buildidfs.store import pins
+        from buildidfs.store.index import pins
 
         return pins.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
         """Take in what readers have opened; returns how much of it was new. Raises `StoreError`."""
-        from buildidfs.store import uselog
+        from buildidfs.store.write import use_log
 
-        return uselog.fold(self._writable())
+        return use_log.fold(self._writable())
 
     def collect(self) -> Collected:
         """Remove what killed processes have left behind. Raises `StoreError`."""
-        from buildidfs.store import gc
+        from buildidfs.store.retention import gc
 
         return gc.collect(self._writable())
 
@@ -265,7 +266,7 @@ class Store(Reader):
         keeps the files, in ``quarantine/``. What the store does not hold is passed over. Raises
         `StoreFull` when the index has no room even for that, `StoreError`.
         """
-        from buildidfs.store import removal
+        from buildidfs.store.retention import removal
 
         env = self._writable()
         return removal.remove(env, self._blobs, digests, quarantine=quarantine)
@@ -278,12 +279,12 @@ class Store(Reader):
         They take less room, and are read as before. ``enough`` ends it early. Raises `StoreFull`,
         `StoreError` (also where the package zstandard is missing).
         """
-        from buildidfs.store.cold import Compressor
+        from buildidfs.store.blobs.compress import Compressor
 
         return Compressor(self._writable(), self._blobs, self._verified).run(unused_since, enough)
 
     def _commits(self) -> Commits:
-        from buildidfs.store.commits import Commits  # which who only reads does without
+        from buildidfs.store.write.commit import Commits  # which who only reads does without
 
         return Commits(
             self._writable(),

@@ -2,7 +2,7 @@
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
 from buildidfs.view.nodes import is_browsing, is_dwz, is_path_text, is_place
-from buildidfs.view.readers import PUBLIC, Reader
+from buildidfs.view.permissions import PUBLIC, Reader
 from buildidfs.view.tree import View
 from buildidfs.view.values import Attributes, Content, NeedsReading, blank
 

@@ -23,21 +23,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
-from buildidfs.view import nodes, places
-from buildidfs.view.browse import Browse
-from buildidfs.view.dwz import DwzTree
-from buildidfs.view.ids import IdDirectories
-from buildidfs.view.links import DebugLinks, lookup_bucket, populated_buckets
-from buildidfs.view.listing import Listing
-from buildidfs.view.perf import PerfTree
+from buildidfs.view import nodes
+from buildidfs.view.layouts import by_path
+from buildidfs.view.layouts.browse import Browse
+from buildidfs.view.layouts.build_id_links import DebugLinks, lookup_bucket, populated_buckets
+from buildidfs.view.layouts.dwz import DwzTree
+from buildidfs.view.layouts.id_dir import IdDirectories
+from buildidfs.view.layouts.perf import PerfTree
 from buildidfs.view.values import Attributes, Content
+from buildidfs.view.visible import Listing
 from buildidfs.view.xattrs import ExtendedAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.store import Store
-    from buildidfs.view.readers import Reader
+    from buildidfs.view.permissions import Reader
 
     Lookup = Callable[[int, bytes], int]
     Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]
@@ -214,7 +215,7 @@ class View:
             elif slot == nodes.SLOT_DWZ_LINK:
                 target = self._dwz.target(node)
             elif slot == nodes.SLOT_BROWSE_LINK:
-                target = places.target(self._store, node)
+                target = by_path.target(self._store, node)
             elif nodes.is_browsing(node):
                 target = self._browse.readlink(node)
             else:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.view.readers import may_see
+from buildidfs.view.permissions import may_see
 from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.readers import Reader
+    from buildidfs.view.permissions import Reader
 
 _PREFIX: Final = b"user.buildid."
 _SHA256: Final = b"user.sha256"

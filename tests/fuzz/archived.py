@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats import archives, cpio, tar
+from buildidfs.formats.archive import common, cpio, tar
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 
 
@@ -30,22 +30,22 @@ class Bytes:
         """Pass over some."""
         assert size >= 0, "back to where it was"
         if self.position + size > len(self._data):
-            raise archives.Damaged("ends too early")
+            raise common.Damaged("ends too early")
         self.position += size
 
 
-def _walk(members: Iterable[archives.Member], data: bytes) -> None:
+def _walk(members: Iterable[common.Member], data: bytes) -> None:
     """What a member claims is never negative, and there are no more than there is room for."""
     for count, member in enumerate(members):
         assert count <= len(data) // 8
         assert member.size >= 0
         assert member.stored >= 0
-        assert max(len(member.name), len(member.target)) <= archives.NAME_MAX_BYTES
+        assert max(len(member.name), len(member.target)) <= common.NAME_MAX_BYTES
         assert member.mode & ~0o7777 == 0
         assert 0 <= member.uid < 1 << 32
         assert 0 <= member.gid < 1 << 32
         assert -(1 << 63) < member.mtime_ns < 1 << 63
-        inside = archives.installed(member.name)
+        inside = common.installed(member.name)
         assert inside.startswith(b"/")
         assert not {b"..", b".", b""} & {*inside[1:].split(b"/")} or inside == b"/"
         for offset, length in member.extents or ():
@@ -53,10 +53,10 @@ def _walk(members: Iterable[archives.Member], data: bytes) -> None:
 
 
 def _check(
-    decode: Callable[[Bytes], Iterable[archives.Member]],
+    decode: Callable[[Bytes], Iterable[common.Member]],
 ) -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
-        error = refusal(lambda: _walk(decode(Bytes(data)), data), archives.Damaged)
+        error = refusal(lambda: _walk(decode(Bytes(data)), data), common.Damaged)
         assert error is None or str(error)
 
     return check
@@ -96,8 +96,8 @@ def _huge_cpio() -> Iterator[bytes]:
 
 
 _LISTED: Final = [
-    archives.Member(b"/usr/bin/x", archives.Type.FILE, 7, 7),
-    archives.Member(b"/usr/bin/y", archives.Type.DIRECTORY),
+    common.Member(b"/usr/bin/x", common.Type.FILE, 7, 7),
+    common.Member(b"/usr/bin/y", common.Type.DIRECTORY),
 ]
 
 
@@ -175,13 +175,13 @@ TARGETS: Final = {
         _check(lambda source: cpio.members(source, lambda: _LISTED)),
         _seed_cpio,
         _huge_cpio,
-        ("cpio",),
+        ("archive.cpio",),
     ),
     "tar": Target(
         _check_tar,
         _seed_tar,
         _huge_tar,
-        ("tar", "archives"),
+        ("archive.tar", "archive.common"),
         cost=_check(lambda source: tar.members(source, concatenated=True)),
     ),
 }

@@ -10,7 +10,9 @@ from typing import Final
 from msgspec import structs
 
 from buildidfs.errors import IntegrityError
-from buildidfs.formats import bundle, core, elfloads, seekable
+from buildidfs.formats import bundle_archive
+from buildidfs.formats.archive import seekable_zstd
+from buildidfs.formats.elf import core, segments
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
@@ -76,12 +78,12 @@ def _huge_core() -> Iterator[bytes]:
 
 
 def _check_loads(data: bytes) -> None:
-    loads = elfloads.loaded(FileReader(data), len(data))
+    loads = segments.loaded(FileReader(data), len(data))
     assert len(loads) <= len(data) // 32
     for offset in (0, len(data)):
-        address = elfloads.address_of(loads, offset)
+        address = segments.address_of(loads, offset)
         assert address is None or loads
-        elfloads.is_loaded(loads, offset)
+        segments.is_loaded(loads, offset)
 
 
 def _huge_loads() -> Iterator[bytes]:
@@ -96,8 +98,8 @@ def _check_seekable(data: bytes) -> None:
     """As the store reads it: the last bytes say how long the table is."""
 
     def attempt() -> None:
-        size = seekable.table_size(data[-seekable.FOOTER_SIZE :])
-        table = seekable.unpack(data[-size:], len(data))
+        size = seekable_zstd.table_size(data[-seekable_zstd.FOOTER_SIZE :])
+        table = seekable_zstd.unpack(data[-size:], len(data))
         for position in {0, table.size // 2, max(table.size - 1, 0)}:
             if position < table.size:
                 frame = table.frame(table.at(position))
@@ -108,14 +110,14 @@ def _check_seekable(data: bytes) -> None:
 
 
 def _seed_seekable() -> Iterator[bytes]:
-    yield bytes(30) + seekable.pack([(10, 100), (20, 50)])
-    yield seekable.pack([])
+    yield bytes(30) + seekable_zstd.pack([(10, 100), (20, 50)])
+    yield seekable_zstd.pack([])
 
 
 def _huge_seekable() -> Iterator[bytes]:
-    yield seekable.pack([(0, 1)] * (MEGABYTE // 8 - 3))
-    yield seekable.pack([(0, 0)] * (MEGABYTE // 8 - 3))
-    yield bytes(MEGABYTE // 2) + seekable.pack([(8, 1 << 31)] * (MEGABYTE // 16 - 3))
+    yield seekable_zstd.pack([(0, 1)] * (MEGABYTE // 8 - 3))
+    yield seekable_zstd.pack([(0, 0)] * (MEGABYTE // 8 - 3))
+    yield bytes(MEGABYTE // 2) + seekable_zstd.pack([(8, 1 << 31)] * (MEGABYTE // 16 - 3))
 
 
 # --- bundles -------------------------------------------------------------------------------------
@@ -125,26 +127,28 @@ def _check_bundle(data: bytes) -> None:
     """As a reader of bundles goes about it: a header, the manifest, and where everything is."""
 
     def attempt() -> None:
-        size = bundle.manifest_size(data[: bundle.BLOCK])
-        manifest = bundle.decode(data[bundle.BLOCK : bundle.BLOCK + size])
-        blobs, inputs, listed = bundle.members(manifest, size)
+        size = bundle_archive.manifest_size(data[: bundle_archive.BLOCK])
+        manifest = bundle_archive.decode(data[bundle_archive.BLOCK : bundle_archive.BLOCK + size])
+        blobs, inputs, listed = bundle_archive.members(manifest, size)
         files = (*blobs.values(), *inputs, *filter(None, [listed]))
         places = sorted((each.offset, each.size) for each in files)
         for (offset, length), (after, _) in pairwise(places):
             assert offset + length <= after
-        assert bundle.decode(bundle.encode(manifest)) == manifest
+        assert bundle_archive.decode(bundle_archive.encode(manifest)) == manifest
 
     refusal(attempt, IntegrityError)
 
 
 def _bundle(items: int, places: int = 1) -> bytes:
-    seen = tuple(bundle.Place(f"/{number}", 1, 2) for number in range(places))
-    each = bundle.Item("ab" * 20, "executable", "00" * 32, 5, 1, 0o755, 1, 1, places=seen)
+    seen = tuple(bundle_archive.Place(f"/{number}", 1, 2) for number in range(places))
+    each = bundle_archive.Item("ab" * 20, "executable", "00" * 32, 5, 1, 0o755, 1, 1, places=seen)
     some = tuple(structs.replace(each, sha256=f"{number:064x}") for number in range(items))
-    absent = (bundle.Absent("cd" * 20, "never captured"),)
-    sources = bundle.Sources(700, "ff" * 32, 3, absent=absent)
-    text = bundle.encode(bundle.Manifest(1, "here", (bundle.Input("x", 7),), some, absent, sources))
-    return bundle.header(bundle.MANIFEST, len(text)) + text
+    absent = (bundle_archive.Absent("cd" * 20, "never captured"),)
+    sources = bundle_archive.Sources(700, "ff" * 32, 3, absent=absent)
+    text = bundle_archive.encode(
+        bundle_archive.Manifest(1, "here", (bundle_archive.Input("x", 7),), some, absent, sources)
+    )
+    return bundle_archive.header(bundle_archive.MANIFEST, len(text)) + text
 
 
 def _seed_bundle() -> Iterator[bytes]:
@@ -156,12 +160,12 @@ def _huge_bundle() -> Iterator[bytes]:
     yield _bundle(2200)[:MEGABYTE]
     yield _bundle(60, 256)[:MEGABYTE]
     nested = b'{"bundle":1,"items":' + b"[" * (MEGABYTE - 1024)
-    yield bundle.header(bundle.MANIFEST, len(nested)) + nested
+    yield bundle_archive.header(bundle_archive.MANIFEST, len(nested)) + nested
 
 
 TARGETS: Final = {
-    "bundle": Target(_check_bundle, _seed_bundle, _huge_bundle, ("bundle",)),
-    "core": Target(_check_core, _seed_core, _huge_core, ("core", "corenotes")),
-    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elfloads",)),
-    "seekable": Target(_check_seekable, _seed_seekable, _huge_seekable, ("seekable",)),
+    "bundle": Target(_check_bundle, _seed_bundle, _huge_bundle, ("bundle_archive",)),
+    "core": Target(_check_core, _seed_core, _huge_core, ("elf.core", "elf.core_notes")),
+    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elf.segments",)),
+    "seekable": Target(_check_seekable, _seed_seekable, _huge_seekable, ("archive.seekable_zstd",)),
 }

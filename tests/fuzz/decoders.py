@@ -7,7 +7,10 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import cgroup, elf, mountinfo, notes, perfrecords, procmaps
+from buildidfs.formats import mountinfo, procmaps
+from buildidfs.formats.container import cgroup
+from buildidfs.formats.elf import identify, notes
+from buildidfs.formats.perf import ring_records
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
 from tests.fuzz import elves
@@ -196,11 +199,11 @@ def _huge_procmaps() -> Iterator[bytes]:
 
 
 def _check_perfrecords(data: bytes) -> None:
-    everything = list(perfrecords.decode(data))
-    fewer = list(perfrecords.decode(data, paths=True))
+    everything = list(ring_records.decode(data))
+    fewer = list(ring_records.decode(data, paths=True))
     assert len(fewer) <= len(everything) <= len(data) // 8
     for record in everything:
-        if isinstance(record, perfrecords.Mapped):
+        if isinstance(record, ring_records.Mapped):
             assert b"\0" not in record.path
             assert len(record.build_id) <= 20
             assert not record.build_id or len(BuildId(record.build_id.ljust(2))) <= 20
@@ -244,20 +247,22 @@ TARGETS: Final = {
         elves.examine,
         elves.seeds,
         _huge_elves,
-        ("elf", "elfheader", "elfsections", "notes"),
-        cost=lambda data: elf.describe(FileReader(data), len(data)),
+        ("elf.identify", "elf.header", "elf.sections", "elf.notes"),
+        cost=lambda data: identify.describe(FileReader(data), len(data)),
     ),
     "notes": Target(
         _check_notes,
         _seed_notes,
         _huge_notes,
-        ("notes",),
+        ("elf.notes",),
         cost=lambda data: sum(1 for _ in notes.walk(data, True)),
     ),
     "mountinfo": Target(_check_mountinfo, _seed_mountinfo, _huge_mountinfo, ("mountinfo",)),
-    "cgroup": Target(_check_cgroup, _seed_cgroup, _huge_cgroup, ("cgroup",), cost=cgroup.path),
+    "cgroup": Target(
+        _check_cgroup, _seed_cgroup, _huge_cgroup, ("container.cgroup",), cost=cgroup.path
+    ),
     "procmaps": Target(_check_procmaps, _seed_procmaps, _huge_procmaps, ("procmaps",)),
     "perfrecords": Target(
-        _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perfrecords",)
+        _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perf.ring_records",)
     ),
 }

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import bzimage, minidebug, splitdwarf
-from buildidfs.formats.elfcontents import Sections
-from buildidfs.formats.minidebug import DynamicSymbols
+from buildidfs.formats import bzimage
+from buildidfs.formats.elf import minidebug, splitdwarf
+from buildidfs.formats.elf.contents import Sections
+from buildidfs.formats.elf.minidebug import DynamicSymbols
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.elfwriter import (
@@ -180,15 +181,17 @@ def _huge_sections() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
-    "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elfcontents",)),
+    "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.contents",)),
     "minidebug": Target(
         _check_minidebug,
         _seed_minidebug,
         _huge_minidebug,
-        ("minidebug",),
+        ("elf.minidebug",),
         cost=lambda data: minidebug.completed(
             data, minidebug.dynamic_symbols(FileReader(data), len(data)) or DynamicSymbols()
         ),
     ),
-    "splitdwarf": Target(_check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("splitdwarf",)),
+    "splitdwarf": Target(
+        _check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.splitdwarf",)
+    ),
 }

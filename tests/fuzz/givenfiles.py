@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from buildidfs.cli.main import main
-from buildidfs.formats import bundle
-from buildidfs.store.compressed import FrameWriter
+from buildidfs.formats import bundle_archive
+from buildidfs.store.blobs.zstd import FrameWriter
 from tests.fuzz import compounds, elves
 from tests.fuzz.insides import store
 from tests.fuzz.target import MEGABYTE, Target, filled, scratch
@@ -148,20 +148,20 @@ def _worst() -> Iterator[bytes]:
 def _bundles() -> Iterator[bytes]:
     for build_id in (None, elves.BUILD_ID):
         file = elf_file([TEXT, DWARF], build_id=build_id)
-        item = bundle.Item(
+        item = bundle_archive.Item(
             elves.BUILD_ID.hex(), "executable", hashlib.sha256(file).hexdigest(), len(file), 1,
-            0o755, 3, 3, "1", (), (bundle.Place("/usr/bin/app", 1, 2, "host", "docker:x"),),
+            0o755, 3, 3, "1", (), (bundle_archive.Place("/usr/bin/app", 1, 2, "host", "docker:x"),),
         )  # fmt: skip
-        manifest = bundle.Manifest(bundle.VERSION, "host", (), (item,), ())
-        text = bundle.encode(manifest)
-        (member,) = bundle.members(manifest, len(text))[0].values()
+        manifest = bundle_archive.Manifest(bundle_archive.VERSION, "host", (), (item,), ())
+        text = bundle_archive.encode(manifest)
+        (member,) = bundle_archive.members(manifest, len(text))[0].values()
         yield b"".join(
             (
-                bundle.header(bundle.MANIFEST, len(text)),
-                text.ljust(bundle.padded(len(text)), b"\0"),
-                bundle.header(member.name, member.size),
-                file.ljust(bundle.padded(len(file)), b"\0"),
-                bundle.end(),
+                bundle_archive.header(bundle_archive.MANIFEST, len(text)),
+                text.ljust(bundle_archive.padded(len(text)), b"\0"),
+                bundle_archive.header(member.name, member.size),
+                file.ljust(bundle_archive.padded(len(file)), b"\0"),
+                bundle_archive.end(),
             )
         )
 

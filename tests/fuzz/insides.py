@@ -17,12 +17,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from buildidfs.capture import messages
+from buildidfs.capture.live import protocol
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Digest, Kind, Trust
-from buildidfs.store import Store, places, presence, schema
-from buildidfs.store.index import whole
+from buildidfs.store import Store, run_files
+from buildidfs.store.index.queries import whole
 from buildidfs.store.notify import Listener
+from buildidfs.store.schema import locations, schema
 from buildidfs.view import View, nodes
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
@@ -37,13 +38,13 @@ def _check_rows(data: bytes) -> None:
     """A row that is not what was written is an `IntegrityError`, or a value like any other."""
     for unpack in (
         schema.Counters.unpack, schema.OrdinalRow.unpack, schema.DigestRow.unpack,
-        places.unpack_origin,
+        locations.unpack_origin,
     ):  # fmt: skip
         _row(functools.partial(unpack, data))
     for kind in Kind:
         artifact = _row(functools.partial(schema.unpack_artifact, 1, kind, data))
         assert artifact is None or artifact.kind is kind
-    record = _row(lambda: places.unpack_journal(data[:56], data[56:]))
+    record = _row(lambda: locations.unpack_journal(data[:56], data[56:]))
     assert record is None or BuildId.MIN_BYTES <= len(record.build_id) <= BuildId.MAX_BYTES
 
 
@@ -59,9 +60,9 @@ def _seed_rows() -> Iterator[bytes]:
     yield schema.Counters(1, 2, 3).pack()
     yield schema.OrdinalRow(BuildId(elves.BUILD_ID), 6, 5, 1, 1).pack()
     yield schema.DigestRow(9, [(1, 2, 3), (4, 1, 0)]).pack()
-    yield places.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
+    yield locations.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
     build_id = BuildId(elves.BUILD_ID)
-    yield places.journal_key(at.origin, build_id, bytes(16), "x") + places.pack_journal(
+    yield locations.journal_key(at.origin, build_id, bytes(16), "x") + locations.pack_journal(
         at.origin, build_id, 1, 2
     )
 
@@ -98,9 +99,9 @@ def _check_messages(data: bytes) -> None:
     if not data:
         return
     before = len(os.listdir("/proc/self/fd"))
-    messages.send(sender, data[:65536], sender.fileno())
+    protocol.send(sender, data[:65536], sender.fileno())
     try:
-        received = messages.receive(receiver)
+        received = protocol.receive(receiver)
         assert received is not None
         if received[1] >= 0:
             os.close(received[1])
@@ -111,15 +112,15 @@ def _check_messages(data: bytes) -> None:
 
 def _seed_messages() -> Iterator[bytes]:
     at = sighting().origin
-    place = messages.Place(at.namespaces, 1, b"/x")
-    yield messages.encode(messages.Caught(b"k", 1, 2, b"/x", at.identity, place, BuildId(b"abcd")))
-    yield messages.encode(messages.Missed(1, b"/x", "gone", 2))
-    yield messages.encode(messages.Lost(3, "x"))
-    yield messages.encode(messages.Ready(("x", "y")))
-    yield messages.encode(messages.Counts(1, 2, 3, 4, 5))
-    yield messages.encode(messages.Forget((b"a", b"b")))
-    yield messages.encode(messages.Flooded(place, 5, (b"/x",)))
-    yield messages.encode(messages.Failed("x", privilege=True))
+    place = protocol.Place(at.namespaces, 1, b"/x")
+    yield protocol.encode(protocol.Caught(b"k", 1, 2, b"/x", at.identity, place, BuildId(b"abcd")))
+    yield protocol.encode(protocol.Missed(1, b"/x", "gone", 2))
+    yield protocol.encode(protocol.Lost(3, "x"))
+    yield protocol.encode(protocol.Ready(("x", "y")))
+    yield protocol.encode(protocol.Counts(1, 2, 3, 4, 5))
+    yield protocol.encode(protocol.Forget((b"a", b"b")))
+    yield protocol.encode(protocol.Flooded(place, 5, (b"/x",)))
+    yield protocol.encode(protocol.Failed("x", privilege=True))
 
 
 def _huge_messages() -> Iterator[bytes]:
@@ -185,7 +186,7 @@ def _check_presence(data: bytes) -> None:
     root, fd = _presence_file()
     os.ftruncate(fd, 0)
     os.pwrite(fd, data, 0)
-    (present,) = presence.present(root, looks=2)
+    (present,) = run_files.present(root, looks=2)
     assert (present.role, present.pid) == ("watch", 4242)
     for fact in ("mountpoint", "path"):
         assert isinstance(present.path(fact), bytes)

@@ -9,9 +9,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats import ar, archives, cpio, engines, oci, packages, rpm, tar
-from buildidfs.formats.archives import Damaged, Member
-from buildidfs.formats.whiteouts import LayerNames
+from buildidfs.formats.archive import ar, common, cpio, package_names, rpm, tar
+from buildidfs.formats.archive.common import Damaged, Member
+from buildidfs.formats.container import engine_records, oci
+from buildidfs.formats.container.whiteouts import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.sources import Bytes, ar_member, deb, entry
 from tests.support.sources import tar as tarred
@@ -27,12 +28,12 @@ def _walk(members: Iterable[Member], source: Bytes, size: int) -> None:
         assert -(2**63) < member.mtime_ns < 2**63
         assert 0 <= member.uid < 2**32
         assert 0 <= member.gid < 2**32
-        assert len(member.name) <= archives.NAME_MAX_BYTES
-        path = archives.installed(member.name)
+        assert len(member.name) <= common.NAME_MAX_BYTES
+        path = common.installed(member.name)
         assert path.startswith(b"/")
         assert not {b"..", b".", b""} & set(path[1:].split(b"/") if len(path) > 1 else ())
-        archives.installed(member.target)
-        packages.is_metadata(member.name)
+        common.installed(member.target)
+        package_names.is_metadata(member.name)
         if member.extents is not None:
             assert sum(length for _, length in member.extents) == member.stored
         before = source.position
@@ -42,7 +43,7 @@ def _walk(members: Iterable[Member], source: Bytes, size: int) -> None:
 
 def _check_tar(data: bytes) -> None:
     tar.is_header(data[: tar.BLOCK])
-    archives.packing(data[: archives.PACKING_HEAD])
+    common.packing(data[: common.PACKING_HEAD])
     for concatenated in (False, True):
         source = Bytes(data)
         found = tar.members(source, concatenated=concatenated)
@@ -103,7 +104,7 @@ def _huge_ar() -> Iterator[bytes]:
 
 
 def _check_cpio(data: bytes) -> None:
-    listed = [Member(b"/a", archives.Type.FILE, 3, 3), Member(b"/b", archives.Type.FILE, 5, 5)]
+    listed = [Member(b"/a", common.Type.FILE, 3, 3), Member(b"/b", common.Type.FILE, 5, 5)]
     source = Bytes(data)
     refusal(lambda: _walk(cpio.members(source, lambda: listed), source, len(data)), Damaged)
 
@@ -131,7 +132,7 @@ def _huge_cpio() -> Iterator[bytes]:
 def _check_rpm(data: bytes) -> None:
     def attempt() -> None:
         header = rpm.header(Bytes(data))
-        assert packages.PackageName(*header.name).text.isprintable()
+        assert package_names.PackageName(*header.name).text.isprintable()
         files = header.files()
         assert len(files) <= len(data)
         for number in range(len(files)):
@@ -179,10 +180,10 @@ def _huge_rpm() -> Iterator[bytes]:
 
 
 def _check_packages(data: bytes) -> None:
-    for name in (packages.debian(data), packages.pkginfo(data)):
+    for name in (package_names.debian(data), package_names.pkginfo(data)):
         assert len(name.text) <= 400
         assert name.text.isprintable()
-    packages.is_metadata(data)
+    package_names.is_metadata(data)
 
 
 def _seed_packages() -> Iterator[bytes]:
@@ -257,7 +258,7 @@ def _check_whiteouts(data: bytes) -> None:
 
     def attempt() -> None:
         for number, line in enumerate(data.split(b"\n")):
-            path = archives.installed(line)
+            path = common.installed(line)
             if names.note(path, number % 2 == 0):
                 assert number % 2 == 0 or names.hides(path)
                 assert names.hides(path + b"/below") or number % 2 == 0
@@ -275,35 +276,39 @@ def _huge_whiteouts() -> Iterator[bytes]:
 
 def _check_engines(data: bytes) -> None:
     for kind in (
-        engines.Repositories, engines.DockerSettings, list[engines.StoredImage],
+        engine_records.Repositories, engine_records.DockerSettings,
+        list[engine_records.StoredImage],
     ):  # fmt: skip
-        refusal(lambda kind=kind: engines.decoded(data, kind), Damaged)  # type: ignore[misc]  # lambda
-    refusal(lambda: engines.storage_settings(data), Damaged)
+        refusal(lambda kind=kind: engine_records.decoded(data, kind), Damaged)  # type: ignore[misc]  # lambda
+    refusal(lambda: engine_records.storage_settings(data), Damaged)
 
     def images() -> None:
-        _check_image(engines.decoded(data, engines.DockerContainer).run_image)
-        _check_image(engines.decoded(data, engines.RuntimeConfig).run_image)
+        _check_image(engine_records.decoded(data, engine_records.DockerContainer).run_image)
+        _check_image(engine_records.decoded(data, engine_records.RuntimeConfig).run_image)
 
     def listed() -> None:
-        for container in engines.decoded(data, list[engines.StoredContainer]):
+        for container in engine_records.decoded(data, list[engine_records.StoredContainer]):
             _check_image(container.run_image)
 
     refusal(images, Damaged)
     refusal(listed, Damaged)
 
     def layers() -> None:
-        found = {layer.id: layer for layer in engines.decoded(data, list[engines.StoredLayer])}
+        found = {
+            layer.id: layer
+            for layer in engine_records.decoded(data, list[engine_records.StoredLayer])
+        }
         for name in (*list(found)[:3], *list(found)[-3:]):
-            assert len(engines.stack(name, found)) <= len(found)
+            assert len(engine_records.stack(name, found)) <= len(found)
 
     refusal(layers, Damaged)
     text = data.decode("utf-8", "replace")
-    if refusal(lambda: engines.component(text), Damaged) is None:
+    if refusal(lambda: engine_records.component(text), Damaged) is None:
         assert "/" not in text
         assert text not in (".", "..", "")
 
 
-def _check_image(image: engines.RunImage) -> None:
+def _check_image(image: engine_records.RunImage) -> None:
     lines = str(image).split("\n")
     assert len(lines) <= 2
     assert all(line.isprintable() and line.isascii() for line in lines)
@@ -330,24 +335,24 @@ def _huge_engines() -> Iterator[bytes]:
     yield b"[" + b",".join(chain) + b"]"
     yield b'{"Repositories":{"a":{' + filled(b'"a":"b",', MEGABYTE - 64) + b'"":""}}}'
     yield b"a" * MEGABYTE
-    yield b"[storage]\n" + filled(b"a.b.c.d={e.f=1}\n", engines.SETTINGS_MAX - 64)
-    yield b"a=" + filled(b"[", engines.SETTINGS_MAX - 64)
+    yield b"[storage]\n" + filled(b"a.b.c.d={e.f=1}\n", engine_records.SETTINGS_MAX - 64)
+    yield b"a=" + filled(b"[", engine_records.SETTINGS_MAX - 64)
     said = json.dumps({"image-name": "a" * 500_000})
     yield json.dumps([{"id": "1", "metadata": said}]).encode()
 
 
 TARGETS: Final = {
-    "oci": Target(_check_oci, _seed_oci, _huge_oci, ("oci",)),
+    "oci": Target(_check_oci, _seed_oci, _huge_oci, ("container.oci",)),
     "whiteouts": Target(
         _check_whiteouts,
         lambda: [b"usr/bin/a\nusr/.wh.b\nusr/.wh..wh..opq\n.wh..wh.plnk/x\nusr"],
         _huge_whiteouts,
-        ("whiteouts",),
+        ("container.whiteouts",),
     ),
-    "engines": Target(_check_engines, _seed_engines, _huge_engines, ("engines",)),
-    "tar": Target(_check_tar, _seed_tar, _huge_tar, ("tar", "archives")),
-    "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("ar",)),
-    "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("cpio",)),
-    "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("rpm",)),
-    "packages": Target(_check_packages, _seed_packages, _huge_packages, ("packages",)),
+    "engines": Target(_check_engines, _seed_engines, _huge_engines, ("container.engine_records",)),
+    "tar": Target(_check_tar, _seed_tar, _huge_tar, ("archive.tar", "archive.common")),
+    "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("archive.ar",)),
+    "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("archive.cpio",)),
+    "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("archive.rpm",)),
+    "packages": Target(_check_packages, _seed_packages, _huge_packages, ("archive.package_names",)),
 }

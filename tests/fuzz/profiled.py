@@ -8,14 +8,18 @@ from itertools import islice
 from typing import Final
 
 from buildidfs.errors import UsageError
-from buildidfs.formats import (
-    perfattr,
-    perfdata,
-    perfevents,
-    perfspaces,
-    perfstream,
-    perfwrite,
-    posixacl,
+from buildidfs.formats import posix_acl
+from buildidfs.formats.perf import (
+    address_spaces,
+    attributes,
+    file_records,
+    headers,
+)
+from buildidfs.formats.perf import (
+    stream as perf_stream,
+)
+from buildidfs.formats.perf import (
+    writer as perf_writer,
 )
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
@@ -34,23 +38,23 @@ def _check_perfdata(data: bytes) -> None:
 
 
 def _read_profile(reader: FileReader, data: bytes) -> None:
-    header = perfdata.parse_header(reader, len(data))
-    for number in range(perfdata.FEATURES):
-        content = perfdata.feature(reader, header, number)
-        perfdata.text(content, header.order)
-        perfdata.clock(content, header.order)
-        perfdata.times(content, header.order)
-        perfwrite.moved_traces(content, header.order, [0, 8, 16], [8, 16, 0])
-    for named in perfdata.build_id_table(reader, header):
+    header = headers.parse_header(reader, len(data))
+    for number in range(headers.FEATURES):
+        content = headers.feature(reader, header, number)
+        headers.text(content, header.order)
+        headers.clock(content, header.order)
+        headers.times(content, header.order)
+        perf_writer.moved_traces(content, header.order, [0, 8, 16], [8, 16, 0])
+    for named in headers.build_id_table(reader, header):
         assert len(named.build_id) <= 20
-        again = perfdata.pack_named(named, header.order)
+        again = headers.pack_named(named, header.order)
         assert len(again) % 8 == 0
-    layouts = perfattr.Layouts(header.attrs, header.order)
-    events, spaces = perfevents.Events(layouts, header.order), perfspaces.Spaces()
-    rewriter = perfevents.Rewriter(layouts, header.order)
-    stream = perfstream.Stream(reader, header.data, header.order, is_pipe=header.is_pipe)
+    layouts = attributes.Layouts(header.attrs, header.order)
+    events, spaces = file_records.Events(layouts, header.order), address_spaces.Spaces()
+    rewriter = file_records.Rewriter(layouts, header.order)
+    stream = perf_stream.Stream(reader, header.data, header.order, is_pipe=header.is_pipe)
     for raw in stream:
-        assert raw.size >= perfstream.HEADER_SIZE
+        assert raw.size >= perf_stream.HEADER_SIZE
         assert raw.at + raw.size <= len(raw.data)
         if raw.kind == 9:
             sample = layouts.sample(raw.data, raw.at, raw.size, chains=True)
@@ -60,7 +64,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
         event = events.read(raw)
         if event is not None:
             spaces.add(event, getattr(event, "time", 0) or 0)
-        if isinstance(event, perfevents.Mapped):
+        if isinstance(event, file_records.Mapped):
             assert event.start <= event.end <= 1 << 64
             rewriter.mapped(raw, event.build_id or elves.BUILD_ID, b"/other")
     for pid, image, _, time in islice(spaces.everything(), 10):
@@ -120,8 +124,8 @@ def _huge_perfdata() -> Iterator[bytes]:
 
 
 def _check_acl(data: bytes) -> None:
-    error = refusal(lambda: posixacl.certain_bits(data), ValueError)
-    assert error is not None or 0 <= posixacl.certain_bits(data) <= 0o777
+    error = refusal(lambda: posix_acl.certain_bits(data), ValueError)
+    assert error is not None or 0 <= posix_acl.certain_bits(data) <= 0o777
 
 
 def _seed_acl() -> Iterator[bytes]:
@@ -150,7 +154,14 @@ TARGETS: Final = {
         _check_perfdata,
         _seed_perfdata,
         _huge_perfdata,
-        ("perfattr", "perfdata", "perfevents", "perfspaces", "perfstream", "perfwrite"),
+        (
+            "perf.attributes",
+            "perf.headers",
+            "perf.file_records",
+            "perf.address_spaces",
+            "perf.stream",
+            "perf.writer",
+        ),
     ),
-    "acl": Target(_check_acl, _seed_acl, _huge_acl, ("posixacl",)),
+    "acl": Target(_check_acl, _seed_acl, _huge_acl, ("posix_acl",)),
 }

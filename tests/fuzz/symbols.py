@@ -7,7 +7,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import core, perfscript, symbolized
+from buildidfs.formats import symbolizer_output
+from buildidfs.formats.elf import core
+from buildidfs.formats.perf import script_output
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.corewriter import PAGE, Mapped, core_file, file_table
@@ -51,13 +53,13 @@ _SAMPLE: Final = b"hot 7/7 2.0: cpu-clock:\n\t 1040 [unknown] (/app/hot)\n\t 10 
 
 
 def _check_perfscript(data: bytes) -> None:
-    script = perfscript.Script()
+    script = script_output.Script()
     for line in data.split(b"\n"):
         frame = script.line(line)
         if frame is not None:
             place = script.locate(frame)
             assert place is None or place.offset >= 0
-    perfscript.parse_build_ids(data)
+    script_output.parse_build_ids(data)
 
 
 def _seed_perfscript() -> Iterator[bytes]:
@@ -82,12 +84,15 @@ def _huge_perfscript() -> Iterator[bytes]:
 
 
 def _check_symbolized(data: bytes) -> None:
-    for frames in (symbolized.of_llvm(data), symbolized.of_elfutils(data.split(b"\n"))):
-        assert len(frames) <= symbolized.MOST_FRAMES
+    for frames in (
+        symbolizer_output.of_llvm(data),
+        symbolizer_output.of_elfutils(data.split(b"\n")),
+    ):
+        assert len(frames) <= symbolizer_output.MOST_FRAMES
         for frame in frames:
             assert frame.line >= 0
     for line in data.split(b"\n"):
-        directory = symbolized.directory_of_llvm(line)
+        directory = symbolizer_output.directory_of_llvm(line)
         assert directory is None or len(directory) < len(line)
 
 
@@ -108,7 +113,11 @@ def _huge_symbolized() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("corenotes",)),
-    "perfscript": Target(_check_perfscript, _seed_perfscript, _huge_perfscript, ("perfscript",)),
-    "symbolized": Target(_check_symbolized, _seed_symbolized, _huge_symbolized, ("symbolized",)),
+    "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("elf.core_notes",)),
+    "perfscript": Target(
+        _check_perfscript, _seed_perfscript, _huge_perfscript, ("perf.script_output",)
+    ),
+    "symbolized": Target(
+        _check_symbolized, _seed_symbolized, _huge_symbolized, ("symbolizer_output",)
+    ),
 }

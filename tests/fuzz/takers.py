@@ -18,14 +18,14 @@ import msgspec
 import zstandard
 
 from buildidfs import config, names
-from buildidfs.capture import decompress
+from buildidfs.capture.archive import decompress
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.companions import Companions
-from buildidfs.capture.files import memory_file
+from buildidfs.capture.debug_files import Companions
+from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
-from buildidfs.formats import jsontext
-from buildidfs.formats.elfheader import SHF_COMPRESSED
-from buildidfs.formats.elfsections import AltLink, DebugLink, ElfFile
+from buildidfs.formats import json_text
+from buildidfs.formats.elf.header import SHF_COMPRESSED
+from buildidfs.formats.elf.sections import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import options
 from tests.fuzz import elves
@@ -267,7 +267,7 @@ def _huge_sections() -> Iterator[bytes]:
 
 def _check_json(data: bytes) -> None:
     value = data.decode("utf-8", "replace")
-    text = jsontext.escaped(msgspec.json.encode(value))
+    text = json_text.escaped(msgspec.json.encode(value))
     assert text.decode().isprintable()
     assert msgspec.json.decode(text) == value
 
@@ -283,8 +283,8 @@ def _huge_json() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "json": Target(_check_json, _seed_json, _huge_json, ("jsontext",)),
-    "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("zstdsections",)),
+    "json": Target(_check_json, _seed_json, _huge_json, ("json_text",)),
+    "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.zstd_sections",)),
     "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),
     "links": Target(_check_links, _seed_links, _huge_links, most=_LINK_BYTES),
     "config": Target(_check_config, _seed_config, _huge_config, most=1 << 13),

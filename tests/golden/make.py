@@ -19,8 +19,8 @@ from pathlib import Path
 
 import lmdb
 
-from buildidfs.formats.elf import ElfFile, describe
-from buildidfs.formats.elfsections import classify
+from buildidfs.formats.elf.identify import ElfFile, describe
+from buildidfs.formats.elf.sections import classify
 from buildidfs.model import (
     Absence,
     BuildId,

@@ -12,7 +12,7 @@ from tests.support.captures import NOW, SECOND, capture, commit, sighting
 if TYPE_CHECKING:
     from buildidfs.model import Sighting
     from buildidfs.store import Container, Store
-    from buildidfs.store.environment import Environment
+    from buildidfs.store.index.environment import Environment
 
 
 def seen_in(label: str, path: bytes = b"/usr/bin/app", *, at: int = 0, **changes: Any) -> Sighting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from buildidfs.formats import bundle
-from buildidfs.store.compressed import FrameWriter
+from buildidfs.formats import bundle_archive
+from buildidfs.store.blobs.zstd import FrameWriter
 from tests.support.clients import run, tool
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ def rewrite(file: Path, directory: Path, change: Callable[[str], str]) -> None:
     """Have the manifest of a bundle say something else; ``directory`` gets what is in it."""
     run([tool("tar"), "--zstd", "-xf", file, "-C", directory], check=True)
     text = change((directory / "manifest.json").read_text())
-    manifest = bundle.decode(text.encode())
+    manifest = bundle_archive.decode(text.encode())
     with file.open("wb") as stream:
         writer = FrameWriter(stream.fileno())
-        data = bundle.encode(manifest)
-        writer.write(bundle.header(bundle.MANIFEST, len(data)))
-        writer.write(data.ljust(bundle.padded(len(data)), b"\0"))
-        for digest, member in bundle.members(manifest, len(data))[0].items():
+        data = bundle_archive.encode(manifest)
+        writer.write(bundle_archive.header(bundle_archive.MANIFEST, len(data)))
+        writer.write(data.ljust(bundle_archive.padded(len(data)), b"\0"))
+        for digest, member in bundle_archive.members(manifest, len(data))[0].items():
             blob = (directory / "blobs" / digest.hex()).read_bytes()
-            writer.write(bundle.header(member.name, member.size))
-            writer.write(blob.ljust(bundle.padded(len(blob)), b"\0"))
-        writer.write(bundle.end())
+            writer.write(bundle_archive.header(member.name, member.size))
+            writer.write(blob.ljust(bundle_archive.padded(len(blob)), b"\0"))
+        writer.write(bundle_archive.end())
         writer.finish()

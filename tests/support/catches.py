@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from buildidfs.capture.messages import Caught, Message, Ready
-from buildidfs.capture.watcher import Watcher
+from buildidfs.capture.live.client import Watcher
+from buildidfs.capture.live.protocol import Caught, Message, Ready
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from buildidfs.model import BuildId
 from buildidfs.store import Store
-from buildidfs.store.candidates import Candidates
-from buildidfs.store.environment import acquire, release
+from buildidfs.store.index.environment import acquire, release
+from buildidfs.store.retention.eviction import Candidates
 from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND
 

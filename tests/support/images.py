@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildidfs.formats.oci import chain_ids
+from buildidfs.formats.container.oci import chain_ids
 from tests.support.sources import tar
 
 Json = dict[str, Any]

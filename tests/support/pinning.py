@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from buildidfs.capture import files
-from buildidfs.capture.pins import Pin
+from buildidfs.capture import elf_file
+from buildidfs.capture.live.pending_files import Pin
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Origin, Sighting, Trust
 
@@ -16,7 +16,7 @@ from buildidfs.model import BuildId, Origin, Sighting, Trust
 def pinned(path: Path, *, slow: bool = False, mnt_ns_id: int = 7) -> Pin:
     """A file, open; one that is ``slow`` was not looked at."""
     fd = os.open(path, os.O_RDONLY)
-    found = None if slow else files.identify(fd)
+    found = None if slow else elf_file.identify(fd)
     origin = Origin(
         os.fsencode(path),
         statx.identity(fd),

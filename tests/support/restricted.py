@@ -14,9 +14,9 @@ from tests.support.mounts import COMMAND
 # A process that changes its user is not dumpable, and then its own files in /proc are root's.
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
-import buildidfs.cli.doctor, buildidfs.daemon.doctor, buildidfs.log, buildidfs.mount.session
-import buildidfs.capture.census, buildidfs.cli.stats, buildidfs.cli.unmount
-import buildidfs.cli.down, buildidfs.cli.output, buildidfs.daemon.up
+import buildidfs.cli.doctor, buildidfs.app.doctor, buildidfs.log, buildidfs.mount.session
+import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.unmount
+import buildidfs.cli.down, buildidfs.cli.output, buildidfs.app.service.up
 import buildidfs.store.store
 from buildidfs.cli.main import cli, main
 codecs.lookup("ascii")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
-from buildidfs.formats import elf
+from buildidfs.formats.elf import identify
 from buildidfs.linux import namespaces
 from buildidfs.model import Absence, BuildId, FileIdentity, NamespaceSet, Origin
 from tests.support.filereader import FileReader
@@ -89,7 +89,7 @@ def remember(memory: Memory, result: Scan, build_id: bytes | None = None) -> Non
     """Let a memo know what a scan pinned: what the bytes say, or one build ID for all of it."""
     for seen in result.pinned:
         known = seen.pinned.build_id if build_id is None else BuildId(build_id)
-        answer = known or elf.identify(seen.data[: elf.HEAD_SIZE], FileReader(seen.data))
+        answer = known or identify.identify(seen.data[: identify.HEAD_SIZE], FileReader(seen.data))
         memory[seen.pinned.sighting.origin.identity] = (
             Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
         )

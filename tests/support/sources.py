@@ -7,11 +7,11 @@ import io
 import tarfile
 from collections.abc import Iterable, Iterator
 
-from buildidfs.formats.archives import Damaged, Member
+from buildidfs.formats.archive.common import Damaged, Member
 
 
 class Bytes:
-    """A `formats.archives.Source` of these bytes."""
+    """A `formats.archive.common.Source` of these bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildidfs.store.presence import present
+from buildidfs.store.run_files import present
 from tests.support.mounts import COMMAND
 from tests.support.shortlife import Expected, Result, compare
 from tests.support.waiting import until

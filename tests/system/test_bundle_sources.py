@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.daemon import bundles, sources, symbolizers
+from buildidfs.app.bundle import create, source_list
+from buildidfs.app.symbolize import programs
 from buildidfs.store import Store
-from buildidfs.store.bundlefile import BundleFile
+from buildidfs.store.bundle.archive import BundleFile
 from tests.support.clients import Result, run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, build_id_of
@@ -22,7 +23,7 @@ from tests.support.programs import SOURCE_DIR, build_id_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from buildidfs.formats.bundle import Manifest
+    from buildidfs.formats.bundle_archive import Manifest
     from tests.support.programs import Program
 
 _FILES = {"hot.c", "work.h"}
@@ -178,8 +179,8 @@ def test_it_can_be_mounted(directory: Path, buildidfs: BuildIdFs) -> None:
 
 
 def test_a_list_with_other_bytes_is_refused(directory: Path, buildidfs: BuildIdFs) -> None:
-    from buildidfs.formats import bundle
-    from buildidfs.store.compressed import CompressedBlob, FrameWriter
+    from buildidfs.formats import bundle_archive as bundle
+    from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
 
     program = compiled(directory)
     buildidfs("add", program)
@@ -222,11 +223,11 @@ def test_without_the_program(directory: Path, buildidfs: BuildIdFs) -> None:
     file = directory / "one.tar.zst"
     environment = {**os.environ, "PATH": str(directory / "empty")}
     said, about = bundled(buildidfs, file, program, env=environment)
-    assert said == {"files": None, "reason": sources.NOT_INSTALLED, "absent": []}
-    assert about == {"why": sources.NOT_INSTALLED}
+    assert said == {"files": None, "reason": source_list.NOT_INSTALLED, "absent": []}
+    assert about == {"why": source_list.NOT_INSTALLED}
     assert extracted(file).rc != 0
     text = buildidfs("bundle", program, "-o", file, env=environment).err
-    assert f"no list of source files: {sources.NOT_INSTALLED}" in text
+    assert f"no list of source files: {source_list.NOT_INSTALLED}" in text
     (directory / "other").mkdir()
     BuildIdFs(directory / "other")("import", file)
 
@@ -236,10 +237,10 @@ def test_where_there_is_nothing_to_list(directory: Path, buildidfs: BuildIdFs) -
     plain = directory / "plain"
     run([tool("objcopy"), "--strip-all", program, plain], check=True)
     buildidfs("add", plain)
-    assert bundled(buildidfs, directory / "a", plain)[1] == {"why": sources.NO_DEBUGINFO}
+    assert bundled(buildidfs, directory / "a", plain)[1] == {"why": source_list.NO_DEBUGINFO}
     buildidfs("add", program)
     assert bundled(buildidfs, directory / "a", "--no-sources", program)[1] == {
-        "why": sources.NOT_WANTED
+        "why": source_list.NOT_WANTED
     }
 
 
@@ -266,7 +267,7 @@ def instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) ->
     Nobody may search where pytest puts its files.
     """
     program = directory / "llvm-dwarfdump-99"
-    monkeypatch.setattr(symbolizers, "find_dumper", lambda: os.fspath(program))
+    monkeypatch.setattr(programs, "find_dumper", lambda: os.fspath(program))
     return program, compiled(tmp_path)
 
 
@@ -285,7 +286,7 @@ def made(directory: Path, program: Path) -> Manifest:
     BuildIdFs(directory)("add", program)
     with Store.open(store_path) as store:
         build_id = BuildId.from_hex(build_id_of(program))
-        result, _ = bundles.create(store, {build_id: b""}, [], os.fspath(directory / "made"))
+        result, _ = create.create(store, {build_id: b""}, [], os.fspath(directory / "made"))
     with BundleFile(directory / "made") as file:
         assert file.manifest == result
         file.check_sources()
@@ -299,7 +300,7 @@ def made(directory: Path, program: Path) -> Manifest:
         ("echo /a.c; kill -9 $$", 1, "ended by signal 9"),
         ("exec head -c 100000000 /dev/zero", 0, "its answer does not end"),
         ("echo /a.c; exec sleep 600", 1, "no answer for"),
-        ("exec yes /a.c", 50, sources.TOO_MUCH),
+        ("exec yes /a.c", 50, source_list.TOO_MUCH),
     ],
 )
 def test_a_program_that_misbehaves(
@@ -309,9 +310,9 @@ def test_a_program_that_misbehaves(
     """What it said until then is kept, and why it is not all."""
     program, asked = instead
     script(program, text)
-    monkeypatch.setattr(sources, "_PATHS", 50)
+    monkeypatch.setattr(source_list, "_PATHS", 50)
     if "sleep" in text:
-        monkeypatch.setattr(symbolizers, "ANSWER_S", 1.0)
+        monkeypatch.setattr(programs, "ANSWER_S", 1.0)
     about = made(directory, asked).sources
     assert about is not None
     assert (about.files, len(about.absent)) == (files, 1)

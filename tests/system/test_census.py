@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture import census
-from buildidfs.capture.patience import Patience
+from buildidfs.capture.process import inventory
+from buildidfs.capture.unresponsive import Patience
 from buildidfs.model import BuildId
 from tests.support import echo, silentfs
 from tests.support.children import running
@@ -23,7 +23,7 @@ def test_filesystem_that_does_not_answer(scratch: Path) -> None:
     target = place / "mnt"
     target.mkdir(parents=True)
     build_id = echo.build(place / "program")
-    results: list[census.Census] = []
+    results: list[inventory.Census] = []
     with (
         silentfs.served(target, place / "program") as server,
         running([target / "app"]),
@@ -31,7 +31,7 @@ def test_filesystem_that_does_not_answer(scratch: Path) -> None:
     ):
         server.send_signal(signal.SIGSTOP)
         thread = threading.Thread(
-            target=lambda: results.append(census.take(patience=Patience(0.5))), daemon=True
+            target=lambda: results.append(inventory.take(patience=Patience(0.5))), daemon=True
         )
         thread.start()
         thread.join(20)

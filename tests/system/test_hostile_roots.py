@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.proc import ProcScanner
-from buildidfs.capture.tree import TreeScanner, identify_tree
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.linux import syscalls
 from buildidfs.model import Trust
 from tests.support import echo, opens

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from buildidfs.capture.base import SeenAgain
-from buildidfs.capture.proc import ProcScanner
+from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import SECOND, capture, sighting

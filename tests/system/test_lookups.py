@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.mappers import Mapper, Mappers
-from buildidfs.capture.process import Ways
+from buildidfs.capture.process.mapped_by import Mapper, Mappers
+from buildidfs.capture.process.process import Ways
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting

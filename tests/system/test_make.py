@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.store.presence import present
+from buildidfs.store.run_files import present
 from tests.support.clients import Result, run, tool
 from tests.support.commands import ROOT, calling, script
 from tests.support.mounts import BuildIdFs, is_mountpoint

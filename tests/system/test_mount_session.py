@@ -18,9 +18,9 @@ import pytest
 
 from buildidfs.errors import MountError
 from buildidfs.linux.sdnotify import Inbox
-from buildidfs.mount import options, points
+from buildidfs.mount import mountpoint, options
 from buildidfs.store import Store, notify
-from buildidfs.store.presence import present
+from buildidfs.store.run_files import present
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.mounts import is_mountpoint
@@ -287,7 +287,7 @@ def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
 # --- what not every machine has ------------------------------------------------------------------
 
 _OLD_KERNEL = """
-from buildidfs.mount import invalidate, listing
+from buildidfs.mount import invalidate, names_only as listing
 invalidate._INC_EPOCH = b"no such notification"
 listing._PROBE_AT = 1
 """
@@ -377,7 +377,7 @@ def test_messages_of_the_background_in_a_file(buildidfs: BuildIdFs, place: Path)
         assert artifact
         os.unlink(store.blob_path(artifact.digest))
     script = (
-        "import sys; from buildidfs.mount import background, options\n"
+        "import sys; from buildidfs.mount import daemonize as background, options\n"
         "background.start(options.parse(sys.argv[1], sys.argv[2]), sys.argv[3])"
     )
     run([sys.executable, "-c", script, buildidfs.store, place, log], cwd=REPOSITORY, check=True)
@@ -446,7 +446,7 @@ def test_the_parent_raises_what_the_child_raised(buildidfs: BuildIdFs, place: Pa
     script = """
 import sys
 from buildidfs.errors import StoreMissing
-from buildidfs.mount import background, options
+from buildidfs.mount import daemonize as background, options
 try:
     background.start(options.parse(sys.argv[1], sys.argv[2]))
 except StoreMissing as error:
@@ -463,10 +463,10 @@ def test_mount_points_of_any_name(buildidfs: BuildIdFs, place: Path, word: str) 
     there.mkdir()
     with _serving(buildidfs, place=there) as server:
         assert (there / HEX / "elf").read_bytes() == b"bytes"
-        assert points.mounted_at(os.fsencode(there)) is not None
-        points.unmount(os.fsencode(there))
+        assert mountpoint.mounted_at(os.fsencode(there)) is not None
+        mountpoint.unmount(os.fsencode(there))
         assert server.wait(20) == 0
-    assert points.mounted_at(os.fsencode(there)) is None
+    assert mountpoint.mounted_at(os.fsencode(there)) is None
 
 
 def test_a_mount_point_behind_a_link(buildidfs: BuildIdFs, place: Path) -> None:
@@ -540,20 +540,20 @@ def test_what_is_missing_is_named(
 ) -> None:
     def refused(*, allow_other: bool = False) -> str:
         with pytest.raises(MountError) as caught:
-            points.prepare(os.fsencode(place), allow_other=allow_other)
+            mountpoint.prepare(os.fsencode(place), allow_other=allow_other)
         return str(caught.value)
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     configuration = tmp_path / "fuse.conf"
-    monkeypatch.setattr(points, "_CONFIGURATION", str(configuration))
+    monkeypatch.setattr(mountpoint, "_CONFIGURATION", str(configuration))
     assert "user_allow_other" in refused(allow_other=True)
     configuration.write_text("# user_allow_other\n")
     assert "user_allow_other" in refused(allow_other=True)
     configuration.write_text("mount_max = 5\n user_allow_other \n")
-    points.prepare(os.fsencode(place), allow_other=True)
+    mountpoint.prepare(os.fsencode(place), allow_other=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "fusermount3 is not installed" in refused()
-    monkeypatch.setattr(points, "_FUSE", str(tmp_path / "fuse"))
+    monkeypatch.setattr(mountpoint, "_FUSE", str(tmp_path / "fuse"))
     assert "/fuse does not exist: mknod -m 666 /dev/fuse" in refused()
 
 

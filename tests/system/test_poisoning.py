@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from buildidfs.capture.proc import ProcScanner
-from buildidfs.capture.process import Ways
-from buildidfs.formats.elf import ElfFile, describe
+from buildidfs.capture.process.process import Ways
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.formats.elf.identify import ElfFile, describe
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from buildidfs.capture.perfdata import Profile
-from buildidfs.daemon import profiles
+from buildidfs.app.profile import reading
+from buildidfs.capture.scan.perf_data import Profile
 from tests.support import programs
 from tests.support.burning import Burner, burner, container, recording, user_samples
 from tests.support.clients import perf_tool, run, tool
@@ -123,7 +123,7 @@ def test_build_ids_that_a_profile_names(recorded: dict[str, Path], hot: Burner) 
     named = {}
     for form, data in recorded.items():
         with Profile(bytes(data)) as profile:
-            named[form] = profiles.build_ids_of(profile)
+            named[form] = reading.build_ids_of(profile)
     wanted = bytes.fromhex(hot.build_id)
     assert wanted in named["build-ids"]
     assert wanted not in named["file"]  # which is what repair is for

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.base import PinnedFile, Unreadable
-from buildidfs.capture.proc import ProcScanner
+from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Origin
 from buildidfs.store import Store

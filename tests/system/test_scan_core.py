@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.capture.cores import CoreFile
-from buildidfs.capture.patience import Patience
+from buildidfs.app import cores
+from buildidfs.capture.scan.core import CoreFile
+from buildidfs.capture.unresponsive import Patience
 from buildidfs.config import Settings
-from buildidfs.daemon import cores
 from buildidfs.errors import UsageError
-from buildidfs.formats.core import VDSO, Unknown
+from buildidfs.formats.elf.core import VDSO, Unknown
 from buildidfs.model import BuildId
 from buildidfs.store import Store
 from tests.support import silentfs

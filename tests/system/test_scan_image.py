@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.daemon import archives
+from buildidfs.app import archives
 from buildidfs.store import Store
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, elf_file

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.daemon import archives
+from buildidfs.app import archives
 from buildidfs.store import Store
 from tests.support import clients, packages, programs
 from tests.support.clients import tool

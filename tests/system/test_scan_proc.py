@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.patience import Patience
-from buildidfs.capture.proc import ProcScanner
-from buildidfs.capture.process import Ways
+from buildidfs.capture.process.process import Ways
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.unresponsive import Patience
 from buildidfs.errors import StoreFull
 from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId, Kind, Trust

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.tree import TreeScanner, identify_tree
+from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Trust
 from buildidfs.store import Store

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.tree import TreeScanner
-from buildidfs.formats.elf import ElfFile, describe
+from buildidfs.capture.scan.tree import TreeScanner
+from buildidfs.formats.elf.identify import ElfFile, describe
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Artifact, BuildId, Kind
-from buildidfs.store import Store, environment, schema
+from buildidfs.store import Store
+from buildidfs.store.index import environment
+from buildidfs.store.schema import schema
 from tests.support.clients import run, tool
 from tests.support.elfwriter import SYMTAB, TEXT, elf_file
 from tests.support.filereader import FileReader
 
 if TYPE_CHECKING:
-    from buildidfs.store.environment import Environment, Txn
+    from buildidfs.store.index.environment import Environment, Txn
     from tests.support.mounts import BuildIdFs
     from tests.support.programs import Program
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from buildidfs.store import Store
-from buildidfs.store.presence import Presence, present
+from buildidfs.store.run_files import Presence, present
 from tests.support.captures import capture
 from tests.support.children import copied_cat
 from tests.support.clients import run, tool

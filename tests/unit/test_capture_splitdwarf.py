@@ -12,14 +12,14 @@ from typing import NamedTuple
 import pytest
 
 from buildidfs import names
-from buildidfs.capture import files
-from buildidfs.capture.companions import Companion, Companions
-from buildidfs.capture.members import Members, Whose
-from buildidfs.capture.spool import Spool
-from buildidfs.capture.streams import Limits, Stream
-from buildidfs.capture.tree import TreeScanner, identify_tree
-from buildidfs.formats import tar as tar_format
-from buildidfs.formats.elf import ElfFile
+from buildidfs.capture import elf_file as capture_elf_file
+from buildidfs.capture.archive.elf_members import Members, Whose
+from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.stream import Limits, Stream
+from buildidfs.capture.debug_files import Companion, Companions
+from buildidfs.capture.scan.tree import TreeScanner, identify_tree
+from buildidfs.formats.archive import tar as tar_format
+from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import statx
 from buildidfs.model import PUBLIC_ACCESS, Absence, BuildId, Kind, Trust
 from tests.support import debugforms
@@ -54,7 +54,7 @@ class Split(NamedTuple):
 def describe(path: Path) -> ElfFile:
     fd = os.open(path, os.O_RDONLY)
     try:
-        found = files.describe(fd)
+        found = capture_elf_file.describe(fd)
     finally:
         os.close(fd)
     assert isinstance(found, ElfFile)

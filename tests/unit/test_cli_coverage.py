@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from buildidfs.app.profile.coverage import Coverage
 from buildidfs.cli.coverage_output import show
-from buildidfs.daemon.coverage import Coverage
 
 if TYPE_CHECKING:
     import pytest

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.capture.messages import Counts
+from buildidfs.app.live.state import Event, WatchState
+from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch_output
 from buildidfs.cli.streams import ReaderGone
 from buildidfs.cli.watch_output import Presenter, as_facts, one_line
-from buildidfs.daemon.watchstate import Event, WatchState
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, sighting

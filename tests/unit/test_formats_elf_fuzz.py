@@ -12,7 +12,7 @@ from elftools.elf.segments import NoteSegment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.elf import ElfFile
+from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.model import Absence
 from tests.fuzz.elves import examine
 from tests.support.elfwriter import (

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
-from buildidfs.capture.files import memory_file
-from buildidfs.capture.tree import TreeScanner
+from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, StoreFull, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, run, staging
+from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, scan, staging
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
@@ -206,14 +206,14 @@ def test_bytes_that_are_removed_before_they_are_recorded(store: Watched, tmp_pat
     store.before_committing = lambda: store.remove(digests) and None
     summary = ingest(store, pin(write(tmp_path / "copy", ELF_A)), pin(write(tmp_path / "b", ELF_B)))
     assert (summary.files, summary.captured, summary.held) == (2, 1, 0)
-    assert summary.unreadable == [Unreadable(os.fsencode(tmp_path / "copy"), run.REMOVED)]
+    assert summary.unreadable == [Unreadable(os.fsencode(tmp_path / "copy"), scan.REMOVED)]
     assert (held(store, A), held(store, B)) == ([], [ELF_B])
 
     with pin(first) as pinned:
         known = SeenAgain(pinned.sighting, Known(A, None))
     summary = ingest(store, known)
     assert (summary.files, summary.held) == (1, 0)
-    assert summary.unreadable == [Unreadable(os.fsencode(first), run.REMOVED)]
+    assert summary.unreadable == [Unreadable(os.fsencode(first), scan.REMOVED)]
 
 
 def test_files_that_made_way_meanwhile_and_are_still_there_are_noted(
@@ -253,7 +253,7 @@ def test_another_name_of_a_file_that_is_being_stored(
     store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scanner of archives meets a file once, and its other names later, when it has no file."""
-    monkeypatch.setattr(run, "BATCH_ROWS", 1)
+    monkeypatch.setattr(scan, "BATCH_ROWS", 1)
     first = pin(write(tmp_path / "app", ELF_A))
     identity = msgspec.structs.replace(
         first.sighting.origin.identity, dev=0, ctime_ns=0, scope=b"archive"
@@ -523,7 +523,7 @@ def test_commit_that_fails_is_told_and_the_rest_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "BATCH_FILES", 2)
-    monkeypatch.setattr(run, "_WAITING_PER_WORKER", 1)
+    monkeypatch.setattr(scan, "_WAITING_PER_WORKER", 1)
     paths = [write(tmp_path / f"{n}", elf_file(build_id=b"%020d" % n)) for n in range(6)]
     with FailingCommit.open(tmp_path / "store", create=True) as store:
         before = open_descriptors()

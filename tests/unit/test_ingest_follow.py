@@ -19,14 +19,14 @@ import msgspec
 import pytest
 
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
-from buildidfs.capture.pins import Pin, Pins
+from buildidfs.capture.live.pending_files import Pin, Pins
 from buildidfs.errors import StoreError, StoreFull
-from buildidfs.ingest import committer, jobs, trouble
+from buildidfs.ingest import committer, jobs, store_health
 from buildidfs.ingest.follow import Follow
 from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
-from buildidfs.store.retention import Policy
+from buildidfs.store.retention.policy import Policy
 from tests.support.captures import identity, sighting
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, Section, elf_file
@@ -522,8 +522,8 @@ def test_silent_filesystem_delays_nobody(directory: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trouble, "FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(trouble, "LAST_DELAY_S", 0.2)
+    monkeypatch.setattr(store_health, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(store_health, "LAST_DELAY_S", 0.2)
 
 
 @pytest.mark.root

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.base import Found, PinnedFile, SeenAgain
-from buildidfs.capture.tree import TreeScanner
-from buildidfs.formats.minidebug import completed, dynamic_symbols
+from buildidfs.capture.scan.tree import TreeScanner
+from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
 from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.linux import statx
 from buildidfs.model import Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from buildidfs.capture.spool import Spool
-from buildidfs.capture.tree import TreeScanner
+from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx
 from buildidfs.model import Absence, BuildId, Origin, Sighting
-from buildidfs.store import NewAbsence, Store, memo
+from buildidfs.store import NewAbsence, Store
+from buildidfs.store.write import seen_files
 from tests.support.elfwriter import elf_file
 from tests.support.mapped import SharedMapping
 
@@ -161,7 +162,7 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
     path = tmp_path / "mapped"
     path.write_bytes(elf_file(build_id=build_id).ljust(4096, b"\0"))
     monkeypatch.setattr(staging, "_RESTING_NS", 0)
-    monkeypatch.setattr(memo, "_RACY_NS", 0)
+    monkeypatch.setattr(seen_files, "_RACY_NS", 0)
     with Store.create(tmp_path / "store") as store:
         with SharedMapping(path) as shared:
             first = tree(store, path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats import cgroup
+from buildidfs.formats.container import cgroup
 from buildidfs.linux import cgroups, mounts, syscalls
 from tests.support.children import cat_program, needs_root, running
 from tests.support.clients import run, tool

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats import perfrecords
-from buildidfs.formats.perfrecords import Entered, Exited, Forked, Lost, Mapped, Record
+from buildidfs.formats.perf import ring_records
+from buildidfs.formats.perf.ring_records import Entered, Exited, Forked, Lost, Mapped, Record
 from buildidfs.linux import namespaces, perf_event, syscalls
 from buildidfs.linux.perf_event import Ring
 from tests.support.children import needs_root
@@ -50,7 +50,7 @@ def decoded(data: bytes) -> list[Record]:
     while position < len(data):
         position += int.from_bytes(data[position + 6 : position + 8], "little")
     assert position == len(data)
-    return list(perfrecords.decode(data))
+    return list(ring_records.decode(data))
 
 
 def own(records: list[Record], path: Path) -> list[Mapped]:

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from buildidfs.formats import perfrecords
+from buildidfs.formats.perf import ring_records
 from buildidfs.linux import perf_event, perf_selftest
 from tests.support.scans import open_descriptors
 
@@ -68,11 +68,11 @@ def test_sessions_of_others_get_no_such_record_from_us() -> None:
         assert perf_selftest.build_ids_leak() is not None
         for ring in rings:
             ring.stop()
-        records = [record for ring in rings for record in perfrecords.decode(ring.take())]
+        records = [record for ring in rings for record in ring_records.decode(ring.take())]
     own = [
         record
         for record in records
-        if isinstance(record, perfrecords.Mapped) and record.pid == os.getpid()
+        if isinstance(record, ring_records.Mapped) and record.pid == os.getpid()
     ]
     assert len(own) >= len(perf_selftest._own_programs())
     assert [record for record in own if record.build_id] == []

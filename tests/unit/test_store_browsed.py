@@ -16,19 +16,15 @@ import pytest
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import EVERYBODY, OWNER, Kind
-from buildidfs.store import (
-    Store,
-    containers,
-    containerwriter,
-    environment,
-    gc,
-    rebuild,
-    repair,
-    schema,
-)
-from buildidfs.store.containers import VALUE, ContainerRow, pack_container, pack_entry
-from buildidfs.store.paths import NAMES
-from buildidfs.store.retention import Policy
+from buildidfs.store import Store
+from buildidfs.store.fsck import rebuild, repair
+from buildidfs.store.index import containers, environment
+from buildidfs.store.index.containers import VALUE, ContainerRow, pack_container, pack_entry
+from buildidfs.store.index.paths import NAMES
+from buildidfs.store.retention import gc
+from buildidfs.store.retention.policy import Policy
+from buildidfs.store.schema import schema
+from buildidfs.store.write import containers as write_containers
 from buildidfs.view import PUBLIC, Reader, View, nodes
 from tests.support.browsed import (
     by_name,
@@ -45,7 +41,7 @@ from tests.support.captures import capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting
-    from buildidfs.store.environment import Environment
+    from buildidfs.store.index.environment import Environment
 
 DIGESTS = tuple(f"sha256:{digit * 64}" for digit in "abc")
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -70,7 +66,7 @@ def _delete(env: Environment, table: str, key: bytes) -> None:
 
 def _limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
     for name, value in limits.items():
-        monkeypatch.setattr(containerwriter, name, value)
+        monkeypatch.setattr(write_containers, name, value)
 
 
 # --- who may know of places ----------------------------------------------------------------------

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.model import Kind
-from buildidfs.store import Store, blobs
+from buildidfs.store import Store
+from buildidfs.store.blobs import files
 from tests.support.captures import capture, read_blob, sighting
 from tests.support.killing import calls_of, is_killed, kill_at_call
 
@@ -59,12 +60,12 @@ def test_killed_before_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool, fresh: bool
 ) -> None:
     """Every system call is one, and so is every step of LMDB."""
-    real = blobs.Blobs.__init__
+    real = files.Blobs.__init__
 
-    def made(self: blobs.Blobs, root: bytes, *, writable: bool) -> None:
+    def made(self: files.Blobs, root: bytes, *, writable: bool) -> None:
         real(self, root, writable=writable, anonymous=anonymous)
 
-    monkeypatch.setattr(blobs.Blobs, "__init__", made)
+    monkeypatch.setattr(files.Blobs, "__init__", made)
     path = tmp_path / "store"
     # The first one imports what it needs, which takes calls, too.
     _capture(tmp_path / "first", 1000)
@@ -124,13 +125,13 @@ def test_what_was_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Store.create(path).close()
 
     def work() -> None:
-        real = blobs.Blobs.seal
+        real = files.Blobs.seal
 
-        def killed(self: blobs.Blobs, *arguments: object) -> None:
+        def killed(self: files.Blobs, *arguments: object) -> None:
             real(self, *arguments)  # type: ignore[arg-type]
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(blobs.Blobs, "seal", killed)
+        monkeypatch.setattr(files.Blobs, "seal", killed)
         _capture(path, 7)
 
     assert is_killed(work)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs import daemon
-from buildidfs.capture import engineimages
+from buildidfs import app
+from buildidfs.capture.origin import container_images
 from buildidfs.store import Container, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
@@ -150,8 +150,8 @@ def test_nobody_waits_for_the_answer(store: Store, told: Told, tmp_path: Path) -
 def test_engines_of_this_host_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engineimages, "image_of", lambda origin: f"of {origin.container}")
+    monkeypatch.setattr(container_images, "image_of", lambda origin: f"of {origin.container}")
     with Store.create(tmp_path / "other") as store:
-        daemon.name_images(store)
+        app.name_images(store)
         commit(store, capture(store, b"bytes", at=seen()))
         assert image(store) == f"of {LABEL}"

@@ -16,8 +16,9 @@ import pytest
 
 from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError, UsageError
 from buildidfs.model import BuildId, Digest, Kind, Trust
-from buildidfs.store import NewSeen, Store, places, schema
-from buildidfs.store.index import whole
+from buildidfs.store import NewSeen, Store
+from buildidfs.store.index.queries import whole
+from buildidfs.store.schema import locations, schema
 from tests.support.captures import capture, identity, sighting
 from tests.support.damages import changed_bytes
 
@@ -143,9 +144,9 @@ def assert_sensible(answer: object, what: str) -> None:
 @pytest.mark.parametrize("trust", [-1, -4, 4, 1 << 40])
 def test_trust_that_there_is_not(trust: int) -> None:
     """The last of the values is the one that is believed most."""
-    row = places.pack_origin(Digest(bytes(32)), 2, sighting(trust=Trust.HOST).origin, 1, 2)
-    values = msgspec.msgpack.decode(row[places.TIMES.size :])
+    row = locations.pack_origin(Digest(bytes(32)), 2, sighting(trust=Trust.HOST).origin, 1, 2)
+    values = msgspec.msgpack.decode(row[locations.TIMES.size :])
     assert values.count(Trust.HOST.value) == 1
     values[values.index(Trust.HOST.value)] = trust
     with pytest.raises(IntegrityError):
-        whole(places.unpack_origin)(row[: places.TIMES.size] + msgspec.msgpack.encode(values))
+        whole(locations.unpack_origin)(row[: locations.TIMES.size] + msgspec.msgpack.encode(values))

@@ -23,7 +23,12 @@ CORPUS = ROOT / "tests/fuzz/corpus"
 
 def test_every_format_is_a_target() -> None:
     covered = {module for target in TARGETS.values() for module in target.modules}
-    modules = {path.stem for path in (ROOT / "buildidfs/formats").glob("*.py")} - {"__init__"}
+    formats = ROOT / "buildidfs/formats"
+    modules = {
+        ".".join(path.relative_to(formats).with_suffix("").parts)
+        for path in formats.rglob("*.py")
+        if path.stem != "__init__"
+    }
     assert modules - covered == set(), "add them to TARGETS in tests/fuzz/decoders.py"
     assert covered - modules == set()
 

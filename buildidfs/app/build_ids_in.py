@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build IDs that a file speaks of: a profile of perf, a core file, a binary.
+
+A profile of containers that nobody recorded with build IDs names few of its files. The others are
+looked up in the store as `repair` does it, and those that stay unknown are named.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import UsageError
+from buildidfs.formats.perf.headers import CPUMODE, USER
+from buildidfs.model import BuildId
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.app.profile.reading import Reading
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+_PERF: Final = (b"PERFILE2", b"2ELIFREP")
+_ET_CORE: Final = 4
+
+
+class Nameless(msgspec.Struct, frozen=True):
+    """A file of a profile or core file whose build ID is not known, and ``why``.
+
+    ``container`` is its label, empty for the host or where that is not known. ``samples`` are those
+    that fell into the file or were called from there, ``share`` the same in per cent of all
+    samples; both are None in a core file.
+    """
+
+    path: bytes
+    why: str
+    container: str = ""
+    samples: int | None = None
+    share: float | None = None
+
+
+class Named(msgspec.Struct):
+    """What a file speaks of: build IDs, each with a path or name that it has there.
+
+    ``nameless`` are the files that have none, the heaviest first. ``is_resolved`` says that some of
+    the build IDs are not in the file itself: the store knows them. ``incomplete`` says in words
+    that the file is not whole, or is empty.
+    """
+
+    paths: dict[BuildId, bytes]
+    nameless: list[Nameless] = []
+    is_resolved: bool = False
+    incomplete: str = ""
+
+
+def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
+    """The build IDs that a profile of perf or a core file speaks of, or the one of a binary.
+
+    Raises `UsageError` for a file that is none of these, or cannot be read.
+    """
+    try:
+        if os.path.isdir(path):  # perf record --threads
+            head = _PERF[0]
+        else:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise UsageError(f"{show(path)} is not a regular file")
+                head = file.read(18)
+    except OSError as error:
+        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+    if head[:8] in _PERF:
+        return _of_profile(store, path, progress)
+    if head[:4] == b"\x7fELF":
+        kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
+        return _of_core(path) if kind == _ET_CORE else Named({_own(path): path})
+    raise UsageError(f"{show(path)} is neither a profile of perf, nor a core file, nor a binary")
+
+
+def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
+    """All that a profile names itself, and what the store knows of the rest that was sampled."""
+    from buildidfs.app.profile import reading as profile_reading
+    from buildidfs.app.profile import repair
+    from buildidfs.app.profile.rename import TOO_LONG
+    from buildidfs.capture.scan.perf_data import Profile
+
+    with Profile(path) as profile:
+        named = Named(profile_reading.build_ids_of(profile))
+        reading = profile_reading.Reading(profile, store, progress)
+        if _lacks_build_ids(reading):
+            hits = reading.hits(chains=True)
+            for hit in hits:
+                name, answer = reading.describe(hit)
+                if answer.build_id is not None and answer.build_id not in named.paths:
+                    named.paths[answer.build_id] = name
+                    named.is_resolved = True
+            named.nameless = [
+                Nameless(each.path, each.why, each.container, each.samples, each.share)
+                for each in repair.unresolved_in(reading, hits)
+                if each.why != TOO_LONG  # perf cannot hold it, the store can
+            ]
+        if profile.truncated:
+            named.incomplete = f"{show(path)} is not whole: {profile.truncated}"
+    return named
+
+
+def _lacks_build_ids(reading: Reading) -> bool:
+    """Return True unless each record of a file that was mapped has its build ID."""
+    from buildidfs.app.profile.reading import is_anonymous
+
+    return any(
+        not file.build_id
+        and file.cpumode & CPUMODE == USER
+        and file.path.startswith(b"/")
+        and not is_anonymous(file)
+        for file in reading.spaces.files
+    )
+
+
+def _of_core(path: bytes) -> Named:
+    from buildidfs.app import cores
+
+    named = Named({})
+    with cores.CoreFile(path) as file:
+        for module in file.core.modules:
+            if module.build_id is not None:
+                named.paths.setdefault(module.build_id, module.path)
+            else:
+                named.nameless.append(Nameless(module.path, str(module.unknown)))
+        if file.cut_off:
+            named.incomplete = f"{show(path)} is {file.cut_off}"
+    return named
+
+
+def _own(path: bytes) -> BuildId:
+    from buildidfs.capture import elf_file
+    from buildidfs.model import Absence
+
+    with open(path, "rb") as file:
+        found = elf_file.identify(file.fileno())
+    if isinstance(found, Absence):
+        raise UsageError(f"{show(path)}: {found.value}")
+    return found

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles: everything that is needed to look at a profile or core file elsewhere, in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app.bundle import source_list
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import PinnedFile, reached
+from buildidfs.capture.origin.host_path import access_of
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.formats import bundle_archive
+from buildidfs.linux import machine
+from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
+from buildidfs.store import NewCapture
+from buildidfs.store.blobs.export import open_draft, open_through
+from buildidfs.store.bundle import archive
+from buildidfs.store.bundle.archive import BundleFile
+from buildidfs.store.bundle.store import captures, sightings
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import IO
+
+    from buildidfs.capture.base import Found
+    from buildidfs.formats.elf.identify import AltLink
+    from buildidfs.ingest import Summary
+    from buildidfs.model import Access, Artifact
+    from buildidfs.store import OriginRecord, Store
+
+    Progress = Callable[[int, str], None]
+
+NOT_CAPTURED: Final = "never captured"
+NO_SUPPLEMENT: Final = "dwz file never captured, which debuginfo in the bundle refers to"
+
+_PLACES: Final = 16
+_BATCH: Final = 256
+_PARTIAL: Final = ".partial"
+
+
+def collect(
+    store: Store, wanted: Mapping[BuildId, bytes], inputs: Sequence[bundle_archive.Input]
+) -> bundle_archive.Manifest:
+    """The manifest of a bundle: all files served under the build IDs ``wanted``, the dwz files
+    that their debuginfo refers to, and the build IDs of which something is missing.
+
+    The values of ``wanted`` are paths that the build IDs had where they were asked for, or empty.
+    """
+    items: list[bundle_archive.Item] = []
+    absent: list[bundle_archive.Absent] = []
+    waiting = sorted(wanted, reverse=True)
+    supplements: dict[BuildId, AltLink] = {}
+    while waiting:
+        build_id = waiting.pop()
+        ordinal = store.ordinal(build_id)
+        found = [store.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
+        artifacts = [artifact for artifact in found if artifact is not None]
+        origins = store.origins(ordinal) if ordinal is not None else []
+        if build_id in wanted:
+            path = _path(store, build_id, origins, wanted[build_id])
+            absent += _missing(build_id, artifacts, path)
+        elif not artifacts:
+            name = supplements[build_id].name.decode("utf-8", "replace")
+            absent.append(bundle_archive.Absent(build_id.hex(), NO_SUPPLEMENT, name))
+        for artifact in artifacts:
+            items.append(_item(build_id, artifact, origins))
+            link = _supplement(store, build_id, artifact)
+            if link is not None and link.build_id not in wanted.keys() | supplements:
+                supplements[link.build_id] = link
+                waiting.append(link.build_id)
+    return bundle_archive.Manifest(
+        bundle_archive.VERSION, machine.host_name(), tuple(inputs), tuple(items), tuple(absent)
+    )
+
+
+def _item(
+    build_id: BuildId, artifact: Artifact, origins: list[OriginRecord]
+) -> bundle_archive.Item:
+    seen = [record for record in origins if record.digest == artifact.digest]
+    # Of one at least everybody may know, if everybody may read the file.
+    first = next((record for record in seen if record.origin.is_public), None)
+    seen = [record for record in seen if record is not first]
+    seen = ([] if first is None else [first]) + seen[: _PLACES - (first is not None)]
+    return bundle_archive.Item(
+        build_id.hex(),
+        artifact.kind.name.lower(),
+        artifact.digest.hex(),
+        artifact.size,
+        artifact.mtime_ns,
+        artifact.mode,
+        artifact.quality,
+        artifact.trust,
+        f"{artifact.segments:x}",
+        tuple((extent.offset, extent.size) for extent in artifact.scripts),
+        tuple(_place(record) for record in seen),
+        artifact.truncated,
+    )
+
+
+def _place(record: OriginRecord) -> bundle_archive.Place:
+    origin = record.origin
+    path = origin.path.decode("utf-8", "replace")
+    return bundle_archive.Place(
+        path,
+        record.first_seen_ns,
+        record.last_seen_ns,
+        _plain(origin.host),
+        _plain(origin.container),
+        b"" if path.encode() == origin.path else origin.path,
+        origin.is_public,
+    )
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: bytes) -> str:
+    """A path of a build ID for the list of what is absent: one where it was seen, or ``given``."""
+    path = origins[0].origin.path if origins else given
+    if not path:
+        rows = store.journal_of(build_id)
+        path = rows[0].path if rows else b""
+    return path.decode("utf-8", "replace")
+
+
+def _missing(
+    build_id: BuildId, artifacts: list[Artifact], path: str
+) -> list[bundle_archive.Absent]:
+    kinds = {artifact.kind for artifact in artifacts}
+    if not kinds:
+        return [bundle_archive.Absent(build_id.hex(), NOT_CAPTURED, path)]
+    if Kind.EXECUTABLE in kinds and Kind.DEBUGINFO not in kinds:
+        return [bundle_archive.Absent(build_id.hex(), "no debuginfo was captured", path)]
+    if kinds == {Kind.DEBUGINFO}:
+        return [bundle_archive.Absent(build_id.hex(), "only debuginfo was captured", path)]
+    return []
+
+
+def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink | None:
+    """The dwz file that debuginfo refers to.
+
+    Strip leaves the reference in executables, which have nothing any more that needs the file.
+    """
+    if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
+        return None
+    fd = store.open_blob(artifact.digest)
+    try:
+        described = elf_file.describe(fd, build_id)
+    finally:
+        os.close(fd)
+    return None if isinstance(described, Absence) else described.altlink
+
+
+def create(
+    store: Store,
+    wanted: Mapping[BuildId, bytes],
+    inputs: Sequence[bytes],
+    output: str | int,
+    *,
+    include_inputs: bool = False,
+    list_sources: bool = True,
+    progress: Progress | None = None,
+) -> tuple[bundle_archive.Manifest, int]:
+    """Write a bundle to a file, whole or not at all, or to a descriptor; returns what is in it,
+    and how many bytes of an attempt that was cut off could be kept.
+
+    Such an attempt is in ``output`` with ".partial" behind it. A device, FIFO or symbolic link that
+    is there already is written to, not replaced. With ``list_sources`` the bundle says, too, which
+    source files the debuginfo in it names, as far as that can be found out here.
+
+    Raises `UsageError` when a file cannot be read or written, `IntegrityError`, `StoreError`.
+    """
+    done = 0
+
+    def tell(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done >> 20, "MiB")
+
+    with contextlib.ExitStack() as stack:
+        given: list[int] = []
+        named = []
+        for path in inputs:
+            size = None
+            if include_inputs:
+                given.append(_opened(path))
+                stack.callback(os.close, given[-1])
+                size = os.fstat(given[-1]).st_size
+            named.append(
+                bundle_archive.Input(os.path.basename(path).decode("utf-8", "replace"), size)
+            )
+        manifest = collect(store, wanted, named)
+        listed = stack.enter_context(_scratch())
+        about = bundle_archive.Sources(why=source_list.NOT_WANTED)
+        if list_sources:
+            about = _list_sources(store, manifest.items, listed, progress)
+        manifest = msgspec.structs.replace(manifest, sources=about)
+        if isinstance(output, int):
+            try:
+                archive.write(
+                    store, manifest, given, output, sources=listed.fileno(), progress=tell
+                )
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise UsageError(f"cannot write the output: {error.strerror}") from error
+            return manifest, 0
+        kept = _write_file(store, manifest, given, listed.fileno(), output, tell)
+    return manifest, kept
+
+
+def _scratch() -> IO[bytes]:
+    """An empty file without a name; in memory where no directory can be written to."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.memfd_create("buildidfs-bundle"), "w+b")
+
+
+def _list_sources(
+    store: Store, items: Sequence[bundle_archive.Item], file: IO[bytes], progress: Progress | None
+) -> bundle_archive.Sources:
+    try:
+        return source_list.write(store, items, file, progress)
+    except OSError as error:
+        return bundle_archive.Sources(why=f"no room in {tempfile.gettempdir()}: {error.strerror}")
+
+
+def _opened(path: bytes) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+
+
+def _write_file(
+    store: Store,
+    manifest: bundle_archive.Manifest,
+    inputs: Sequence[int],
+    listed: int,
+    output: str,
+    progress: Callable[[int], None],
+) -> int:
+    draft = output + _PARTIAL
+    try:
+        through = open_through(output)
+        if through is not None:
+            with open(through, "wb", buffering=0) as stream:
+                return archive.write(
+                    store, manifest, inputs, stream.fileno(), sources=listed, progress=progress
+                )
+        fd = open_draft(draft)
+        try:
+            kept = archive.write(
+                store, manifest, inputs, fd, sources=listed, resume=True, progress=progress
+            )
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    return kept
+
+
+def import_(
+    store: Store, path: str, *, trust: Trust = Trust.CONTAINER, progress: Progress | None = None
+) -> tuple[bundle_archive.Manifest, Summary]:
+    """Take what is in a bundle into the store; what is there already is not read.
+
+    Every file is verified first, and nothing is believed more than ``trust``. Raises `UsageError`,
+    `IntegrityError` for what is not as it should be (then what came before is kept), `StoreError`.
+    """
+    from buildidfs.ingest import Ingest
+
+    with BundleFile(path) as file:
+        access = access_of(file.fileno())
+        verified: set[Digest] = set()
+        summary = Ingest(store).run(_pinned(store, file, trust, access, verified), progress)
+        _record_places(store, file.manifest, trust, access, verified)
+        file.check_sources()
+        return file.manifest, summary
+
+
+def _pinned(
+    store: Store, file: BundleFile, trust: Trust, access: Access, verified: set[Digest]
+) -> Iterator[Found]:
+    """The files that the store does not have; ``verified`` gets those that the bundle has."""
+    done: set[tuple[str, str]] = set()
+    for item in file.manifest.items:
+        digest = Digest(bytes.fromhex(item.sha256))
+        if (item.sha256, item.build_id) in done or store.held(digest) is not None:
+            continue
+        done.add((item.sha256, item.build_id))
+        with tempfile.TemporaryFile() as copy:
+            file.copy(digest, copy.fileno())
+            verified.add(digest)
+            build_id = BuildId.from_hex(item.build_id)
+            kind = item.kind_of if item.kind_of in (Kind.VDSO, Kind.KALLSYMS) else None
+            has = elf_file.identify(copy.fileno())
+            if isinstance(has, BuildId) and has != build_id:
+                raise IntegrityError(f"blob {digest} of the bundle has build ID {has}")
+            if has not in (build_id, Absence.NO_BUILD_ID) and kind is not Kind.KALLSYMS:
+                raise IntegrityError(f"blob {digest} of the bundle: {has}")
+            yield PinnedFile(
+                sightings(item, trust, access)[0],
+                os.dup(copy.fileno()),
+                kind,
+                None if isinstance(has, BuildId) else build_id,
+            )
+
+
+def _record_places(
+    store: Store,
+    manifest: bundle_archive.Manifest,
+    trust: Trust,
+    access: Access,
+    verified: set[Digest],
+) -> None:
+    """Record all places of what the store has by now."""
+    batch: list[NewCapture] = []
+    for new in captures(manifest, trust, access, lambda digest, size: digest):
+        assert isinstance(new.content, Digest)
+        held = store.held(new.content)
+        if held is None or held.build_id != new.build_id:
+            continue  # what the bytes say counts, not what the manifest says of them
+        sighting = new.sighting
+        if held.digest not in verified:
+            # Who made the bundle knows the digest, and need not have been able to read the bytes.
+            sighting = reached(sighting, 0)
+        batch.append(
+            NewCapture(
+                sighting,
+                held.digest,
+                held.build_id,
+                held.kinds,
+                held.quality,
+                held.scripts,
+                held.segments,
+                truncated=held.truncated,
+            )
+        )
+        if len(batch) == _BATCH:
+            store.commit(batch)
+            batch = []
+    store.commit(batch)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core files and the store: capture what they are about, and say how much of it can be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app import history
+from buildidfs.app.profile.coverage import Coverage, Holdings
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.scan import core as scan_core
+from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
+from buildidfs.capture.scan.core import CoreFile, is_core
+from buildidfs.errors import UsageError
+from buildidfs.formats.elf.core import VDSO
+from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.model import BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from buildidfs.capture.base import Found
+    from buildidfs.config import Settings
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+__all__ = ["CoreFile", "coverage", "is_core", "scan_cores"]
+
+HELD: Final = "held"
+CAPTURED: Final = "captured"
+MISSING: Final = "missing"
+
+_GONE: Final = (
+    "no process maps it, and it is not at its path on this host"
+    " or in a mount namespace that still has processes"
+)
+_NOT_READ: Final = "found, but it could not be read"
+_NO_VDSO: Final = "not all of it is in the core"
+
+
+class Binary(msgspec.Struct):
+    """A binary that was mapped: ``state`` is `HELD`, `CAPTURED` (now) or `MISSING`.
+
+    ``why`` says in words why it is missing. ``main`` is the program itself, ``deleted`` had lost
+    its name. ``path`` is that of the process, empty where the core tells none.
+    """
+
+    path: bytes
+    build_id: BuildId | None
+    main: bool
+    deleted: bool
+    state: str = MISSING
+    why: str = ""
+
+
+class Dump(msgspec.Struct):
+    """What a core file is of, and what became of its binaries.
+
+    ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`,
+    ``containers`` the labels of those in which the program was seen, the last one first (empty: the
+    host), for the core does not tell. ``cut_off`` says in words that the file is not whole.
+    """
+
+    path: bytes
+    pid: int
+    name: bytes
+    arguments: bytes
+    signal: int
+    containers: list[str]
+    cut_off: str
+    binaries: list[Binary]
+
+
+class CoreScan(msgspec.Struct):
+    """What a scan of core files came to."""
+
+    summary: Summary
+    dumps: list[Dump]
+
+
+def coverage(store: Store, path: bytes) -> Coverage:
+    """What the store has of the binaries of a core file. Raises `UsageError` if it is none."""
+    dump = _read(store, path)
+    holdings = Holdings(store)
+    label = dump.containers[0] if len(dump.containers) == 1 else ""
+    rows = [holdings.row(label, each.path, each.build_id, 1, each.why) for each in dump.binaries]
+    notes = []
+    if len(dump.containers) > 1:
+        names = ", ".join(name or "the host" for name in dump.containers)
+        notes.append(f"the program was seen in several places: {names}")
+    return Coverage(rows, "binaries", notes, f"the core is {dump.cut_off}" if dump.cut_off else "")
+
+
+def scan_cores(
+    store: Store, settings: Settings, paths: Sequence[bytes], *, progress: Progress | None = None
+) -> CoreScan:
+    """Capture what core files are about, as far as it can still be had.
+
+    That is: the vDSO in the core; what processes have mapped; and files with these build IDs at
+    their paths, here and in the mount namespaces of all processes. A file that is no core, or not
+    whole, is unreadable in the summary. Raises `StoreFull`, `StoreError`.
+    """
+    dumps = []
+    unreadable = []
+    for path in paths:
+        try:
+            dumps.append(_read(store, path))
+        except UsageError as error:
+            reason = str(error).removeprefix(path.decode("utf-8", "backslashreplace"))
+            unreadable.append(Unreadable(path, reason.lstrip(": ")))
+    unreadable += [Unreadable(dump.path, dump.cut_off) for dump in dumps if dump.cut_off]
+    scan = _Scan(store, settings, dumps)
+    summary = scan.run(progress)
+    summary.unreadable += unreadable
+    return CoreScan(summary, dumps)
+
+
+def _read(store: Store, path: bytes) -> Dump:
+    """What a core file says; where its program was seen is asked of the store."""
+    with CoreFile(path) as file:
+        core = file.core
+        found: dict[tuple[bytes, BuildId | None], Binary] = {}
+        for module in core.modules:
+            binary = Binary(module.path, module.build_id, module.main, module.deleted)
+            if module.unknown is not None:
+                binary.why = str(module.unknown)
+            known = found.setdefault((module.path, module.build_id), binary)
+            known.main |= module.main
+        main = next((each for each in found.values() if each.main), None)
+        return Dump(
+            path, core.pid, core.name, core.arguments, core.signal, _containers(store, main),
+            file.cut_off, list(found.values()),
+        )  # fmt: skip
+
+
+def _containers(store: Store, main: Binary | None) -> list[str]:
+    """Where that program was seen under that path, the last place first."""
+    if main is None or main.build_id is None:
+        return []
+    places = history.at_path(store, main.path)
+    labels = [place.container for place in places if place.build_id == main.build_id]
+    return list(dict.fromkeys(labels))
+
+
+class _Scan:
+    """What is not held of some dumps, and the search for it."""
+
+    def __init__(self, store: Store, settings: Settings, dumps: list[Dump]) -> None:
+        self._store = store
+        self._namespaces = settings.container.namespaces
+        self._dumps = dumps
+        holdings = Holdings(store)
+        self._missing: list[tuple[BuildId, Binary]] = []
+        self._held: set[BuildId] = set()
+        for dump in dumps:
+            for binary in dump.binaries:
+                if binary.build_id is None:
+                    continue
+                if _has(holdings, binary.build_id):
+                    binary.state = HELD
+                    self._held.add(binary.build_id)
+                else:
+                    self._missing.append((binary.build_id, binary))
+
+    def run(self, progress: Progress | None) -> Summary:
+        """Look for what is missing, and take it in; what is held counts as found."""
+        before = Summary(files=len(self._held), held=len(self._held))
+        if not self._missing:
+            return before
+        memo = StoreMemo(self._store)
+        wanted = self._wanted()
+        scanner = WantedScanner(memo, wanted, self._namespaces, scanner="core", only=True)
+
+        def found() -> Iterator[Found]:
+            for dump in self._dumps:
+                yield from self._vdso(memo, dump, wanted.build_ids)
+            yield from scanner
+
+        summary = Ingest(self._store).run(found(), progress)
+        holdings = Holdings(self._store)
+        for build_id, binary in self._missing:
+            if _has(holdings, build_id):
+                binary.state = CAPTURED
+            elif binary.path == VDSO:
+                binary.why = _NO_VDSO
+            else:
+                binary.why = _NOT_READ if build_id in scanner.found else _GONE
+        summary.files += before.files
+        summary.held += before.held
+        return summary
+
+    def _wanted(self) -> Wanted:
+        """What to look for, and where."""
+        wanted = Wanted({build_id for build_id, _ in self._missing}, set(), {}, set())
+        for _, binary in self._missing:
+            if binary.path.startswith(b"/"):
+                wanted.paths.add(binary.path)
+        for number in scan_core.living_mount_namespaces():
+            wanted.elsewhere[number] = wanted.paths
+        return wanted
+
+    def _vdso(self, memo: StoreMemo, dump: Dump, wanted: set[BuildId]) -> Iterator[Found]:
+        """The vDSO in a core, if it is missing."""
+        if not any(each.path == VDSO and each.build_id in wanted for each in dump.binaries):
+            return
+        try:
+            with CoreFile(dump.path) as file:
+                item = file.vdso(memo, wanted)
+        except UsageError as error:
+            item = Unreadable(dump.path, str(error))
+        except OSError as error:
+            item = Unreadable(dump.path, error.strerror or str(error), error.errno or 0)
+        if item is not None:
+            yield item
+
+
+def _has(holdings: Holdings, build_id: BuildId) -> bool:
+    return holdings.row("", b"", build_id, 0).executable

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking in a process of its own, so that no answer can take the one who asks with it.
+
+A damaged index is mapped memory that kills whoever reads it; a filesystem whose server is gone
+holds him for ever; trying a scheduling class changes it. All that happens to a child, which is left
+behind at the first silence, and another goes on behind the probe that it died of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from buildidfs.app.doctor.values import Answer, Finding, Probe, degraded, failed
+
+#: Longer than any probe takes on a machine that is merely busy.
+PATIENCE = 5.0
+
+_LAST_WAIT = 0.5  # seconds for a child to be gone that is killed
+_CHUNK = 1 << 16
+_MOST_BYTES = 1000  # of one text: whatever is in it has another source
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(Answer)
+
+
+def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]:
+    """The finding of each probe, in order, as they come.
+
+    One that does not answer within so many ``seconds``, or dies, is a finding too. It forks: call
+    it while this process has one thread.
+    """
+    rest, silent = list(probes), set[str]()
+    while rest:
+        with _Child(rest) as child:
+            while rest:
+                probe = rest[0]
+                if probe.place in silent:
+                    break
+                answer = child.answer(seconds)
+                yield Finding(probe.area, probe.name, answer.state, answer.found, answer.remedy)
+                del rest[0]
+                if child.is_over:
+                    if child.is_silent and probe.place:
+                        silent.add(probe.place)
+                    break
+        # What would wait for the same place again is left out: the one finding says it.
+        rest = [probe for probe in rest if probe.place not in silent]
+
+
+class _Child:
+    """A process that answers the probes one after the other, one line of JSON each."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self.is_over = self.is_silent = False
+        self._text = b""
+        self._pipe, writing = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            _answer_all(probes, writing)
+        os.close(writing)
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End it, unless the kernel holds it: then it ends when that lets go of it."""
+        os.close(self._pipe)
+        if not self._pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        deadline = time.monotonic() + _LAST_WAIT
+        while not os.waitpid(self._pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.001)
+
+    def answer(self, seconds: float) -> Answer:
+        """The next answer, or what became of it."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while b"\n" not in self._text:
+            if not poll.poll(seconds * 1000):
+                self.is_over = self.is_silent = True
+                return degraded(
+                    f"cannot be told: no answer within {seconds:g} s",
+                    "see which filesystem or server is silent, and repair or unmount it",
+                )
+            chunk = os.read(self._pipe, _CHUNK)
+            if not chunk:
+                self.is_over = True
+                return self._death()
+            self._text += chunk
+        line, _, self._text = self._text.partition(b"\n")
+        return _decoder.decode(line)
+
+    def _death(self) -> Answer:
+        pid, self._pid = self._pid, 0
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return failed(
+            f"looking at it ended a process with {name}: what is there is damaged",
+            "look at the messages of the kernel (dmesg); if it was the index, which is mapped,"
+            " buildidfs check --repair makes it again from the blobs",
+        )
+
+
+def _answer_all(probes: Sequence[Probe], pipe: int) -> NoReturn:
+    """The life of the child."""
+    try:
+        for probe in probes:
+            data = _encode(_answer(probe)) + b"\n"
+            while data:
+                data = data[os.write(pipe, data) :]
+    finally:
+        os._exit(0)
+
+
+def _answer(probe: Probe) -> Answer:
+    try:
+        answer = probe.ask()
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        answer = _unknown(f"{error.strerror or error}{where}")
+    except Exception as error:  # the top of a process: a fault of one probe is not that of others
+        answer = _unknown(f"{type(error).__name__}: {error}")
+    return Answer(answer.state, _one_line(answer.found), _one_line(answer.remedy))
+
+
+def _unknown(why: str) -> Answer:
+    where = "on the host" if os.geteuid() == 0 else "as root, on the host"
+    return degraded(f"cannot be told: {why}", f"run it {where}, to be told")
+
+
+def _one_line(text: str) -> str:
+    """Whatever it is, as printable text on one line."""
+    text = text.encode("utf-8", "backslashreplace").decode()[:_MOST_BYTES]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

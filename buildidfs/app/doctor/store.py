@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: whether it is there and sound, and what its filesystem can do. Nothing is written
+that has a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+import time
+
+from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
+from buildidfs.errors import BuildIdFsError, StoreVersionError
+from buildidfs.formats import mountinfo
+from buildidfs.linux import copy, mounts
+from buildidfs.store.errors import FULL, show
+
+AREA = "store"
+
+_GIB = 1 << 30
+_LEAST_BYTES = 16 << 20
+_LEAST_SHARE = 0.05
+_FEW_INODES = 10_000
+_LEAST_INODES = 100
+
+_VOLATILE = frozenset((b"tmpfs", b"ramfs"))
+_LAYERED = frozenset((b"overlay", b"aufs"))
+# Memory mapped by several machines is not the same memory, and the index is mapped.
+_REMOTE = frozenset(
+    (
+        b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
+        b"beegfs", b"gpfs", b"orangefs", b"virtiofs", b"vboxsf",
+    )
+)  # fmt: skip
+
+_HOUR = 3600
+_TOLERANCE = 60
+_FREE = "free some room, or move the store to a larger filesystem (--store)"
+
+
+def probes(root: bytes) -> list[Probe]:
+    """The checks of the store at ``root``, or of the place where it would be made."""
+    asked = {
+        "directory": _directory,
+        "filesystem": _filesystem,
+        "writing": _writing,
+        "free space": _free_space,
+        "free inodes": _free_inodes,
+        "unnamed files": _unnamed_files,
+        "reflinks": _reflinks,
+        "index": _index,
+        "times": _times,
+        "leftovers": _leftovers,
+    }
+    return [
+        Probe(AREA, name, functools.partial(ask, root), place=AREA) for name, ask in asked.items()
+    ]
+
+
+def _is_there(root: bytes) -> bool:
+    return os.path.exists(os.path.join(root, b"format"))
+
+
+def _place(root: bytes) -> bytes:
+    """The store, or the nearest directory above it that there is."""
+    while not os.path.isdir(root) and root != b"/":
+        root = os.path.dirname(root)
+    return root
+
+
+def _directory(root: bytes) -> Answer:
+    shown = show(root)
+    try:
+        status = os.stat(root)
+    except FileNotFoundError:
+        return ok(f"{shown} is not there yet: the first scan makes it")
+    except PermissionError:
+        return failed(
+            f"{shown} may not be looked at by this user",
+            "run as its owner, or name another: --store",
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        return failed(f"{shown} is not a directory", "name another: --store")
+    if not os.access(root, os.R_OK | os.X_OK, effective_ids=True):
+        return failed(
+            f"{shown} belongs to user {status.st_uid}, and may not be entered by this one",
+            "run as its owner, or name another: --store",
+        )
+    if not _is_there(root):
+        if os.listdir(root):
+            return failed(
+                f"{shown} is not a store, and not empty", "name another directory: --store"
+            )
+        return ok(f"{shown} is empty: the first scan makes the store")
+    if status.st_uid != os.geteuid():
+        return degraded(
+            f"{shown} belongs to user {status.st_uid}, who may not read what this one captures",
+            f"run as its owner, or chown -R {os.geteuid()} it",
+        )
+    if status.st_mode & 0o077:
+        return degraded(
+            f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}: others may read what they could"
+            " not where it was captured",
+            f"chmod 700 {shown}",
+        )
+    return ok(shown)
+
+
+def _filesystem(root: bytes) -> Answer:
+    place = _place(root)
+    mount = _mount_of(place)
+    kind = mount.fstype.decode("utf-8", "backslashreplace")
+    where = f"{kind} at {show(mount.mount_point)}"
+    if mount.fstype in _REMOTE or mount.fstype.partition(b".")[0] in (b"fuse", b"fuseblk"):
+        return failed(
+            f"{where}: an index that is mapped through a server is damaged sooner or later",
+            "put the store on a local filesystem: --store",
+        )
+    if mount.fstype in _VOLATILE:
+        return degraded(f"{where}: lost at reboot", "put the store on a disk: --store")
+    if mount.fstype in _LAYERED:
+        return degraded(
+            f"{where}: lost with the container, if it is the root of one",
+            "put the store on a volume: --store",
+        )
+    return ok(where)
+
+
+def _mount_of(place: bytes) -> mountinfo.MountInfo:
+    """The mount that a directory is on; by number, since devices of btrfs and overlayfs differ."""
+    fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            fields = dict(line.split(b":\t", 1) for line in file if b":\t" in line)
+    finally:
+        os.close(fd)
+    number = int(fields[b"mnt_id"])
+    for mount in mountinfo.parse(mounts.mountinfo()):
+        if mount.mount_id == number:
+            return mount
+    raise FileNotFoundError(errno.ENOENT, "its mount is not below the root of this process", place)
+
+
+def _writing(root: bytes) -> Answer:
+    place = _place(root)
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return failed(
+            f"{show(place)} is on a read-only filesystem: nothing can be captured into it",
+            "mount -o remount,rw, or name another: --store; if the disk failed, see dmesg",
+        )
+    if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        return failed(
+            f"{show(place)} may not be written to by this user",
+            "run as its owner, or name another: --store",
+        )
+    return ok("allowed")
+
+
+def _free_space(root: bytes) -> Answer:
+    usage = os.statvfs(_place(root))
+    free, whole = usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
+    share = free / whole if whole else 1.0
+    found = f"{free / _GIB:.1f} GiB, {share:.0%} of its filesystem"
+    if free < _LEAST_BYTES:
+        return failed(f"{free >> 10} KiB: hardly anything more can be captured", _FREE)
+    if free < _GIB or share < _LEAST_SHARE:
+        return degraded(found, _FREE)
+    return ok(found)
+
+
+def _free_inodes(root: bytes) -> Answer:
+    usage = os.statvfs(_place(root))
+    if not usage.f_files:
+        return ok("its filesystem makes them as needed")
+    found = f"{usage.f_favail}; each captured file needs one"
+    if usage.f_favail < _LEAST_INODES:
+        return failed(found, _FREE)
+    if usage.f_favail < _FEW_INODES:
+        return degraded(found, _FREE)
+    return ok(found)
+
+
+def _unnamed_files(root: bytes) -> Answer:
+    try:
+        os.close(_unnamed(root))
+    except OSError as error:
+        if error.errno in FULL:
+            return failed("no room for another file", _FREE)
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+        return degraded(
+            "its filesystem has none (O_TMPFILE): what is being copied when the machine stops is"
+            " left behind until the next scan",
+            "put the store on ext4, xfs, btrfs or another local filesystem: --store",
+        )
+    return ok("can be made (O_TMPFILE)")
+
+
+def _unnamed(root: bytes) -> int:
+    """A file that nobody sees, and that is gone when it is closed. Raises OSError."""
+    return os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _reflinks(root: bytes) -> Answer:
+    try:
+        source = _unnamed(root)
+        try:
+            os.write(source, b"\0" * 4096)
+            target = _unnamed(root)
+            try:
+                if copy.reflink(source, target):
+                    return ok("files on the same filesystem are captured without being copied")
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        return ok("not to be told: every file that is captured is copied")
+    return ok("its filesystem has none (FICLONE): every file that is captured is copied")
+
+
+def _index(root: bytes) -> Answer:
+    if not _is_there(root):
+        return ok("not there yet")
+    from buildidfs.store import Store
+
+    try:
+        if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
+            # To open it would make the file.
+            return degraded("lock.mdb is missing from it", "the next scan makes it again")
+        with Store.open(root, read_only=True) as store:
+            held = store.stats()
+    except StoreVersionError as error:
+        found, _, remedy = str(error).rpartition(": ")
+        return failed(found, remedy)
+    except BuildIdFsError as error:
+        return failed(str(error), "move the store away, or name another (--store), and scan again")
+    return ok(f"opens: {held.ids} build IDs, {held.blobs} blobs")
+
+
+def _times(root: bytes) -> Answer:
+    now, newest = time.time(), 0.0
+    for name in (b"format", b"index/data.mdb"):
+        try:
+            newest = max(newest, os.stat(os.path.join(root, name)).st_mtime)
+        except OSError:
+            continue
+    if newest > now + _TOLERANCE:
+        return degraded(
+            f"it was written {newest - now:.0f} s after what is now: the clock was put back, or is"
+            " behind that of the host it comes from",
+            "set the clock (timedatectl set-ntp true): what is captured now counts as older",
+        )
+    return ok("not written after what is now")
+
+
+def _leftovers(root: bytes) -> Answer:
+    count = size = 0
+    try:
+        with os.scandir(os.path.join(root, b"staging")) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if status.st_mtime < time.time() - _HOUR:
+                    count, size = count + 1, size + status.st_blocks * 512
+    except FileNotFoundError:
+        pass
+    if count:
+        return degraded(
+            f"{count} files, {size >> 10} KiB, that were being copied when a process ended",
+            "the next scan removes them; see why it ended",
+        )
+    return ok("nothing half copied is left")

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which build IDs a path had, and where a build ID was: one answer of origins and journal.
+
+Origins are of bytes that the store holds or held; the journal also knows what could not be had.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.capture.origin import container
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId
+from buildidfs.model import BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.capture.base import Unreadable
+    from buildidfs.capture.process.mapped_by import Mapper
+    from buildidfs.config import Settings
+    from buildidfs.store import JournalRecord, OriginRecord, Store
+
+_ROOT: Final = 0
+
+
+class Place(msgspec.Struct):
+    """A build ID at a path, in a container (its label; empty: the host) of the machine ``host``.
+
+    Times are in nanoseconds of Unix time. ``held`` says that the store has bytes of the build ID.
+    """
+
+    build_id: BuildId
+    path: bytes
+    container: str
+    host: str
+    first_seen_ns: int
+    last_seen_ns: int
+    held: bool
+
+
+def at_path(
+    store: Store, path: bytes, label: str | None = None, *, others: Iterable[bytes] = ()
+) -> list[Place]:
+    """Every build ID that was seen at that path or one of the ``others``, the last seen first.
+
+    ``label`` is a container as a user names it, see `container.fits`. Reads rows of that path only,
+    and of its other name where /usr is merged (`merged`); what the store holds is found whatever it
+    is there: executable, debug file, vDSO or kallsyms.
+    """
+    found = _Places(store, label)
+    for each in dict.fromkeys(name for one in (path, *others) for name in (one, *merged(one))):
+        number = _number(store, each)
+        if number is not None:
+            found.held(number, each)
+        found.journal(store.journal_at(None, each))
+    return found.last_first()
+
+
+def merged(path: bytes) -> list[bytes]:
+    """The other name of a path below /lib, /bin and their like, where these are links into /usr.
+
+    The dynamic loader, and so ldd(1), go by the one, the kernel by the other.
+    """
+    is_in_usr = path.startswith(b"/usr/")
+    first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
+    if not first or first[0] not in names.MERGED:
+        return []
+    return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
+
+
+def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
+    """The same for all paths that fit a pattern, in which ``*`` matches slashes, too.
+
+    Looks at every path.
+    """
+    import os
+
+    fits = re.compile(os.fsencode(fnmatch.translate(glob))).match
+    found = _Places(store, label)
+    for number, path in _paths(store):
+        if fits(path):
+            found.held(number, path)
+    found.journal(record for record in store.journal_since() if fits(record.path))
+    return found.last_first()
+
+
+def of_build_id(store: Store, text: str) -> tuple[BuildId, list[Place]]:
+    """The build ID that ``text`` means, and every place it was seen at, the last one first.
+
+    ``text`` may be the beginning of one that the store has or had bytes of; one that is in the
+    journal only has to be whole. Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
+    """
+    found = _Places(store, None)
+    try:
+        build_id = store.match(text)
+    except ArtifactMissing as missing:
+        try:
+            build_id = BuildId.from_hex(text)
+        except InvalidBuildId:
+            raise missing from None
+        records = store.journal_of(build_id)
+        if not records:
+            raise
+    else:
+        records = store.journal_of(build_id)
+        found.origins(build_id, store.origins(store.ordinal(build_id) or 0))
+    found.journal(records)
+    return build_id, found.last_first()
+
+
+def who_maps(settings: Settings, text: str) -> tuple[list[Mapper], list[Unreadable]]:
+    """The processes that have a file mapped whose build ID begins so; and who is not to be seen.
+
+    By container, then by process. Raises `InvalidBuildId`, and `AmbiguousBuildId` if what is mapped
+    has several such build IDs.
+    """
+    from buildidfs.capture.base import Unreadable
+    from buildidfs.capture.process.mapped_by import Mapper, Mappers
+
+    digits = text.lower()
+    if not digits or any(digit not in "0123456789abcdef" for digit in digits):
+        raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")
+    scan = Mappers(
+        lambda build_id, _: build_id.hex().startswith(digits),
+        container_namespaces=settings.container.namespaces,
+    )
+    found: list[Mapper] = []
+    refused: list[Unreadable] = []
+    for item in scan:
+        if isinstance(item, Unreadable):
+            refused.append(item)
+        elif isinstance(item, Mapper):
+            found.append(item)
+    if any(mapper.build_id.hex() == digits for mapper in found):
+        found = [mapper for mapper in found if mapper.build_id.hex() == digits]
+    distinct = sorted({mapper.build_id.hex() for mapper in found})
+    if len(distinct) > 1:
+        more = ", ..." if len(distinct) > 3 else ""
+        raise AmbiguousBuildId(f"{digits} is ambiguous: {', '.join(distinct[:3])}{more}")
+    found.sort(key=lambda mapper: (mapper.container, mapper.pid, mapper.path))
+    return found, refused
+
+
+class _Places:
+    """Merges what is said of the same place; of one container only, if there is a ``label``."""
+
+    def __init__(self, store: Store, label: str | None) -> None:
+        self._store = store
+        self._label = label
+        self._found: dict[tuple[bytes, bytes, str, str], Place] = {}
+        self._held: dict[bytes, bool] = {}
+
+    def held(self, number: int, path: bytes) -> None:
+        """Take in what hangs from a path of the store's tree."""
+        name = path.lstrip(b"/")
+        for ordinal in self._store.path_ids(number):
+            build_id = self._store.build_id(ordinal)
+            if build_id is not None:
+                records = self._store.origins(ordinal)
+                here = (each for each in records if each.origin.path.lstrip(b"/") == name)
+                self.origins(build_id, here)
+
+    def origins(self, build_id: BuildId, records: Iterable[OriginRecord]) -> None:
+        """Take in where bytes were seen."""
+        for record in records:
+            origin = record.origin
+            self._add(build_id, origin.path, origin.container, origin.host, record)
+
+    def journal(self, records: Iterable[JournalRecord]) -> None:
+        """Take in rows of the journal."""
+        for record in records:
+            self._add(record.build_id, record.path, record.container, record.host, record)
+
+    def last_first(self) -> list[Place]:
+        """All places."""
+        return sorted(
+            self._found.values(),
+            key=lambda place: (-place.last_seen_ns, place.container, place.path, place.build_id),
+        )
+
+    def _add(
+        self, build_id: BuildId, path: bytes, label: str, host: str,
+        record: OriginRecord | JournalRecord,
+    ) -> None:  # fmt: skip
+        if self._label is not None and not container.fits(self._label, label):
+            return
+        first, last = record.first_seen_ns, record.last_seen_ns
+        place = self._found.get((build_id, path, label, host))
+        if place is None:
+            held = self._is_held(build_id)
+            place = Place(build_id, path, label, host, first, last, held)
+            self._found[build_id, path, label, host] = place
+        place.first_seen_ns = min(place.first_seen_ns, first)
+        place.last_seen_ns = max(place.last_seen_ns, last)
+
+    def _is_held(self, build_id: BuildId) -> bool:
+        held = self._held.get(build_id)
+        if held is None:
+            ordinal = self._store.ordinal(build_id)
+            held = self._held[build_id] = ordinal is not None and self._store.kinds(ordinal) != 0
+        return held
+
+
+def _number(store: Store, path: bytes) -> int | None:
+    """The number of a path in the store's tree; None if nothing was seen there."""
+    number: int | None = _ROOT
+    for name in path.split(b"/"):
+        if name and number is not None:
+            number = store.path_child(number, name)
+    return number or None
+
+
+def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
+    """Number and spelling of every path in the store's tree."""
+    waiting: list[tuple[int, bytes]] = [(_ROOT, b"")]
+    while waiting:
+        parent, path = waiting.pop()
+        for name, number in store.path_children(parent):
+            # What has no place in the filesystem has no slash: [vdso].
+            is_name = parent == _ROOT and name.startswith(b"[")
+            child = name if is_name else path + b"/" + name
+            yield number, child
+            waiting.append((number, child))

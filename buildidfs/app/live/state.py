@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a watch is told, and what it tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from buildidfs.capture.live.protocol import Counts
+from buildidfs.ingest.counters import Counters
+from buildidfs.model import BuildId, Sighting
+from buildidfs.store.retention.evicted import Tally
+
+PARTIAL: Final = frozenset(("confined", "polling"))
+"""The modes in which a watch cannot follow everything that starts on the machine."""
+
+
+STOPPED: Final = "the process that opens files is stopped by a signal"
+"""What `WatchState.degraded` says, followed by a colon and the remedy, while that is so."""
+
+
+class WatchOptions(msgspec.Struct, frozen=True):
+    """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
+
+    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``scan`` is False to
+    leave out what runs already.
+    """
+
+    pin_seconds: float = 30.0
+    pin_bytes: int = 2 << 30
+    containers: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    scan: bool = True
+    container_namespaces: tuple[str, ...] = ("mnt",)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something happened to a file: ``captured``, or ``not captured`` for a ``reason``."""
+
+    name: str
+    sighting: Sighting
+    build_id: BuildId | None = None
+    reason: str = ""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """``count`` files of one container that were seen and not captured, all for one ``reason``.
+
+    ``container`` is the label, empty for the host and `OTHERS` for those beyond the bound of
+    `Losses`; ``mnt_ns_id`` numbers the mount namespace of the last of them (0: unknown), and
+    ``last_ns`` is its time (Unix, ns). ``reason`` is in words and without numbers that change.
+    ``recent`` of them were lost in the last `RECENT_S` seconds, to the minute.
+    """
+
+    reason: str
+    container: str
+    mnt_ns_id: int
+    count: int
+    last_ns: int
+    recent: int = 0
+
+
+OTHERS: Final = "(others)"
+"""Stands for all containers that there is no row left for."""
+
+RECENT_S: Final = 600
+"""A loss counts as recent for so many seconds."""
+
+_MOST_LOSSES: Final = 256
+_MINUTE_S: Final = 60
+# Between two calls of `Losses.take`: of one container, and of all together.
+_MOST_NAMED: Final = 256
+_MOST_FRESH: Final = 4096
+_EVENTS: Final = ("", OTHERS)
+
+
+class LostFile(msgspec.Struct, frozen=True):
+    """``count`` files that were lost for one reason; ``path`` is that of the first, or empty."""
+
+    reason: str
+    container: str
+    mnt_ns_id: int
+    count: int
+    path: bytes
+    build_id: BuildId | None
+
+
+class Losses:
+    """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
+
+    Events of the kernel that were lost are counted apart: nobody knows whose they are. ``clock``
+    tells the time in seconds, from any point on. `take` gives the rows for the journal.
+    """
+
+    def __init__(
+        self, most: int = _MOST_LOSSES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[str, str], Loss] = {}
+        self._minutes: dict[int, Counter[tuple[str, str]]] = {}
+        self._fresh: dict[tuple[str, str, bytes], LostFile] = {}
+        self._named: Counter[str] = Counter()
+
+    def add(
+        self,
+        reason: str,
+        container: str,
+        mnt_ns_id: int,
+        count: int = 1,
+        *,
+        path: bytes = b"",
+        build_id: BuildId | None = None,
+    ) -> None:
+        """Count files that were lost just now; ``path`` is that of the first of them."""
+        with self._lock:
+            self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id))
+            if (reason, container) not in self._rows and len(self._rows) >= self._most:
+                container = OTHERS
+                if (reason, container) not in self._rows and len(self._rows) >= 2 * self._most:
+                    reason = OTHERS
+            old = self._rows.get((reason, container))
+            total = count if old is None else old.count + count
+            self._rows[reason, container] = Loss(
+                reason, container, mnt_ns_id, total, time.time_ns()
+            )
+            self._now()[reason, container] += count
+
+    def take(self) -> list[LostFile]:
+        """The files that were lost since the last call, so many of each container by name."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+            self._named.clear()
+        return list(fresh.values())
+
+    def _name(self, lost: LostFile) -> None:
+        """Put a file among the fresh ones; what is too much of its container goes without name."""
+        key = lost.reason, lost.container, lost.path
+        if key not in self._fresh:
+            full = self._named[lost.container] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
+            if full:
+                others = OTHERS if len(self._fresh) >= 2 * _MOST_FRESH else lost.container
+                key = lost.reason, others, b""
+                lost = msgspec.structs.replace(lost, container=others, path=b"", build_id=None)
+            self._named[lost.container] += 1
+        if (old := self._fresh.get(key)) is not None:
+            lost = msgspec.structs.replace(lost, count=old.count + lost.count)
+        self._fresh[key] = lost
+
+    def add_events(self, count: int) -> None:
+        """Count events of the kernel that were lost just now."""
+        with self._lock:
+            self._now()[_EVENTS] += count
+
+    def rows(self) -> tuple[Loss, ...]:
+        """All of them, the most recent losses first, then the most."""
+        with self._lock:
+            recent = self._recent()
+            rows = [
+                msgspec.structs.replace(row, recent=recent[key]) for key, row in self._rows.items()
+            ]
+        return tuple(sorted(rows, key=lambda row: (row.recent, row.count), reverse=True))
+
+    def recent_events(self) -> int:
+        """Events of the kernel that were lost in the last `RECENT_S` seconds."""
+        with self._lock:
+            return self._recent()[_EVENTS]
+
+    def _now(self) -> Counter[tuple[str, str]]:
+        """The counts of this minute; those that are not recent any more are dropped."""
+        minute = int(self._clock() // _MINUTE_S)
+        if minute not in self._minutes:
+            oldest = minute - RECENT_S // _MINUTE_S
+            self._minutes = {each: n for each, n in self._minutes.items() if each > oldest}
+            self._minutes[minute] = Counter()
+        return self._minutes[minute]
+
+    def _recent(self) -> Counter[tuple[str, str]]:
+        self._now()
+        total: Counter[tuple[str, str]] = Counter()
+        for counts in self._minutes.values():
+            total.update(counts)
+        return total
+
+
+class WatchState(msgspec.Struct):
+    """How a watch is doing.
+
+    ``mode`` is ``following``; ``confined`` if only the processes of its own PID namespace can be
+    followed; ``polling`` where events are refused; ``interrupted`` while there is no catcher.
+    ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
+    since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
+    ``losses`` says which containers lost how many files for which reason, the most recent ones
+    first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
+    ``removed`` is what made room.
+    """
+
+    mode: str
+    degraded: tuple[str, ...]
+    catcher: Counts
+    ingest: Counters
+    waiting: int
+    waiting_bytes: int
+    scans: int
+    restarts: int
+    idle: bool
+    losses: tuple[Loss, ...] = ()
+    events_lost: int = 0
+    removed: Tally = msgspec.field(default_factory=Tally)
+
+
+def added(one: Counts, other: Counts) -> Counts:
+    """The sums of both."""
+    return Counts(
+        *(
+            a + b
+            for a, b in zip(
+                msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True
+            )
+        )
+    )

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``buildidfs watch`` does: catcher, scans, pins and ingest, put together on one store.
+
+The catcher is asked to follow before anything is scanned, so that between the two nothing is
+missed; what both see is recognised by the memo and by the pending work. Where events are refused
+all that is left is to scan again and again, which misses what lives for less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import logging
+import os
+import re
+import resource
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.app.live.rescans import Scans
+from buildidfs.app.live.state import STOPPED, Event, Losses, WatchOptions, WatchState, added
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import PinnedFile, Unreadable, seen_again
+from buildidfs.capture.file_helper import FileHelper
+from buildidfs.capture.live.client import Watcher
+from buildidfs.capture.live.pending_files import Pin, Pins
+from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Missed
+from buildidfs.capture.live.sightings import LiveSightings
+from buildidfs.capture.origin import container
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.scan.kernel import KernelScanner
+from buildidfs.capture.slow_filesystems import SlowMounts
+from buildidfs.capture.unresponsive import Patience
+from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.ingest import StoreMemo
+from buildidfs.ingest.follow import ANSWER_S, Follow
+from buildidfs.linux import machine, openat2
+from buildidfs.model import BuildId, Sighting
+from buildidfs.store import lost_files
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from buildidfs.capture.as_owner.client import AsOwner
+    from buildidfs.capture.base import Found
+    from buildidfs.capture.live.protocol import Message
+    from buildidfs.store import Store
+
+POLL_S: Final = 2.0
+"""Between two scans where events are refused, in seconds."""
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+_FIRST_PAUSE_S: Final = 0.5
+_LAST_PAUSE_S: Final = 60.0
+_NAMED_EACH_MINUTE: Final = 10
+_DRAIN_S: Final = 10.0
+_FIRST_LOOK_S: Final = 1.0
+_MOST_CLOSING: Final = 4096
+_MOST_FLOODING: Final = 256
+_DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
+
+FLOOD: Final = "more new files than the share of its container"
+"""Reason of the losses that the catcher did not even look at; counts mappings, not files."""
+
+UNPINNED: Final = "too many files waited to be handed over, so only the build ID was kept"
+"""Reason of the losses of files that the catcher could not keep open."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Captures into ``store`` what is mapped from `start` to `close`.
+
+    Call `tend` now and then, a few times a second, in the thread that called `start`.
+    ``as_owner`` reads the FUSE filesystems of other users; ``tell`` hears of each capture, in
+    threads of this object. Raises `CapabilityError` where /proc does not show the processes that
+    events tell of.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: WatchOptions,
+        *,
+        as_owner: AsOwner | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
+            raise CapabilityError(f"cannot follow what is mapped: {spot.unseen}; {spot.remedy}")
+        self._store = store
+        self._tell = tell
+        self._options = options
+        self._as_owner = as_owner
+        self._memo = StoreMemo(store)
+        self._slow = SlowMounts()
+        self._live = LiveSightings(options.container_namespaces, slow=self._slow)
+        self._excluded = _globs(options.exclude)
+        _prepare_process()
+        self._pins = Pins(options.pin_seconds, options.pin_bytes)
+        self._helper = FileHelper(min(ANSWER_S, options.pin_seconds))
+        self._follow = Follow(
+            store,
+            self._pins,
+            failed=self._not_captured,
+            captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
+            forget=lambda pin: self._watcher.forget((pin.key,)),
+            recovered=self._recovered,
+            helper=self._helper,
+        )
+        self._patience = Patience(_FIRST_LOOK_S)
+        self._scans = Scans(self._look)
+        self._watcher = Watcher(self._heard, self._ended)
+        self._mode = "interrupted"
+        self._degraded: tuple[str, ...] = ()
+        self._counts = self._earlier = Counts()
+        self._losses = Losses()
+        self._loss_log = lost_files.LossLog(store.path)
+        self._flooding: set[str] = set()
+        self._restarts = 0
+        self._why_ended = ""
+        self._pause = _FIRST_PAUSE_S
+        self._restart_at: float | None = None
+        self._followed_since = 0.0
+        self._named = 0
+        self._named_since = 0.0
+        self._closing: deque[int] = deque()
+        self._closable = 0
+
+    def start(self) -> None:
+        """Begin; returns when nothing is missed any more, or only scans are possible.
+
+        Raises `BuildIdFsError` if the catcher cannot work for another reason than a privilege.
+        """
+        try:
+            self._begin_to_follow()
+        except CapabilityError as error:
+            self._mode = "polling"
+            self._less((f"{error}: scanning every {POLL_S:g} s instead", *_blind_spots()))
+        self._scans.start()
+        if self._mode == "polling":
+            self._scans.every(POLL_S)
+        elif self._options.scan:
+            self._scans.everything("start")
+
+    def tend(self) -> None:
+        """Start the catcher again when that is due. Raises what ended the work, if anything did."""
+        self._follow.check()
+        self._close_old()
+        self._log_losses()
+        if self._restart_at is None or time.monotonic() < self._restart_at:
+            return
+        self._restart_at = None
+        _log.warning("the catcher ended (%s): starting it again", self._why_ended)
+        self._watcher.close()
+        try:
+            self._begin_to_follow()
+        except BuildIdFsError as error:
+            self._ended(str(error))
+            return
+        self._scans.everything("the catcher was started again")
+
+    def _log_losses(self) -> None:
+        """Put the files that were lost since the last time into the journal."""
+        now, host = time.time_ns(), machine.host_name()
+        self._loss_log.append(
+            lost_files.Lost(
+                now,
+                lost_files.text_of(each.path),
+                each.reason,
+                each.container,
+                each.mnt_ns_id,
+                host,
+                "" if each.build_id is None else each.build_id.hex(),
+                each.count,
+            )
+            for each in self._losses.take()
+        )
+
+    def _close_old(self) -> None:
+        """Close what was not needed when `tend` was called the last time."""
+        for _ in range(min(self._closable, len(self._closing))):
+            os.close(self._closing.popleft())
+        self._closable = len(self._closing)
+
+    def state(self) -> WatchState:
+        """How it is doing now."""
+        mode, degraded = self._mode, self._degraded
+        if mode in ("following", "confined") and self._watcher.is_stopped:
+            pid = self._watcher.pid
+            mode = "interrupted"
+            degraded += (f"{STOPPED}: kill -CONT {pid} lets it go on",)
+        return WatchState(
+            mode,
+            degraded,
+            added(self._earlier, self._counts),
+            self._follow.counters,
+            len(self._pins),
+            self._pins.held_bytes,
+            self._scans.count,
+            self._restarts,
+            self._scans.is_idle and not len(self._pins),
+            self._losses.rows(),
+            self._losses.recent_events(),
+            self._store.tally,
+        )
+
+    def close(self) -> None:
+        """End: what is held is copied, as far as that takes seconds, and the rest noted.
+
+        Safe to call twice. Does not raise.
+        """
+        self._restart_at = None
+        self._watcher.close()
+        self._scans.close()
+        with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
+            self._follow.flush(_DRAIN_S)
+        self._follow.close()
+        self._log_losses()
+        while self._closing:
+            os.close(self._closing.popleft())
+
+    # --- the catcher -----------------------------------------------------------------------
+
+    def _begin_to_follow(self) -> None:
+        ready = self._watcher.start()
+        blind_spots = _blind_spots()
+        self._mode = "confined" if blind_spots else "following"
+        self._followed_since = time.monotonic()
+        self._less((*blind_spots, *ready.degraded))
+
+    def _less(self, degraded: tuple[str, ...]) -> None:
+        """Take note of everything that is less than it could be, and log it once."""
+        if degraded != self._degraded:
+            self._degraded = degraded
+            for text in degraded:
+                _log.warning("%s", text)
+
+    def _ended(self, reason: str) -> None:
+        """The catcher is gone: try again, later each time unless it was well for a while."""
+        now = time.monotonic()
+        if self._mode != "interrupted" and now - self._followed_since > _LAST_PAUSE_S:
+            self._pause = _FIRST_PAUSE_S
+        self._mode, self._why_ended = "interrupted", reason
+        self._earlier, self._counts = added(self._earlier, self._counts), Counts()
+        self._restarts += 1
+        self._restart_at = now + self._pause
+        self._pause = min(self._pause * 2, _LAST_PAUSE_S)
+
+    def _heard(self, message: Message, fd: int) -> None:
+        if isinstance(message, Caught):
+            self._caught(message, fd)
+        elif isinstance(message, Counts):
+            self._counts = message
+        elif isinstance(message, Lost):
+            self._losses.add_events(message.count)
+            self._scans.everything(message.reason)
+        elif isinstance(message, Flooded):
+            self._flooded(message)
+        elif isinstance(message, Missed):
+            label = self._live.label(message.place)
+            self._losses.add(message.reason, label, message.place.mnt_ns_id, path=message.path)
+            _log.info("missed %s: %s", show(message.path), message.reason)
+            if message.errno in _DENIED:
+                self._scans.process(message.pid, label)
+
+    def _flooded(self, message: Flooded) -> None:
+        """A container maps more new files than its share: count them, and say so once."""
+        place = message.place
+        label = self._live.label(place)
+        path = message.paths[0] if message.paths else b""
+        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
+        if label not in self._flooding:
+            if len(self._flooding) < _MOST_FLOODING:
+                self._flooding.add(label)
+            where = label or "a user of the host"
+            _log.warning(
+                "%s maps new files faster than they can be taken (mount namespace %d, such as %s):"
+                " some of its own are missed",
+                where, place.namespaces.mnt, ", ".join(show(path) for path in message.paths[:2]),
+            )  # fmt: skip
+
+    def _caught(self, caught: Caught, fd: int) -> None:
+        sighting = self._live.of(caught, fd)
+        if not self._is_wanted(sighting):
+            self._close_later(fd)
+            return
+        if fd < 0 and caught.build_id is None:
+            # We had no descriptor left to receive it with.
+            self._not_opened(caught, sighting, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            return
+        if caught.build_id is not None:
+            self._follow.note(sighting, caught.build_id)
+            origin = sighting.origin
+            self._losses.add(
+                UNPINNED,
+                origin.container,
+                origin.mnt_ns_id,
+                path=origin.path,
+                build_id=caught.build_id,
+            )
+            self._watcher.forget((caught.key,))
+            return
+        known = self._memo.recall(caught.identity)
+        if known is not None:
+            if known.build_id is not None:
+                again = seen_again(
+                    self._memo, sighting, known, lambda each: self._live.reached(each, caught, fd)
+                )
+                self._follow.seen(again.sighting, known.build_id)
+            self._close_later(fd)
+            return
+        sighting = self._live.reached(sighting, caught, fd)
+        place = caught.place
+        share = self._live.share(sighting.origin)
+        if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
+            pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
+        else:
+            try:
+                readable, build_id = self._first_look(caught, fd)
+            except TimeoutError:
+                pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
+            except OSError as error:
+                self._close_later(fd)
+                self._not_opened(caught, sighting, error)
+                return
+            else:
+                self._close_later(fd)
+                now = time.monotonic()
+                pin = Pin(sighting, readable, build_id, caught.key, now, share=share)
+        self._follow.let_go(self._pins.put(pin))
+        self._scans.process(caught.pid, share)
+
+    def _first_look(self, caught: Caught, path_fd: int) -> tuple[int, BuildId | None]:
+        """A descriptor to read a file from, and the build ID on its first page.
+
+        Raises OSError: TimeoutError if what its filesystem is made of does not answer.
+        """
+        if not self._slow.is_stacked(path_fd):
+            return _opened(path_fd)
+        own = os.dup(path_fd)  # whoever asks may be left behind with it
+
+        def question() -> tuple[int, BuildId | None]:
+            try:
+                return _opened(own)
+            finally:
+                os.close(own)
+
+        identity = caught.identity
+        mount = int.from_bytes((identity.scope or b"")[-8:], "little")
+        if self._patience.is_silent((identity.dev, mount)):
+            os.close(own)
+            raise TimeoutError
+        return self._patience.ask((identity.dev, mount), question, lambda found: os.close(found[0]))
+
+    def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
+        self._watcher.forget((caught.key,))
+        if error.errno in _DENIED:
+            # Which knows other ways.
+            self._scans.process(caught.pid, self._live.share(sighting.origin))
+        else:
+            self._not_captured(sighting, error.strerror or str(error))
+
+    def _close_later(self, fd: int) -> None:
+        """Not before the catcher has closed its own: see `outbox.Outbox`."""
+        if fd >= 0:
+            self._closing.append(fd)
+        if len(self._closing) > _MOST_CLOSING:
+            os.close(self._closing.popleft())
+
+    # --- scans -----------------------------------------------------------------------------
+
+    def _look(self, pids: Sequence[int] | None, ending: threading.Event) -> None:
+        for item in self._found(pids):
+            if ending.is_set():
+                if isinstance(item, PinnedFile):
+                    item.close()
+                return
+            if isinstance(item, Unreadable):
+                # Around a catch it is usual that the process is gone.
+                if pids is not None and item.errno not in _DENIED:
+                    continue
+                _log.info("cannot read %s: %s", show(item.path), item.reason)
+            elif not self._is_wanted(item.sighting):
+                if isinstance(item, PinnedFile):
+                    item.close()
+                continue
+            self._follow.take(item)
+
+    def _found(self, pids: Sequence[int] | None) -> Iterator[Found]:
+        namespaces = self._options.container_namespaces
+        yield from ProcScanner(
+            self._memo,
+            pids=pids,
+            container_namespaces=namespaces,
+            as_owner=self._as_owner,
+            helper=self._helper,
+        )
+        if pids is None and not self._options.containers:
+            yield from KernelScanner(self._memo, container_namespaces=namespaces)
+
+    def _recovered(self) -> None:
+        self._scans.everything("the store can be written again")
+
+    # --- both ------------------------------------------------------------------------------
+
+    def _is_wanted(self, sighting: Sighting) -> bool:
+        origin = sighting.origin
+        if self._excluded is not None and self._excluded.match(origin.path):
+            return False
+        wanted = self._options.containers
+        return not wanted or any(container.fits(text, origin.container) for text in wanted)
+
+    def _not_captured(self, what: Pin | Sighting, reason: str) -> None:
+        if isinstance(what, Pin):
+            self._watcher.forget((what.key,))
+            sighting, build_id = what.sighting, what.build_id
+        else:
+            sighting, build_id = what, None
+        origin = sighting.origin
+        self._losses.add(
+            reason, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
+        )
+        self._tell(Event("not captured", sighting, build_id, reason))
+        now = time.monotonic()
+        if now - self._named_since > 60:
+            self._named_since, self._named = now, 0
+        self._named += 1
+        level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
+        where = f" in {origin.container}" if origin.container else ""
+        _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+
+
+def _blind_spots() -> tuple[str, ...]:
+    """The processes that cannot be followed from here, in a sentence, and the remedy."""
+    spot = machine.blind_spot()
+    return () if spot is None else (f"{spot.unseen}: {spot.remedy}",)
+
+
+def _prepare_process() -> None:
+    """Many open files, and threads that do not wait long for each other."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _opened(path_fd: int) -> tuple[int, BuildId | None]:
+    fd = openat2.reopen_regular(path_fd)
+    try:
+        found = elf_file.identify(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found if isinstance(found, BuildId) else None
+
+
+def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
+    """What matches any of the globs; None if there are none."""
+    if not patterns:
+        return None
+    return re.compile(
+        b"|".join(
+            fnmatch.translate(os.fsdecode(p)).encode(errors="surrogateescape") for p in patterns
+        )
+    )

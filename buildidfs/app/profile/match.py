@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which build ID a mapping of a profile had, by what was seen at that path.
+
+A profile without build IDs says (path, device, inode, time) of each file. The store has that of all
+files it has captured, and the journal path, time and mount namespace also of those it has not. What
+only looks alike is not taken: if two build IDs are left, there is no answer.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app.profile.clock import SHARP_NS
+from buildidfs.app.profile.coverage import NO_BUILD_ID
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, FileIdentity
+from buildidfs.store.index.paths import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from buildidfs.app.profile.clock import Clock
+    from buildidfs.formats.perf.address_spaces import File
+    from buildidfs.store import Store
+
+AMBIGUOUS: Final = "several build IDs fit, and nothing tells which"
+OTHER_HOST: Final = "only on other machines a file was seen at this path"
+OTHER_FILE: Final = "the journal knows only other files at this path"
+
+_SECOND: Final = 1_000_000_000
+# What is mapped is seen a few milliseconds later, or when a busy host gets to it.
+_SOON_NS: Final = _SECOND // 5
+_LATE_NS: Final = 2 * _SECOND
+# A path alone says little of what was there another day.
+_STALE_NS: Final = 24 * 3600 * _SECOND
+KALLSYMS: Final = b"[kernel.kallsyms]"
+_MOST_NAMESAKES: Final = 3
+_DELETED: Final = b" (deleted)"
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A build ID that was seen at a path; fields as those of `Origin` and `JournalRecord`."""
+
+    build_id: BuildId
+    container: str
+    mnt: int
+    mnt_ns_id: int
+    host: str
+    first_ns: int
+    last_ns: int
+    identity: FileIdentity | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a mapping was: its build ID or ``why`` there is none, and the ``candidates`` left.
+
+    ``is_other`` says that what is known of the path is about other files for sure; ``is_sure``
+    that not only the path fits.
+    """
+
+    build_id: BuildId | None
+    candidates: tuple[Candidate, ...] = ()
+    why: str = ""
+    is_other: bool = False
+    is_sure: bool = False
+
+    @property
+    def container(self) -> str | None:
+        """The label of the container, empty for the host; None if it may be one or the other."""
+        labels = {each.container for each in self.candidates}
+        return labels.pop() if len(labels) == 1 else None
+
+
+class Matcher:
+    """Answers for the files of one profile.
+
+    ``files`` are those it has, each with the time it was first mapped (0: before the recording, or
+    not known); ``clock`` is None where its times mean nothing here, and ``host``
+    the name of the machine it was recorded on, empty if that is not known. ``start`` is the time
+    (of the profile) at which the recording began: what is older has a time of 0. ``assigned`` are
+    build IDs that a user gives to paths, whatever the store knows of these.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        files: Mapping[File, int],
+        *,
+        clock: Clock | None = None,
+        host: str = "",
+        start: int = 0,
+        assigned: Mapping[bytes, BuildId] | None = None,
+    ) -> None:
+        self._store = store
+        self._assigned = assigned or {}
+        self._host = host
+        self._start = start
+        self.clock = clock
+        self._firsts = files
+        self._known: dict[bytes, tuple[Candidate, ...]] = {}
+
+    def candidates(self, path: bytes) -> tuple[Candidate, ...]:
+        """All that was seen at a path, at whatever time."""
+        path = plain(path)
+        found = self._known.get(path)
+        if found is None:
+            found = self._known[path] = tuple(self._look_up(path))
+        return found
+
+    def forget(self) -> None:
+        """Ask the store again: it has learned something."""
+        self._known.clear()
+
+    def alike(self, file: File) -> list[Candidate]:
+        """The candidates that may have been that very file, at whatever time."""
+        pool = self.candidates(file.path)
+        return [each for each in pool if each.identity and _is_same(each.identity, file)]
+
+    def answer(self, file: File, time: int, mnt: int = 0, mounts: Collection[int] = ()) -> Answer:
+        """What a file was that was mapped at ``time`` of the profile (0: before it began).
+
+        ``mnt`` is the inode number of the mount namespace of the process, 0 if nothing tells; with
+        ``mounts`` it was in one of those (`Candidate.mnt_ns_id`).
+        """
+        pool = self.candidates(file.path)
+        if file.build_id:
+            return self._named(file, pool, time, mnt, mounts)
+        if (given := self._assigned.get(plain(file.path))) is not None:
+            its = tuple(each for each in pool if each.build_id == given)
+            return Answer(given, its, is_sure=True)
+        if not pool:
+            return Answer(None, why=NO_BUILD_ID)
+        pool = self._on_its_host(pool)
+        if not pool:
+            return Answer(None, why=OTHER_HOST)
+        if mnt:
+            pool = tuple(each for each in pool if not each.mnt or each.mnt == mnt)
+        same = [each for each in pool if each.identity and _is_same(each.identity, file)]
+        if same:
+            same = [each for each in same if self._may_be(each, file)] or same
+            if any(each.mnt_ns_id in mounts for each in same):
+                same = [each for each in same if each.mnt_ns_id in mounts]
+            equal = [each for each in same if _has_dev(each.identity, file)]
+            left = self._at(equal or same, time, one_at_a_time=bool(equal))
+        elif file.path.startswith(b"["):
+            left = list(pool)
+        else:
+            left = [each for each in pool if each.identity is None and self._is_near(each, time)]
+        if mounts and any(each.mnt_ns_id in mounts for each in left):
+            left = [each for each in left if each.mnt_ns_id in mounts]
+        if not left:
+            is_other = any(each.identity for each in pool)
+            return Answer(None, why=OTHER_FILE if pool else NO_BUILD_ID, is_other=is_other)
+        ids = {each.build_id for each in left}
+        if len(ids) > 1:
+            return Answer(None, tuple(left), AMBIGUOUS)
+        return Answer(ids.pop(), tuple(left), is_sure=bool(same))
+
+    def _on_its_host(self, pool: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        """Those of ``pool`` that were seen on the machine where the profile was made.
+
+        Device and inode tell files of one machine apart, and every machine has some number 2. In a
+        container perf takes the name of that for the machine's: then its clock has to tell.
+        """
+        for host in (self._host, ""):
+            own = tuple(each for each in pool if each.host == host)
+            if own:
+                return own
+        if not self._host or (self.clock is not None and self.clock.is_seen):
+            return pool
+        if self.clock is None or not self.clock.is_local:
+            return ()
+        names = {machine.host_name(), os.uname().nodename}
+        return tuple(each for each in pool if each.host in names)
+
+    def _named(
+        self,
+        file: File,
+        pool: Sequence[Candidate],
+        time: int,
+        mnt: int,
+        mounts: Collection[int],
+    ) -> Answer:
+        """The answer for what has a build ID: in which container it was."""
+        build_id = BuildId(file.build_id)
+        left = [each for each in pool if each.build_id == build_id]
+        for fits in (
+            lambda each: not self._host or each.host == self._host,
+            lambda each: not mnt or each.mnt == mnt,
+            lambda each: not mounts or each.mnt_ns_id in mounts,
+        ):
+            left = [each for each in left if fits(each)] or left
+        return Answer(build_id, tuple(self._at(left, time, one_at_a_time=False)), is_sure=True)
+
+    def _unix(self, time: int) -> int | None:
+        if self.clock is None:
+            return None
+        return (time or self._start) + self.clock.offset_ns
+
+    def _at(self, pool: Sequence[Candidate], time: int, *, one_at_a_time: bool) -> list[Candidate]:
+        """Those of ``pool`` that may have been there then.
+
+        Who was first seen in that very moment was seen because of this mapping. Else, if it is
+        ``one_at_a_time`` (all had the same device and inode), it is who was first seen last: that
+        file, wherever it was seen.
+        """
+        moment = self._unix(time)
+        if moment is None or self.clock is None:
+            return list(pool)
+        error = self.clock.error_ns
+        begun = sorted(
+            (each for each in pool if -error <= each.first_ns - moment <= error + _LATE_NS),
+            key=_first_seen,
+        )
+        before = [each for each in pool if each.first_ns < moment - error]
+        if one_at_a_time:
+            begun = [each for each in begun if each.first_ns <= begun[0].first_ns + error]
+            last = max((each.first_ns for each in before), default=0)
+            ids = {each.build_id for each in before if each.first_ns >= last - error}
+            before = [each for each in before if each.build_id in ids]
+        is_prompt = begun and begun[0].first_ns <= moment + error + _SOON_NS
+        if is_prompt and time and error <= SHARP_NS:
+            return [each for each in begun if each.first_ns <= begun[0].first_ns + error]
+        if before and not time and one_at_a_time:
+            return before  # it was there when the recording began
+        return begun + before or list(pool)
+
+    def _may_be(self, each: Candidate, file: File) -> bool:
+        """Whether what was seen may have been this file, by when that was first mapped.
+
+        Who maps a file while a profile is made is in it: what was seen after the start and before
+        the file was first mapped was another one with its numbers.
+        """
+        first = self._firsts.get(file, 0)
+        if not first or self.clock is None or self.clock.error_ns > SHARP_NS:
+            return True
+        error, offset = self.clock.error_ns, self.clock.offset_ns
+        return not self._start + offset + error < each.first_ns < first + offset - error
+
+    def _is_near(self, each: Candidate, time: int) -> bool:
+        moment = self._unix(time)
+        if moment is None or self.clock is None:
+            return True
+        error = self.clock.error_ns
+        return each.first_ns <= moment + error + _LATE_NS and each.last_ns >= moment - _STALE_NS
+
+    def _look_up(self, path: bytes) -> Iterable[Candidate]:
+        seen = set()
+        for each in _origins(self._store, path):
+            seen.add((each.build_id, each.mnt_ns_id, each.container))
+            yield each
+        for row in self._store.journal_at(None, path):
+            if (row.build_id, row.mnt_ns_id, row.container) not in seen:
+                yield Candidate(
+                    row.build_id,
+                    row.container,
+                    row.namespaces.mnt,
+                    row.mnt_ns_id,
+                    row.host,
+                    row.first_seen_ns,
+                    row.last_seen_ns,
+                )
+
+
+def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
+    """A few files that the store knows by the last name of ``path``, at whatever other path.
+
+    Each build ID comes with the path at which it was seen last under that name.
+    """
+    name = os.path.basename(plain(path))
+    number = store.path_child(NAMES, name) if name else None
+    if number is None:
+        return []
+    found: list[tuple[BuildId, bytes]] = []
+    for ordinal in islice(store.file_name_ids(number), _MOST_NAMESAKES):
+        build_id = store.build_id(ordinal)
+        paths = (record.origin.path for record in store.origins(ordinal))
+        at = next((each for each in paths if os.path.basename(each) == name), None)
+        if build_id is not None and at is not None:
+            found.append((build_id, at))
+    return found
+
+
+def _first_seen(each: Candidate) -> int:
+    return each.first_ns
+
+
+def plain(path: bytes) -> bytes:
+    """A path without what the kernel adds to that of a deleted file, or perf to the kernel's."""
+    if path.startswith(KALLSYMS):
+        return KALLSYMS
+    return path.removesuffix(_DELETED)
+
+
+def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
+    """What was captured at a path."""
+    number = 0
+    for name in filter(None, path.split(b"/")):
+        child = store.path_child(number, name)
+        if child is None:
+            return
+        number = child
+    for ordinal in store.path_ids(number):
+        build_id = store.build_id(ordinal)
+        if build_id is None:
+            continue
+        for record in store.origins(ordinal):
+            origin = record.origin
+            if origin.path == path:
+                yield Candidate(
+                    build_id,
+                    origin.container,
+                    origin.namespaces.mnt,
+                    origin.mnt_ns_id,
+                    origin.host,
+                    record.first_seen_ns,
+                    record.last_seen_ns,
+                    origin.identity,
+                )
+
+
+def _is_same(identity: FileIdentity, file: File) -> bool:
+    """Whether a file may be the one that is mapped.
+
+    Overlays and btrfs show another device number in mappings than to who asks for the file; both
+    are anonymous ones, with a major number of 0. The inode is the same.
+    """
+    if identity.ino != file.inode:
+        return False
+    return not (os.major(identity.dev) and file.dev[0]) or _has_dev(identity, file)
+
+
+def _has_dev(identity: FileIdentity | None, file: File) -> bool:
+    # What a profile says is a device may be no number of one: os.makedev would raise.
+    return identity is not None and (os.major(identity.dev), os.minor(identity.dev)) == file.dev

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of perf: what they name, and what the store has of it.
+
+A profile is read twice. First for what was mapped where, which is little; then for the samples,
+which are looked up in that. Nothing of a profile is kept in memory but address spaces and counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.app.profile import clock
+from buildidfs.app.profile.coverage import (
+    MAY_BE_HERE,
+    NO_BUILD_ID,
+    NOT_CAPTURED,
+    NOTHING_RECORDED,
+    OTHER_MACHINE,
+    Coverage,
+    Holdings,
+)
+from buildidfs.app.profile.match import AMBIGUOUS, KALLSYMS, OTHER_HOST, Answer, Matcher
+from buildidfs.app.profile.samples import IN_GUEST, IN_KERNEL, UNMAPPED, Hit, Hits
+from buildidfs.capture.scan.perf_data import Profile
+from buildidfs.formats.perf import file_records, headers
+from buildidfs.formats.perf.address_spaces import File, Spaces
+from buildidfs.formats.perf.file_records import Events, Executed, Forked, Lost, Mapped
+from buildidfs.formats.perf.headers import CPUMODE, KERNEL, USER
+from buildidfs.model import BuildId
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from buildidfs.formats.perf.headers import Named
+    from buildidfs.formats.perf.ring_records import Entered
+    from buildidfs.formats.perf.stream import Raw
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+_NO_MAPPING: Final = "no mapping recorded for that address"
+ANONYMOUS: Final = "memory without a file: generated code (JIT)"
+_MEMFD: Final = (
+    "a memfd that was never captured: a program run from memory, or generated code (JIT)"
+)
+_NO_KERNEL: Final = "the profile names no build ID of its kernel"
+_GUEST: Final = "a virtual machine, into which a profile of the host does not see"
+
+_ANONYMOUS_NAMES: Final = (
+    b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"[heap]", b"[stack",
+    b"[anon", b"anon_inode:", b"[uprobes]",
+)  # fmt: skip
+_MEMFD_NAME: Final = b"/memfd:"
+_SAMPLES: Final = frozenset((file_records.SAMPLE,))
+_TELLING: Final = file_records.TELLING | {file_records.HEADER_BUILD_ID}
+_NAMING: Final = frozenset((file_records.MMAP2, file_records.HEADER_BUILD_ID))
+_EACH: Final = 16  # samples are near enough to each other to tell the span from some of them
+_EVERY: Final = 1 << 16  # records between two reports of progress
+
+
+class Reading:
+    """A profile whose address spaces are known, and what its files were, as far as the store
+    can tell. Making one raises `UsageError`.
+
+    ``assigned`` gives build IDs to paths, see `matching.Matcher`.
+    ``lost`` counts records that found no room when they were made, ``samples`` those that `hits`
+    has read.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        store: Store,
+        progress: Progress | None = None,
+        assigned: Mapping[bytes, BuildId] | None = None,
+    ) -> None:
+        self.profile = profile
+        self._assigned = assigned or {}
+        self.host = profile.text(headers.HOSTNAME).decode("utf-8", "surrogateescape")
+        self.spaces = Spaces()
+        self.lost = 0
+        self.samples = 0
+        self.named: dict[bytes, Named] = {}
+        self._progress = progress
+        self._has_time = profile.layouts.have_time
+        self._first: list[int] = []  # when each file was first mapped, 0 if not known
+        self._span = headers.times(profile.feature(headers.SAMPLE_TIME), profile.header.order)
+        self._events = Events(profile.layouts, profile.header.order)
+        self._answers: dict[tuple[int, int, int], Answer] = {}
+        self._mounts: dict[tuple[int, int], frozenset[int]] = {}
+        for named in profile.build_ids():
+            self._name(named)
+        self._take_in()
+        self.matcher = self._matcher(store)
+
+    # --- the first pass --------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        start, last = self._span or (0, 0)
+        kinds = _TELLING if self._span is not None else _TELLING | _SAMPLES
+        for number, raw in self._records("mappings", kinds):
+            event = self._events.read(raw)
+            if event is None:
+                if raw.kind == file_records.HEADER_BUILD_ID:
+                    self._name(self.profile.named(raw))
+                elif raw.kind == file_records.SAMPLE and not (start and number % _EACH):
+                    head = self.profile.layouts.head(raw.data, raw.at, raw.size)
+                    if head is not None and head[3]:
+                        start = min(start or head[3], head[3])
+                        last = max(last, head[3])
+                continue
+            if isinstance(event, Lost):
+                self.lost += event.count
+                continue
+            time = self.time_of(event, number)
+            last = max(last, time)
+            file = self.spaces.add(event, time)
+            if file >= 0:
+                if file == len(self._first):
+                    self._first.append(0)
+                if time:
+                    self._first[file] = min(self._first[file] or time, time)
+        self._start, self._last = start, last
+
+    def time_of(self, event: Mapped | Forked | Executed | Entered, number: int) -> int:
+        """The time of a record, which is that number of all; 0 for what was before the first."""
+        return (event.time or 0) if self._has_time else number
+
+    def notes(self) -> list[str]:
+        """What somebody should know of how the answers were found."""
+        notes = [self.matcher.clock.how] if self.matcher.clock is not None else []
+        if self.lost:
+            notes.append(f"{self.lost} records were lost when the profile was made")
+        if self.spaces.left_out:
+            notes.append(f"{self.spaces.left_out} mappings of processes with too many left out")
+        return notes
+
+    def remedies(self, reasons: Collection[str]) -> list[str]:
+        """What helps where files have no build ID for these ``reasons``, in a sentence each."""
+        found = [NOTHING_RECORDED] if NO_BUILD_ID in reasons else []
+        if OTHER_HOST in reasons:
+            host = self.host.encode("utf-8", "surrogateescape")
+            found.append(OTHER_MACHINE.format(host=show(host)))
+        if NOT_CAPTURED in reasons:
+            found.append(MAY_BE_HERE)
+        return found
+
+    def _records(self, what: str, kinds: frozenset[int]) -> Iterator[tuple[int, Raw]]:
+        """Records of ``kinds``, or all where their numbers have to stand for times."""
+        wanted = kinds if self._has_time else None
+        for number, raw in enumerate(self.profile.records(wanted), 1):
+            if self._progress is not None and not number % _EVERY:
+                self._progress(number, what)
+            yield number, raw
+
+    def _name(self, named: Named | None) -> None:
+        if named is not None and named.misc & CPUMODE in (KERNEL, USER):
+            self.named.setdefault(named.name, named)
+
+    def _matcher(self, store: Store) -> Matcher:
+        profile, files = self.profile, self.spaces.files
+        firsts = dict(zip(files, self._first, strict=True))
+        matcher = Matcher(store, firsts, host=self.host, start=self._start, assigned=self._assigned)
+        if self._has_time and self._last:
+            differences = (
+                (number, candidate.first_ns - first)
+                for number, first in enumerate(self._first)
+                if first
+                for candidate in matcher.alike(files[number])
+            )
+            matcher.clock = clock.find(profile, self._last, differences)
+        return matcher
+
+    def forget(self) -> None:
+        """Ask the store again: it has learned something."""
+        self.matcher.forget()
+        self._answers.clear()
+        self._mounts.clear()
+
+    # --- what files were -------------------------------------------------------------------
+
+    def answer(self, hit: Hit) -> Answer:
+        """What the file of a hit (``file`` not negative) was."""
+        file = self.spaces.files[hit.file]
+        mnt = self.spaces.mount_namespace(hit.pid, hit.time)
+        answer = self._alone(hit.file, hit.time, mnt)
+        if len(answer.candidates) > 1 and (answer.build_id is None or answer.container is None):
+            # Files of one process are in one mount namespace: some of the others may tell which.
+            mounts = self._mounts_of(hit.pid, hit.image)
+            if mounts:
+                answer = self.matcher.answer(file, hit.time, mnt, mounts)
+        if answer.is_sure or answer.is_other:
+            return answer
+        named = self.named.get(KALLSYMS if file.path.startswith(KALLSYMS) else file.path)
+        if named is None:
+            return answer
+        build_id = BuildId(named.build_id)
+        left = tuple(each for each in answer.candidates if each.build_id == build_id)
+        if answer.candidates and not left:
+            # The table knows files by their paths only, and there were others at this one.
+            return Answer(None, answer.candidates, AMBIGUOUS)
+        return Answer(build_id, left)
+
+    def _alone(self, number: int, time: int, mnt: int) -> Answer:
+        key = number, time, mnt
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self.matcher.answer(self.spaces.files[number], time, mnt)
+            self._answers[key] = answer
+        return answer
+
+    def _mounts_of(self, pid: int, image: int) -> frozenset[int]:
+        """The mount namespaces that a process may have been in, by all the files it had.
+
+        Empty if they say nothing, or contradict each other.
+        """
+        key = pid, image
+        known = self._mounts.get(key)
+        if known is not None:
+            return known
+        mounts: frozenset[int] | None = None
+        for file, time in self.spaces.mapped(pid, image):
+            answer = self._alone(file, time, self.spaces.mount_namespace(pid, time))
+            its = frozenset(each.mnt_ns_id for each in answer.candidates) - {0}
+            if answer.is_sure and its:
+                mounts = its if mounts is None else mounts & its
+        found = self._mounts[key] = mounts or frozenset()
+        return found
+
+    # --- the second pass -------------------------------------------------------------------
+
+    def hits(self, *, chains: bool = False) -> Counter[Hit]:
+        """How many samples fell where; with ``chains`` also the callers."""
+        hits = Hits(self.spaces)
+        layouts = self.profile.layouts
+        self.samples = 0
+        for number, raw in self._records("samples", _SAMPLES):
+            kind, misc, data, at, size, _, _ = raw
+            head = layouts.head(data, at, size) if kind == file_records.SAMPLE else None
+            if head is None:
+                continue
+            ip, pid, _, moment = head
+            self.samples += 1
+            time = (moment or 0) if self._has_time else number
+            if chains:
+                chain = layouts.chain(data, at, size)
+                hits.add_chain(pid, time, ip, misc & CPUMODE, chain)
+            else:
+                hits.add(pid, time, ip, misc & CPUMODE)
+        return hits.result()
+
+    def _kernel(self, build_id: bytes) -> Answer:
+        """The kernel that the profile names; else the only one that was seen on its host."""
+        named = self.named.get(KALLSYMS)
+        if not build_id and named is not None:
+            build_id = named.build_id
+        if build_id:
+            return Answer(BuildId(build_id))
+        answer = self.matcher.answer(File(KALLSYMS, (0, 0), 0, 0, b"", KERNEL), 0)
+        return answer if answer.build_id is not None else Answer(None, why=_NO_KERNEL)
+
+    def everything(self) -> Counter[Hit]:
+        """All that any process had mapped, as if nothing had been sampled of it."""
+        hits: Counter[Hit] = Counter()
+        for pid, image, file, time in self.spaces.everything():
+            hits[Hit(file, time, pid, image)] = 0
+        return hits
+
+    def describe(self, hit: Hit) -> tuple[bytes, Answer]:
+        """A path or a name for a hit, and what it was."""
+        if hit.file == UNMAPPED:
+            return b"[unknown]", Answer(None, why=_NO_MAPPING)
+        if hit.file == IN_GUEST:
+            return b"[guest]", Answer(None, why=_GUEST)
+        if hit.file == IN_KERNEL:
+            return KALLSYMS, self._kernel(b"")
+        file = self.spaces.files[hit.file]
+        if file.path.startswith(KALLSYMS):
+            return KALLSYMS, self._kernel(file.build_id)
+        answer = self.answer(hit)
+        if answer.build_id is None and is_anonymous(file):
+            return file.path, Answer(None, why=ANONYMOUS)
+        if answer.why in (NO_BUILD_ID, OTHER_HOST) and file.path.startswith(_MEMFD_NAME):
+            return file.path, Answer(None, why=_MEMFD)
+        return file.path, answer
+
+
+def is_anonymous(file: File) -> bool:
+    """Whether what is mapped is no file that somebody could have captured by its path."""
+    return file.path.startswith(_ANONYMOUS_NAMES)
+
+
+def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> Coverage:
+    """For what share of the samples of a profile the store has the binary, by container.
+
+    Raises `UsageError` for what is no profile.
+    """
+    holdings = Holdings(store)
+    rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
+    with Profile(path) as profile:
+        reading = Reading(profile, store, progress)
+        for hit, count in reading.hits().items():
+            name, answer = reading.describe(hit)
+            rows[answer.container or "", name, answer.build_id, answer.why] += count
+        found = Coverage(
+            [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "samples"
+        )
+        found.notes = reading.notes()
+        found.notes += reading.remedies({row.why for row in found.rows})
+        if profile.truncated:
+            found.incomplete = f"{_shown(path)} is not whole: {profile.truncated}"
+    return found
+
+
+def build_ids_of(profile: Profile) -> dict[BuildId, bytes]:
+    """The build IDs that a profile names itself, each with a path or name that it has there."""
+    found: dict[BuildId, bytes] = {}
+
+    def add(build_id: bytes, name: bytes) -> None:
+        if len(build_id) >= BuildId.MIN_BYTES:
+            found.setdefault(BuildId(build_id), name)
+
+    events = Events(profile.layouts, profile.header.order)
+    for named in profile.build_ids():
+        add(named.build_id, named.name)
+    for raw in profile.records(_NAMING):
+        if raw.kind == file_records.MMAP2:
+            event = events.mapped(raw)
+            if isinstance(event, Mapped):
+                add(event.build_id, event.path)
+        elif (each := profile.named(raw)) is not None:
+            add(each.build_id, each.name)
+    return found
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

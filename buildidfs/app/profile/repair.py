@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a profile name the build IDs of all its files, so that it can be read elsewhere.
+
+Each mapping gets its build ID, in the form in which the kernel itself records them
+(``perf record --buildid-mmap``), and the table behind the records gets them, too. What was
+compressed is not any more, and a directory becomes one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from struct import Struct
+from typing import IO, TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app.profile.match import namesakes, plain
+from buildidfs.app.profile.reading import ANONYMOUS, Reading
+from buildidfs.app.profile.rename import TOO_LONG, Renaming
+from buildidfs.capture.scan.perf_data import Profile
+from buildidfs.errors import UsageError
+from buildidfs.formats.perf import file_records, headers, writer
+from buildidfs.formats.perf import stream as perf_stream
+from buildidfs.formats.perf.file_records import Events, Rewriter
+from buildidfs.model import BuildId, ByteRange
+from buildidfs.store.blobs.export import open_through
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from buildidfs.app.profile.samples import Hit
+    from buildidfs.capture.scan.perf_data import Part
+    from buildidfs.formats.perf.stream import Raw
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+_COPY: Final = 1 << 20
+_HINTED: Final = 100  # unresolved files, the heaviest, for which files of that name are looked for
+_MAX_INDEX: Final = 64 << 20
+_EVERY: Final = 1 << 16  # records between two reports of progress
+_FEATURE_LEAST: Final = 16  # bytes of a record that says which feature it is
+_OWN: Final = 64  # records from this number on are perf's own
+
+
+class Unresolved(msgspec.Struct, frozen=True):
+    """A file without a build ID that samples fell into, or were called from.
+
+    ``samples`` is their number, ``share`` the same in per cent of all samples. ``why`` says why the
+    file has no build ID; ``namesakes`` are files of that name that the store knows, see
+    `matching.namesakes`.
+    """
+
+    container: str
+    path: bytes
+    samples: int
+    why: str
+    share: float = 0.0
+    namesakes: tuple[tuple[BuildId, bytes], ...] = ()
+
+
+class Repaired(msgspec.Struct):
+    """What became of a profile, in numbers of files that were mapped.
+
+    ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` are names that were
+    given, and what they stand for. ``unresolved`` are those that samples fell into, the heaviest
+    first. ``notes`` and ``incomplete`` are as in `coverage.Coverage`.
+    """
+
+    known: int
+    resolved: int
+    renamed: dict[bytes, BuildId]
+    unresolved: list[Unresolved]
+    notes: list[str]
+    incomplete: str
+
+
+def repair(
+    store: Store,
+    path: bytes,
+    out: bytes,
+    *,
+    assigned: Mapping[bytes, BuildId] | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Write the profile ``path`` to ``out`` with what store and journal know.
+
+    ``assigned`` are build IDs that files without one had, by path. ``out`` is written whole or not
+    at all. Raises `UsageError` for what is no profile, for an assigned path that is not in it, and
+    if ``out`` cannot be written.
+    """
+    with Profile(path) as profile:
+        if not profile.header.is_pipe:
+            try:
+                writer.require_usual(profile.header)
+            except UsageError as error:
+                raise UsageError(f"{_shown(path)} {error}") from error
+        reading = Reading(profile, store, progress, assigned)
+        _check_assigned(reading, assigned or {})
+        renaming = Renaming(reading)
+        unresolved = [
+            msgspec.structs.replace(each, namesakes=tuple(namesakes(store, each.path)))
+            if number < _HINTED
+            else each
+            for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True)))
+        ]
+        notes = reading.notes() if renaming.resolved or unresolved else []
+        notes += reading.remedies({each.why for each in unresolved})
+        with _replacing(out) as file:
+            _Writer(reading, renaming, file, progress).write()
+        return Repaired(
+            renaming.known,
+            renaming.resolved,
+            renaming.renamed,
+            unresolved,
+            notes,
+            f"{_shown(path)} is not whole: {profile.truncated}" if profile.truncated else "",
+        )
+
+
+def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
+    """Raise `UsageError` for a path that no file without a build ID has in the profile."""
+    nameless = {plain(file.path) for file in reading.spaces.files if not file.build_id}
+    named = {plain(file.path) for file in reading.spaces.files if file.build_id}
+    for path in assigned:
+        if path not in nameless:
+            what = "has a build ID in" if path in named else "is no file of"
+            raise UsageError(f"{_shown(path)} {what} this profile: nothing can be assigned to it")
+
+
+def unresolved_in(reading: Reading, hits: Counter[Hit]) -> list[Unresolved]:
+    """The files without a build ID among ``hits``, the heaviest first; no anonymous memory."""
+    found: Counter[tuple[str, bytes, str]] = Counter()
+    for hit, count in hits.items():
+        if hit.file < 0:
+            continue
+        path, answer = reading.describe(hit)
+        why = answer.why
+        if answer.build_id is not None:
+            if len(answer.build_id) <= headers.MAX_ID:
+                continue
+            why = TOO_LONG
+        if path.startswith(b"/") and why != ANONYMOUS:
+            found[answer.container or "", path, why] += count
+    whole = max(reading.samples, 1)
+    return [
+        Unresolved(container, path, count, why, 100 * count / whole)
+        for (container, path, why), count in found.most_common()
+    ]
+
+
+class _Writer:
+    """Writes a profile, record by record."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        renaming: Renaming,
+        file: IO[bytes],
+        progress: Progress | None,
+    ) -> None:
+        profile = reading.profile
+        self._reading = reading
+        self._profile = profile
+        self._renaming = renaming
+        self._file = file
+        self._progress = progress
+        self._order = profile.header.order
+        self._events = Events(profile.layouts, self._order)
+        self._rewriter = Rewriter(profile.layouts, self._order)
+        self._word = Struct(f"{self._order}Q")
+        self._at = 0
+        # Where records with traces of hardware were, and are.
+        self._old, self._new = array("Q"), array("Q")
+
+    def write(self) -> None:
+        header = self._profile.header
+        begin = header.data.offset
+        original = self._profile.read_at(0, headers.HEADER_SIZE)
+        self._copy(self._profile.parts[0], ByteRange(0, begin))
+        if header.is_pipe:
+            self._pipe()
+            return
+        is_merged = len(self._profile.parts) > 1
+        for number, raw, part in self._records():
+            # Within a round all records are later than those of the rounds before, in one file.
+            if not is_merged or raw.kind != perf_stream.FINISHED_ROUND:
+                self._put_record(number, raw, part)
+        size = self._at - begin
+        features = dict(sorted(self._features()))
+        sizes = [
+            each.size if isinstance(each, ByteRange) else len(each) for each in features.values()
+        ]
+        self._put(writer.section_table(header, self._at, sizes))
+        for content in features.values():
+            if isinstance(content, ByteRange):
+                self._copy(self._profile.parts[0], content)
+            else:
+                self._put(content)
+        self._file.seek(0)
+        self._file.write(writer.beginning(original, header, size, features))
+
+    def _pipe(self) -> None:
+        """A pipe has records for all: the table comes before the first that perf did not make."""
+        is_told = False
+        order = self._order
+        for number, raw, part in self._records():
+            if raw.kind < _OWN and not is_told:
+                self._put(writer.build_id_feature(self._renaming.table(), order))
+                is_told = True
+            if raw.kind == file_records.HEADER_BUILD_ID:
+                continue
+            if raw.kind == file_records.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:
+                (which,) = self._word.unpack_from(raw.data, raw.at + 8)
+                if which in writer.NOT_KEPT:
+                    continue
+            self._put_record(number, raw, part)
+
+    def _records(self) -> Iterator[tuple[int, Raw, Part]]:
+        number = 0
+        for part in self._profile.parts:
+            for raw in self._profile.records_of(part):
+                number += 1
+                if self._progress is not None and not number % _EVERY:
+                    self._progress(number, "writing")
+                yield number, raw, part
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._at += len(data)
+
+    def _put_record(self, number: int, raw: Raw, part: Part) -> None:
+        _, _, data, at, size, position, payload = raw
+        if raw.kind in (file_records.MMAP, file_records.MMAP2):
+            self._put(self._fixed(number, raw))
+            return
+        if raw.kind == perf_stream.AUXTRACE:
+            self._old.append(position)
+            self._new.append(self._at)
+        self._put(data[at : at + size])
+        if payload is not None:
+            self._copy(part, payload)
+
+    def _fixed(self, number: int, raw: Raw) -> bytes:
+        event = self._events.mapped(raw)
+        if event is not None:
+            time = self._reading.time_of(event, number)
+            build_id, name = self._renaming.fix(event, time)
+            if build_id or name is not None:
+                return self._rewriter.mapped(raw, build_id, name)
+        return raw.data[raw.at : raw.at + raw.size]
+
+    def _copy(self, part: Part, place: ByteRange) -> None:
+        at, end = place.offset, place.offset + place.size
+        while at < end:
+            data = part.read_at(at, min(_COPY, end - at))
+            if not data:
+                return
+            self._put(data)
+            at += len(data)
+
+    def _features(self) -> Iterator[tuple[int, bytes | ByteRange]]:
+        """What stands behind the records: bytes, or where they are in the original."""
+        profile, header = self._profile, self._profile.header
+        for number, place in header.features.items():
+            if number == headers.AUXTRACE:
+                index = profile.read_at(place.offset, min(place.size, _MAX_INDEX))
+                yield number, writer.moved_traces(index, self._order, self._old, self._new)
+            elif number != headers.BUILD_ID and number not in writer.NOT_KEPT:
+                yield number, place
+        table = writer.build_id_feature(self._renaming.table(), self._order)
+        if table:
+            yield headers.BUILD_ID, table
+
+
+@contextlib.contextmanager
+def _replacing(path: bytes) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` at the end of the block, if that ends well.
+
+    It is copied into a device, FIFO or symbolic link that is there already.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        through = open_through(path)
+        if through is not None:
+            with open(through, "wb") as stream, tempfile.TemporaryFile() as copy:
+                yield copy
+                copy.seek(0)
+                shutil.copyfileobj(copy, stream)
+            return
+        fd, name = tempfile.mkstemp(prefix=b".buildidfs-", dir=directory)
+        try:
+            with open(fd, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UsageError(f"cannot write {_shown(path)}: {error.strerror or error}") from error
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

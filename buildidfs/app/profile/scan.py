@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture the binaries that profiles speak of, as far as they can still be had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app.profile.coverage import Holdings
+from buildidfs.app.profile.match import plain
+from buildidfs.app.profile.reading import Reading, is_anonymous
+from buildidfs.app.profile.samples import IN_KERNEL
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
+from buildidfs.capture.scan.kernel import KernelScanner
+from buildidfs.capture.scan.perf_data import Profile
+from buildidfs.errors import UsageError
+from buildidfs.formats.perf.headers import CPUMODE, KERNEL
+from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.model import BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from buildidfs.app.profile.samples import Hit
+    from buildidfs.capture.base import Found
+    from buildidfs.config import Settings
+    from buildidfs.formats.perf.address_spaces import File
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+
+HELD: Final = "held"
+CAPTURED: Final = "captured"
+MISSING: Final = "missing"
+
+VDSO: Final = b"[vdso]"
+
+_GONE: Final = "no process maps it, it is not at its path on this host, and its container is gone"
+_NOT_HERE: Final = "no process maps it, and it is not at its path on this host"
+_OTHER_KERNEL: Final = "not the kernel that runs, nor a module it has loaded"
+_NOT_READ: Final = "found, but it could not be read"
+
+
+class Binary(msgspec.Struct):
+    """Something that a profile speaks of, in one container (its label; empty: the host).
+
+    ``samples`` counts those that fell into it, or were called from there. ``state`` is one of
+    `HELD`, `CAPTURED` (now), `MISSING`; ``why`` says why it is missing.
+    """
+
+    path: bytes
+    container: str
+    build_id: BuildId | None
+    samples: int
+    state: str = MISSING
+    why: str = ""
+
+
+class ProfileScan(msgspec.Struct):
+    """What a scan of profiles came to: what was captured, and each binary, the missing first."""
+
+    summary: Summary
+    binaries: list[Binary]
+
+
+def scan_perf_data(
+    store: Store,
+    settings: Settings,
+    paths: Sequence[bytes],
+    *,
+    everything: bool = False,
+    progress: Progress | None = None,
+) -> ProfileScan:
+    """Capture what samples of the profiles ``paths`` fell into, or ``everything`` mapped in them.
+
+    A profile that cannot be read, or not to its end, is unreadable in the summary. Raises
+    `StoreFull`, `StoreError`.
+    """
+    whole = ProfileScan(Summary(), [])
+    for path in paths:
+        try:
+            with Profile(path) as profile:
+                scan = _Scan(store, settings, profile, everything, progress)
+                scan.run(whole)
+                if profile.truncated:
+                    raise UsageError(f"is not whole: {profile.truncated}")
+        except UsageError as error:
+            reason = str(error).removeprefix(path.decode("utf-8", "backslashreplace")).lstrip(": ")
+            whole.summary.unreadable.append(Unreadable(path, reason))
+    whole.binaries.sort(key=lambda each: (each.state != MISSING, -each.samples, each.path))
+    return whole
+
+
+class _Scan:
+    """One profile."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        profile: Profile,
+        everything: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._store = store
+        self._namespaces = settings.container.namespaces
+        self._progress = progress
+        self._reading = Reading(profile, store, progress)
+        self._hits = self._reading.hits(chains=True)
+        if everything:
+            self._hits.update(self._reading.everything())
+
+    def run(self, whole: ProfileScan) -> None:
+        """Look for what is not held, and tell ``whole`` of all."""
+        before = Holdings(self._store)
+        held, missing = set(), []
+        for hit, binary in self._binaries():
+            if binary.build_id is not None and _has(before, binary.build_id):
+                held.add(binary.build_id)
+            else:
+                missing.append((hit, binary))
+        whole.summary.files += len(held)
+        whole.summary.held += len(held)
+        wanted, kernel = self._wanted(missing)
+        memo = StoreMemo(self._store)
+        scanner = WantedScanner(memo, wanted, self._namespaces)
+
+        def found() -> Iterator[Found]:
+            yield from scanner
+            if kernel:
+                yield from KernelScanner(memo, container_namespaces=self._namespaces)
+            if VDSO in wanted.paths:
+                yield from ProcScanner(memo, pids=[], container_namespaces=self._namespaces)
+
+        if missing:
+            _add(whole.summary, Ingest(self._store).run(found(), self._progress))
+            self._reading.forget()
+        after = Holdings(self._store)
+        for hit, binary in self._binaries():
+            build_id = binary.build_id
+            if build_id is not None and _has(after, build_id):
+                binary.state = HELD if build_id in held else CAPTURED
+                binary.why = ""
+            elif build_id is not None:
+                binary.why = self._why(hit, binary, scanner)
+            whole.binaries.append(binary)
+
+    def _binaries(self) -> list[tuple[Hit, Binary]]:
+        """What the samples fell into, each with one of the hits."""
+        found: dict[tuple[str, bytes, BuildId | None, str], tuple[Hit, Binary]] = {}
+        for hit, samples in self._hits.items():
+            path, answer = self._reading.describe(hit)
+            if not samples and answer.build_id is None and not path.startswith(b"/"):
+                continue  # what nobody can have
+            container = answer.container or ""
+            key = container, path, answer.build_id, answer.why
+            known = found.get(key)
+            if known is None:
+                binary = Binary(path, container, answer.build_id, samples, why=answer.why)
+                found[key] = hit, binary
+            else:
+                known[1].samples += samples
+        return list(found.values())
+
+    def _wanted(self, missing: list[tuple[Hit, Binary]]) -> tuple[Wanted, bool]:
+        """What to look for, and whether some of it is of the kernel."""
+        wanted = Wanted(set(), set(), {}, set())
+        kernel = False
+        for hit, binary in missing:
+            file = self._reading.spaces.files[hit.file] if hit.file >= 0 else None
+            kernel |= _is_kernel(hit, file)
+            if binary.build_id is None:
+                if file is not None and file.inode and not is_anonymous(file):
+                    wanted.files.add((file.path, file.dev, file.inode))
+                continue
+            wanted.build_ids.add(binary.build_id)
+            path = plain(binary.path)
+            wanted.paths.add(path)
+            for each in self._reading.matcher.candidates(path):
+                if each.build_id == binary.build_id and each.mnt_ns_id:
+                    wanted.elsewhere.setdefault(each.mnt_ns_id, set()).add(path)
+        return wanted, kernel
+
+    def _why(self, hit: Hit, binary: Binary, scanner: WantedScanner) -> str:
+        file = self._reading.spaces.files[hit.file] if hit.file >= 0 else None
+        if _is_kernel(hit, file):
+            return _OTHER_KERNEL
+        if binary.build_id in scanner.found:
+            return _NOT_READ
+        return _GONE if binary.container else _NOT_HERE
+
+
+def _has(holdings: Holdings, build_id: BuildId) -> bool:
+    return holdings.row("", b"", build_id, 0).executable
+
+
+def _is_kernel(hit: Hit, file: File | None) -> bool:
+    if file is None:
+        return hit.file == IN_KERNEL
+    return file.cpumode & CPUMODE == KERNEL
+
+
+def _add(whole: Summary, summary: Summary) -> None:
+    whole.files += summary.files
+    whole.captured += summary.captured
+    whole.held += summary.held
+    whole.copied_bytes += summary.copied_bytes
+    whole.new_ids += summary.new_ids
+    whole.absent += summary.absent
+    whole.unreadable += summary.unreadable

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on a store, how it does, and what to do about it: what ``buildidfs status`` shows."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from buildidfs import errors
+from buildidfs.app.live.state import RECENT_S, STOPPED
+from buildidfs.app.service import up
+from buildidfs.app.service.child import Part
+from buildidfs.capture.unresponsive import Patience
+from buildidfs.linux import machine, procfs
+from buildidfs.store import Store, StoreStats, run_files
+from buildidfs.store.retention.evicted import Evictions
+from buildidfs.store.run_files import Present
+
+_PROBE_S: Final = 2.0
+_SILENT_S: Final = 20.0  # a watch tells how it does every two seconds
+_STARTING_S: Final = 120.0
+_CAUSES: Final = 3
+
+
+class Verdict(enum.IntEnum):
+    """How what runs on a store does; the worst is the largest."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    """It works, but less than it could: some of what starts may be missed."""
+    LOSING = 2
+    """Files were lost in the last ten minutes, or nothing is followed just now."""
+    DOWN = 3
+    """Nothing runs, or something that should does not run, or does not answer."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit status that says so."""
+        return _EXIT_CODES[self]
+
+
+_EXIT_CODES: Final = {
+    Verdict.HEALTHY: 0,
+    Verdict.DEGRADED: errors.DEGRADED,
+    Verdict.LOSING: errors.LOSING,
+    Verdict.DOWN: errors.IncompleteError.exit_code,
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not as it should be, and what to do; both are clauses for a person."""
+
+    verdict: Verdict
+    reason: str
+    remedy: str
+
+
+class Running(msgspec.Struct, frozen=True):
+    """One long-running process, or one that should be there.
+
+    ``part`` is how its supervisor sees it, None if it has none; ``present`` is what it says itself,
+    None if it does not say anything. ``state`` is that of ``part``, or ``running``; of a process
+    that does not do its work ``stopped`` by a signal, or ``not answering``.
+    """
+
+    role: str
+    state: str
+    part: Part | None
+    present: Present | None
+
+    @property
+    def pid(self) -> int:
+        """Its number, 0 if it does not run."""
+        return self.present.pid if self.present is not None else self.part.pid if self.part else 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A store and its processes, the supervisor first, then those that it runs.
+
+    ``evictions`` are what the store had no room for; ``findings`` say what is amiss, the worst
+    first.
+    """
+
+    store: StoreStats
+    processes: list[Running]
+    findings: list[Finding]
+    evictions: Evictions
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the worst finding."""
+        return self.findings[0].verdict if self.findings else Verdict.HEALTHY
+
+
+def take(store_path: str | bytes | os.PathLike[str]) -> Status:
+    """Look now; takes some milliseconds, or two seconds where a mount does not answer.
+
+    Raises `StoreMissing`, `StoreVersionError`.
+    """
+    with Store.open(store_path, read_only=True) as store:
+        stats, evictions = store.stats(), store.evictions()
+    alive = run_files.present(store_path)
+    found = []
+    for supervisor in [each for each in alive if each.role == up.ROLE]:
+        found.append(_running(up.ROLE, None, supervisor))
+        for part in up.parts(supervisor):
+            own = next((x for x in alive if x.pid == part.pid and x.role == part.name), None)
+            found.append(_running(part.name, part, own))
+    shown = [each.present for each in found]
+    found += [_running(each.role, None, each) for each in alive if each not in shown]
+    findings = sorted(_findings(found), key=lambda each: each.verdict, reverse=True)
+    return Status(stats, found, findings, evictions)
+
+
+# --- what a process does --------------------------------------------------------------------------
+
+
+def _running(role: str, part: Part | None, present: Present | None) -> Running:
+    state: str = "running" if part is None else part.state
+    if present is not None and state == "running":
+        state = _trouble(present) or state
+    elif present is None and part is not None and part.pid and procfs.is_stopped(part.pid):
+        state = "stopped"
+    return Running(role, state, part, present)
+
+
+def _trouble(present: Present) -> str:
+    """What keeps a process that lives from its work, in a word or two; empty if nothing does."""
+    if present.is_here and procfs.is_stopped(present.pid):
+        return "stopped"
+    if present.role == up.WATCH:
+        return "not answering" if _is_silent(present) else ""
+    if present.role == up.MOUNT and not _answers(present.path("mountpoint")):
+        return "not answering"
+    return ""
+
+
+def _is_silent(watch: Present) -> bool:
+    """True if a watch has not told how it does for longer than it ever takes."""
+    told = watch.facts.get("told")
+    if isinstance(told, int | float) and watch.is_here:
+        return time.monotonic() - told > _SILENT_S
+    return watch.facts.get("mode") == "starting" and _age_s(watch.since) > _STARTING_S
+
+
+def _answers(mountpoint: bytes) -> bool:
+    """False if the server of a mount keeps those who ask it waiting, or is gone.
+
+    A mount that is not visible in this mount namespace cannot be asked.
+    """
+    from buildidfs.mount import mountpoint as mount_mountpoint
+
+    if not mount_mountpoint.is_ours(mountpoint):
+        return True
+    try:
+        Patience(_PROBE_S).ask((0, 0), lambda: os.statvfs(mountpoint), lambda answer: None)
+    except PermissionError:
+        return True  # the mount of another user
+    except OSError:
+        return False
+    return True
+
+
+# --- what to say of it ----------------------------------------------------------------------------
+
+
+def _findings(processes: list[Running]) -> Iterator[Finding]:
+    if not processes:
+        yield Finding(Verdict.DOWN, "nothing runs", "buildidfs up starts it")
+    for each in processes:
+        if each.state == "running":
+            if each.present is not None and each.role == up.WATCH:
+                yield from _of_watch(each.present.facts)
+        else:
+            yield _of_trouble(each)
+
+
+def _of_trouble(process: Running) -> Finding:
+    """The finding about a process that does not run, or does not do its work."""
+    role, part = process.role, process.part
+    again = "buildidfs down && buildidfs up starts it anew"
+    if process.state == "stopped":
+        return Finding(
+            Verdict.DOWN,
+            f"{role} (pid {process.pid}) is stopped by a signal, and does nothing",
+            f"kill -CONT {process.pid} lets it go on",
+        )
+    if process.state == "not answering":
+        if part is None:
+            again = f"end it (kill -KILL {process.pid}) and start it anew"
+        return Finding(Verdict.DOWN, f"{role} (pid {process.pid}) does not answer", again)
+    if process.state == "starting" and (part is None or not part.reason):
+        return Finding(Verdict.DEGRADED, f"{role} is being started", "look again in a moment")
+    if process.state == "ended":
+        return Finding(Verdict.DOWN, f"{role} was ended", "buildidfs up starts it again")
+    reason = part.reason if part is not None else ""
+    return Finding(
+        Verdict.DOWN,
+        f"{role} does not run: {reason or 'it has failed'}",
+        "buildidfs up starts it at once, else it is tried again later each time",
+    )
+
+
+def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
+    """What a watch says is amiss."""
+    names_them = "buildidfs journal --lost --since 10m names them"
+    lost = [row for row in _rows(facts, "losses") if _number(row, "recent")]
+    if lost:
+        total = sum(_number(row, "recent") for row in lost)
+        causes = "; ".join(_cause(row) for row in lost[:_CAUSES])
+        more = f"; and {len(lost) - _CAUSES} other reasons" if len(lost) > _CAUSES else ""
+        yield Finding(
+            Verdict.LOSING,
+            f"{total} files lost in the last {RECENT_S // 60} minutes: {causes}{more}",
+            f"{_remedy(str(lost[0].get('reason', '')))}; {names_them}",
+        )
+    if events := _number(facts, "events_lost"):
+        yield Finding(
+            Verdict.LOSING,
+            f"{events} events of the kernel lost in the last {RECENT_S // 60} minutes: what was"
+            " mapped for a moment only may be missing",
+            "less load, or more CPUs; CAP_SYS_NICE lets watch run before everything else",
+        )
+    if error := facts.get("store_error"):
+        yield Finding(
+            Verdict.LOSING,
+            f"the store cannot be written: {error}",
+            "make room on its filesystem, or set [retention] max-size: buildidfs prune --dry-run"
+            " says what would go",
+        )
+    yield from _of_mode(facts)
+
+
+def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
+    """What a watch cannot do, now or ever."""
+    mode, degraded = facts.get("mode"), facts.get("degraded")
+    sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
+    if mode == "starting":
+        yield Finding(Verdict.DEGRADED, "watch is being started", "look again in a moment")
+    elif mode == "interrupted" and not any(each.startswith(STOPPED) for each in sentences):
+        yield Finding(
+            Verdict.LOSING,
+            "nothing is followed just now: the process that opens files has ended",
+            "it is started again by itself; the log of watch says why it ended",
+        )
+    for text in sentences:
+        if text.startswith(STOPPED):
+            reason, _, remedy = text.partition(": ")
+            yield Finding(Verdict.LOSING, f"nothing is followed just now: {reason}", remedy)
+            continue
+        reason, remedy = machine.reason_and_remedy(text)
+        yield Finding(
+            Verdict.DEGRADED, reason, remedy or "buildidfs doctor says what this machine lacks"
+        )
+
+
+def _cause(row: dict[str, Any]) -> str:
+    container = row.get("container")
+    where = f"in {container}" if container else "on the host"
+    return f"{_number(row, 'recent')} {where} ({row.get('reason', '')})"
+
+
+_REMEDIES: Final = (
+    (("No such",),
+     "they were gone before they could be opened: less load, or CAP_SYS_NICE, which lets watch run"
+     " before everything else"),
+    (("not copied within", "wait to be copied"),
+     "the store is too slow for what starts: faster storage, or more patience (pin-seconds and"
+     " pin-bytes of buildidfs.toml(5))"),
+    (("denied", "not permitted"),
+     "buildidfs doctor says which privilege is missing; fuse-as-owner of buildidfs.toml(5) is for"
+     " the FUSE filesystems of users"),
+    (("full", "space", "room"),
+     "make room on the filesystem of the store: buildidfs prune --dry-run says what would go"),
+    (("share", "faster"),
+     "the container named maps more new files than its share, and loses its own only: limit it"),
+    (("answer", "silent"), "a filesystem does not answer: look at its server"),
+)  # fmt: skip
+
+
+def _remedy(reason: str) -> str:
+    """What helps against losses for a reason."""
+    for words, remedy in _REMEDIES:
+        if any(word in reason for word in words):
+            return remedy
+    return "buildidfs doctor says what this machine lacks"
+
+
+def _rows(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = facts.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _number(row: dict[str, Any], name: str) -> int:
+    value = row.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _age_s(since_ns: int) -> float:
+    return time.time() - since_ns / 1e9

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``buildidfs up`` runs, and how it is begun and ended: following and the mount in one go.
+
+Both are processes of their own, the same that ``buildidfs watch`` and ``buildidfs mount`` are, and
+`supervise` keeps them running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import buildidfs
+from buildidfs.app.service.child import Part, Program
+from buildidfs.errors import CapabilityError, MountError, UsageError
+from buildidfs.store import Store, run_files
+from buildidfs.store.run_files import Presence, Present
+
+if TYPE_CHECKING:
+    StorePath = str | bytes | os.PathLike[str]
+
+ROLE = "up"
+WATCH = "watch"
+MOUNT = "mount"
+
+_WATCH_GRACE_S = 30.0  # a commit that has begun may take that long on a slow disk
+_MOUNT_GRACE_S = 15.0
+
+
+def programs(
+    arguments: Sequence[str], mountpoint: bytes | None, *, watch: bool = True
+) -> list[Program]:
+    """What is to run, in the order in which it is to end.
+
+    ``arguments`` are the global options of the command line for the same store and settings;
+    ``mountpoint`` is absolute, None for no mount.
+    """
+    command = (sys.executable, "-m", "buildidfs", *arguments)
+    found = []
+    if watch:
+        words = (*command, "watch")
+        found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
+    if mountpoint is not None:
+        words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))
+        point = mountpoint
+        found.append(
+            Program(MOUNT, words, needed=True, grace=_MOUNT_GRACE_S, cleanup=lambda: _clear(point))
+        )
+    return found
+
+
+def start(
+    store_path: StorePath,
+    wanted: Iterable[Program],
+    *,
+    environ: Mapping[str, str],
+    mountpoint: bytes | None,
+    ready: Callable[[], None] | None = None,
+    log_file: str | None = None,
+) -> None:
+    """Run the programs; returns when they are running, or, with ``ready``, when they have ended.
+
+    The store is made if there is none, and so is ``mountpoint``. What is not needed may have
+    failed: `running` tells. Raises `StoreLocked` when this runs already, `MountError`, and
+    what a needed program failed with.
+    """
+    root = os.path.abspath(os.fsencode(store_path))
+    Store.create(root).close()
+    _make_directory(mountpoint)
+    facts = {} if mountpoint is None else {"mountpoint": mountpoint}
+
+    def supervise(announce: Callable[[], None]) -> None:
+        from buildidfs.app.service.supervise import RETRY, Supervisor
+
+        def told() -> None:
+            try:
+                announce()
+            except BrokenPipeError:  # whoever waited for it has given up
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        # Whoever finds us may send it before anybody waits for it: all is just being started.
+        signal.signal(RETRY, signal.SIG_IGN)
+        with Presence.only(root, ROLE, **facts) as known:
+            Supervisor(list(wanted), known, _environment(environ)).run(told)
+
+    if ready is not None:
+        supervise(ready)
+    else:
+        from buildidfs.mount import daemonize
+
+        daemonize.detach(supervise, log_file)
+
+
+def running(store_path: StorePath) -> Present | None:
+    """The supervisor of a store, if one runs."""
+    return next(iter(run_files.present(store_path, ROLE)), None)
+
+
+def parts(supervisor: Present) -> list[Part]:
+    """How the programs of a supervisor do; those it does not tell of are not there."""
+    try:
+        return msgspec.convert(supervisor.facts.get("children", []), list[Part])
+    except msgspec.ValidationError:
+        return []  # of another version
+
+
+def hurry(store_path: StorePath, seconds: float) -> None:
+    """Have what does not run started again at once; wait that long for it to run, or to fail."""
+    from buildidfs.app.service.supervise import RETRY
+
+    supervisor = running(store_path)
+    if supervisor is None:
+        return
+    before = {part.name: part.restarts for part in parts(supervisor)}
+
+    def has_news(part: Part) -> bool:
+        tried = part.restarts > before.get(part.name, 0) and part.state != "starting"
+        return tried or part.state == "running"
+
+    def is_over(now: Present) -> bool:
+        # One that has just begun does not tell of its programs yet.
+        return "children" in now.facts and all(map(has_news, parts(now)))
+
+    with _process(supervisor) as pidfd:
+        if pidfd is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, RETRY)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and (now := running(store_path)) is not None:
+            if is_over(now) or select.select([pidfd], [], [], 0.05)[0]:
+                return
+
+
+def watching(store_path: StorePath) -> Present | None:
+    """Who follows what starts to run on a store, if anybody does."""
+    return next(iter(run_files.present(store_path, WATCH)), None)
+
+
+def settle(store_path: StorePath, seconds: float) -> None:
+    """Wait until what ran at the beginning is captured, that long at most."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and (found := watching(store_path)) is not None:
+        if found.facts.get("scans") and not found.facts.get("waiting"):
+            return
+        select.select([], [], [], 0.1)
+
+
+def end(supervisor: Present, seconds: float) -> None:
+    """End a supervisor and what it runs, and wait until they have ended.
+
+    Raises `MountError` when that takes longer than ``seconds``, `CapabilityError` when it belongs
+    to another user.
+    """
+    with _process(supervisor) as pidfd:
+        if pidfd is None:
+            return
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise CapabilityError(
+                f"pid {supervisor.pid} belongs to another user, and only root may end it"
+            ) from None
+        if not select.select([pidfd], [], [], seconds)[0]:
+            raise MountError(f"pid {supervisor.pid} has not ended within {seconds:g} s")
+
+
+@contextlib.contextmanager
+def _process(supervisor: Present) -> Iterator[int | None]:
+    """Its pidfd while the block runs; None if it has ended."""
+    try:
+        pidfd = supervisor.pidfd()
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def _make_directory(mountpoint: bytes | None) -> None:
+    if mountpoint is None:
+        return
+    try:
+        os.makedirs(mountpoint, exist_ok=True)
+    except FileExistsError:
+        pass  # the mount knows what to do, or to say
+    except OSError as error:
+        shown = os.fsdecode(mountpoint)
+        raise MountError(f"cannot make {shown}: {error.strerror}; name another place") from error
+
+
+def _clear(mountpoint: bytes) -> None:
+    """Take away what a mount that had to be killed has left."""
+    from buildidfs.mount import mountpoint as mount_mountpoint
+
+    with contextlib.suppress(MountError):
+        mount_mountpoint.clear(os.path.realpath(mountpoint))
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For the programs: nothing that was meant for us alone, and they find the package."""
+    ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM")
+    found = {name: value for name, value in environ.items() if name not in ours}
+    parent = os.path.dirname(os.path.dirname(os.path.abspath(buildidfs.__file__)))
+    if os.path.basename(parent) not in ("site-packages", "dist-packages"):
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [parent, environ.get("PYTHONPATH")]))
+    return found
+
+
+def refuse_second(supervisor: Present, mountpoint: bytes | None) -> None:
+    """Raise `UsageError` unless the supervisor that runs does what is wanted now."""
+    there = supervisor.path("mountpoint")
+    if there != (mountpoint or b""):
+        where = f"with the mount at {os.fsdecode(there)}" if there else "without a mount"
+        raise UsageError(
+            f"this store is up already, {where} (pid {supervisor.pid}): end that with"
+            " buildidfs down"
+        )

@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that read debug information for us, run as if they were somebody else's.
+
+They read files that strangers have made, on behalf of root: so they run as nobody, within limits,
+and are given nothing but the files they are asked about, as open descriptors. One that ends, or
+does not answer in time, is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import re
+import secrets
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Protocol
+
+from buildidfs import names
+from buildidfs.errors import CapabilityError, UsageError
+from buildidfs.formats import symbolizer_output
+from buildidfs.linux import sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.formats.symbolizer_output import Frame
+    from buildidfs.model import BuildId
+
+log = logging.getLogger(__name__)
+
+NAMES: Final = ("llvm-symbolizer", "eu-addr2line")
+
+LIMITS: Final = sandbox.Limits(memory=4 << 30, addresses=32 << 30, seconds=3600)
+
+SLOTS: Final = 64
+"""How many files a program can be asked about before it is started again."""
+
+ANSWER_S: Final = 60.0
+"""How long to wait for an answer: a debug file of gigabytes is read through before the first."""
+
+_ANSWER_BYTES: Final = 4 << 20
+_CHILDREN: Final = 16  # of a program that is asked about one file only
+_SPARE: Final = 8  # slots, of two descriptors each, that are given up where there are no more
+_FEWEST: Final = 4
+
+_MOST_BYTES: Final = 8 << 30
+_MOST_BYTES_OF_MEMORY: Final = 1 << 30
+_NEWEST_LLVM: Final = 40
+_OLDEST_SYMBOLIZER: Final = 13
+_OLDEST_DUMPER: Final = 15
+_VERSION_S: Final = 10.0
+
+_ENDED_WELL: Final = "ended with status 0"
+
+# An address that nothing is at, to see where the answer to the one before ends.
+_NOWHERE: Final = b"0xffffffffffffffff"
+
+
+class Failed(Exception):
+    """The program ended, said what cannot be understood, or nothing in time."""
+
+
+class Program(Protocol):
+    """What can be asked for names. A file is known by its slot, see `Slots`."""
+
+    def ask(self, slot: int, address: int) -> list[Frame]:
+        """The frames at an address of a file; none if it knows nothing. Raises `Failed`."""
+
+    def close(self) -> None:
+        """End; safe to call twice."""
+
+
+class Slots:
+    """Files that a program may open, empty until `fill`; a context manager.
+
+    They are in $TMPDIR, or else in memory, without names where /proc can show them to the program,
+    and gone with the slots. ``directory`` is one for programs to look for debug files by build ID
+    in, see `name`; None if there is no place for it. Raises `UsageError` where there is no room.
+    """
+
+    def __init__(self, count: int = SLOTS) -> None:
+        self._paths: list[bytes] = []
+        self._writable: list[int] = []
+        self._used = 0
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self.directory: str | None = None
+        self.fds: list[int] = []
+        """What the program has to be given; empty where it opens files by their names."""
+        self._nameless = os.path.exists("/proc/self/fd/0") or os.path.exists("/proc/self/fd/1")
+        # A user that nobody else is has nothing but the rights of all; none but we and the program
+        # reach a file without a name, and a name that nobody can guess.
+        self._mode = 0o444 if sandbox.changes_user() else 0o400
+        try:
+            self._make_directory()
+            self._make_files(count)
+        except OSError as error:
+            self.close()
+            raise _no_room(error) from error
+
+    def _make_directory(self) -> None:
+        try:
+            self._directory = tempfile.TemporaryDirectory(prefix="buildidfs-")
+        except OSError:
+            if not self._nameless:
+                raise
+            return
+        self.directory = self._directory.name
+        os.chmod(self.directory, 0o711)
+
+    def _make_files(self, count: int) -> None:
+        try:
+            while len(self._writable) < count:
+                self._make_file()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or len(self._writable) < _SPARE:
+                raise
+            # So that there are some for pipes, and to read what is copied.
+            for _ in range(min(_SPARE, len(self._writable) - _FEWEST)):
+                self._drop()
+
+    def _make_file(self) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if not self._nameless:
+            assert self.directory is not None
+            path = os.path.join(os.fsencode(self.directory), secrets.token_hex(16).encode())
+            self._writable.append(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600))
+            os.fchmod(self._writable[-1], self._mode)
+            self._paths.append(path)
+            return
+        if self.directory is not None:
+            with tempfile.TemporaryFile(buffering=0, dir=self.directory) as file:
+                self._writable.append(os.dup(file.fileno()))
+        else:
+            self._writable.append(os.memfd_create("buildidfs-symbolizer"))
+        os.fchmod(self._writable[-1], self._mode)
+        self.fds.append(os.open(f"/proc/self/fd/{self._writable[-1]}", os.O_RDONLY | os.O_CLOEXEC))
+        self._paths.append(b"/proc/self/fd/%d" % self.fds[-1])
+
+    def _drop(self) -> None:
+        os.close(self._writable.pop())
+        if self._nameless and len(self.fds) > len(self._writable):
+            os.close(self.fds.pop())
+        del self._paths[len(self._writable) :]
+
+    @property
+    def most_bytes(self) -> int:
+        """How much may be in them, all together."""
+        return _MOST_BYTES if self.directory is not None else _MOST_BYTES_OF_MEMORY
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._writable)
+
+    @property
+    def left(self) -> int:
+        """How many are empty."""
+        return len(self._writable) - self._used
+
+    def path(self, slot: int) -> bytes:
+        """Where the program finds a file."""
+        return self._paths[slot]
+
+    def fill(self, size: int, write: Callable[[int], None]) -> int:
+        """Have ``write`` write a file of ``size`` bytes; its slot. Ask first whether one is left.
+
+        Raises `UsageError`.
+        """
+        slot = self._used
+        self._used += 1
+        try:
+            if size > self.most_bytes:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            write(self._writable[slot])
+        except OSError as error:
+            raise _no_room(error) from error
+        return slot
+
+    def name(self, slot: int, build_id: BuildId) -> None:
+        """Let a file be found by its build ID. Raises `UsageError`."""
+        if self.directory is None:
+            return
+        first, rest = names.split(build_id)
+        place = os.path.join(os.fsencode(self.directory), b".build-id", first)
+        link = os.path.join(place, rest + names.DEBUG_SUFFIX)
+        try:
+            _make_searchable(place)
+            with contextlib.suppress(FileExistsError):
+                os.symlink(self._paths[slot], link)
+        except OSError as error:
+            raise _no_room(error) from error
+
+    def close(self) -> None:
+        """Let go of the files; safe to call twice."""
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+        for fd in (*self._writable, *self.fds):
+            os.close(fd)
+        self._writable, self.fds, self._paths = [], [], []
+
+    def __enter__(self) -> Slots:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _make_searchable(place: bytes) -> None:
+    """Make a directory, and the one above it, that all may search, whatever the umask is."""
+    for path in (os.path.dirname(place), place):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            os.chmod(path, 0o711)
+
+
+def _no_room(error: OSError) -> UsageError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UsageError(
+            f"no temporary file for the symbolizer: {error.strerror}; raise ulimit -n"
+        )
+    return UsageError(
+        f"no temporary file for the symbolizer in {_place()}: {error.strerror};"
+        " set TMPDIR to a directory with room"
+    )
+
+
+def _place() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return os.environ.get("TMPDIR", "/tmp")  # which is none that can be written to
+
+
+def find(wanted: str | None = None) -> tuple[str, str]:
+    """Name and path of the program to ask: ``wanted``, which is one of `NAMES` with a version
+    behind it perhaps (``llvm-symbolizer-19``), or the first of them that is installed.
+
+    Of several versions that is the newest. Raises `UsageError` with the remedy if there is none.
+    """
+    for name in NAMES:
+        if wanted is None or wanted == name:
+            path = _newest(name, _OLDEST_SYMBOLIZER) if name == NAMES[0] else _installed(name)
+        elif re.fullmatch(rf"{name}-\d+", wanted):
+            path = _installed(wanted)
+        else:
+            continue
+        if path is not None:
+            return name, path
+    if wanted is None:
+        missing, package = f"neither {' nor '.join(NAMES)} is", "llvm (or elfutils)"
+    else:
+        missing = f"{wanted} is not"
+        is_llvm = wanted.startswith(NAMES[0])
+        package = wanted.replace("-symbolizer", "") if is_llvm else "elfutils"
+    raise UsageError(f"{missing} installed; apt-get install {package}")
+
+
+def find_dumper() -> str | None:
+    """Path of the newest llvm-dwarfdump that lists sources."""
+    return _newest("llvm-dwarfdump", _OLDEST_DUMPER)
+
+
+def _newest(name: str, oldest: int) -> str | None:
+    """Path of the newest program of that name, which ``oldest`` is the first useful version of.
+
+    Distributions put the version behind the name, and call one of them by the name alone.
+    """
+    found = [
+        (version, path)
+        for version in range(_NEWEST_LLVM, oldest - 1, -1)
+        if (path := _installed(f"{name}-{version}")) is not None
+    ]
+    plain = _installed(name)
+    version = 0 if plain is None else _version(plain)
+    if plain is not None and (version >= oldest or not version):
+        found.append((version, plain))
+    return max(found)[1] if found else None
+
+
+def _version(path: str) -> int:
+    """The version of LLVM that a program belongs to; 0 if it does not tell."""
+    found = re.search(r"/llvm-?(\d+)(?:[./]|\Z)", os.path.realpath(path))
+    if found is None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(
+                [path, "--version"],
+                stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_VERSION_S,
+            ).stdout  # fmt: skip
+            found = re.search(r"LLVM version (\d{1,4})", said.decode("utf-8", "replace"))
+    return 0 if found is None else int(found[1])
+
+
+def _installed(name: str) -> str | None:
+    """Path of a program in the directories of PATH, without those that depend on where we are."""
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)) or os.sep)
+
+
+def start(name: str, path: str, slots: Slots) -> Program:
+    """Start a program that `find` has found. Raises `CapabilityError`."""
+    return Llvm(path, slots) if name == "llvm-symbolizer" else Elfutils(path, slots)
+
+
+class Llvm:
+    """llvm-symbolizer of LLVM 13 or newer: one process for all files."""
+
+    def __init__(self, path: str, slots: Slots) -> None:
+        self._slots = slots
+        self._child = Child([path, "--output-style=JSON"], slots)
+
+    def ask(self, slot: int, address: int) -> list[Frame]:
+        """The frames at an address."""
+        self._child.write(b'"%s" 0x%x\n' % (self._slots.path(slot), address))
+        return symbolizer_output.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
+
+    def close(self) -> None:
+        """End."""
+        self._child.close()
+
+
+class Elfutils:
+    """eu-addr2line: a process for each file."""
+
+    def __init__(self, path: str, slots: Slots) -> None:
+        self._path = path
+        self._slots = slots
+        self._children: OrderedDict[int, Child] = OrderedDict()
+
+    def ask(self, slot: int, address: int) -> list[Frame]:
+        """The frames at an address."""
+        child = self._children.get(slot)
+        if child is None:
+            while len(self._children) >= min(_CHILDREN, self._slots.count):
+                self._children.popitem(last=False)[1].close()
+            file = f"--executable={os.fsdecode(self._slots.path(slot))}"
+            options = ["--functions", "--inlines", "--demangle", "--addresses", "--absolute"]
+            if self._slots.directory is not None:
+                options.append(f"--debuginfo-path={self._slots.directory}")
+            child = self._children[slot] = Child([self._path, file, *options], self._slots)
+        self._children.move_to_end(slot)
+        child.write(b"0x%x\n%s\n" % (address, _NOWHERE))
+        deadline = time.monotonic() + ANSWER_S
+        lines = []
+        while (line := child.line(deadline)) != _NOWHERE:
+            lines.append(line)
+            if len(lines) > 2 * symbolizer_output.MOST_FRAMES + 1:
+                raise Failed("its answer does not end")
+        child.line(deadline), child.line(deadline)  # what it knows of nowhere
+        return symbolizer_output.of_elfutils(lines[1:])
+
+    def close(self) -> None:
+        """End all of them."""
+        while self._children:
+            self._children.popitem()[1].close()
+
+
+class Child:
+    """A confined process that answers lines with lines, or just says some."""
+
+    def __init__(self, argv: list[str], slots: Slots) -> None:
+        """Raises `CapabilityError`, `UsageError`."""
+        try:
+            self._process, notes = sandbox.start(
+                argv,
+                LIMITS,
+                env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+                pass_fds=slots.fds,
+            )
+        except sandbox.NotConfined as error:
+            raise CapabilityError(f"{argv[0]} was not started: {error}") from error
+        except sandbox.NotStarted as error:
+            raise UsageError(str(error)) from error
+        for note in notes:
+            _warn(f"{os.path.basename(argv[0])} {note}")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in = self._process.stdin
+        self._out = self._process.stdout.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._waiting = b""
+
+    def write(self, data: bytes) -> None:
+        """Ask. Raises `Failed`."""
+        try:
+            self._in.write(data)
+        except OSError as error:
+            raise Failed(self._end()) from error
+
+    def line(self, deadline: float) -> bytes:
+        """The next line of the answer. Raises `Failed`."""
+        while True:
+            line, newline, rest = self._waiting.partition(b"\n")
+            if newline:
+                self._waiting = rest
+                return line
+            data = self._read(deadline)
+            if not data:
+                raise Failed(self._end())
+            self._waiting += data
+
+    def lines(self, deadline: float) -> Iterator[bytes]:
+        """All that it says, until it ends. Raises `Failed`, also where it does not end well."""
+        while data := self._read(deadline):
+            *whole, self._waiting = (self._waiting + data).split(b"\n")
+            yield from whole
+        end = self._end()
+        if end != _ENDED_WELL:
+            raise Failed(end)
+
+    def _read(self, deadline: float) -> bytes:
+        """More of what it says; nothing at the end. Raises `Failed`."""
+        if len(self._waiting) > _ANSWER_BYTES:
+            raise Failed("its answer does not end")
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._poll.poll(left * 1000):
+            raise Failed(f"no answer for {ANSWER_S:g} seconds")
+        return os.read(self._out, 1 << 16)
+
+    def _end(self) -> str:
+        """How it ended, in words."""
+        try:
+            status = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "it has closed its output"
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        sandbox.end(self._process)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Say once what a program was left with."""
+    log.warning("%s", text)

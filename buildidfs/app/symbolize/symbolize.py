@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names for addresses in files that the store has: function, file and line, inlined ones too."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app.symbolize import programs
+from buildidfs.app.symbolize.programs import Failed
+from buildidfs.capture import elf_file
+from buildidfs.capture.archive import decompress
+from buildidfs.errors import StoreError
+from buildidfs.formats.elf import segments
+from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.formats.elf.segments import Segment
+from buildidfs.formats.symbolizer_output import Frame
+from buildidfs.linux import copy
+from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.store import is_withheld
+
+if TYPE_CHECKING:
+    from buildidfs.app.symbolize.programs import Program, Slots
+    from buildidfs.store import Store
+
+NEVER_CAPTURED: Final = "never captured"
+NO_ELF_FILE: Final = "captured, but not as an ELF file"
+NOT_LOADED: Final = "no such address in the file"
+NOT_MAPPED: Final = "no such offset in what is loaded of the file"
+NO_EXECUTABLE: Final = (
+    "only its debuginfo was captured, which does not tell where offsets are loaded"
+)
+NO_NAME: Final = "no symbol"
+PACKED: Final = "debug information was left out"
+
+_MOST_KNOWN: Final = 1 << 16
+_MOST_FILES: Final = 1 << 12
+_TRIES: Final = 2
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What is at an address: frames, the innermost first. ``why`` says why there are none, or why
+    there could be more.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    why: str = ""
+
+
+class _Copy(msgspec.Struct):
+    """A file to ask about, with what dwz moved out of it.
+
+    ``slot`` is its copy among those that the program may open, -1 for none yet. ``failed`` says
+    that the program cannot read it, ``lacks`` what was left out of the copy.
+    """
+
+    artifact: Artifact
+    supplement: tuple[BuildId, Artifact] | None = None
+    slot: int = -1
+    failures: int = 0
+    failed: str = ""
+    lacks: str = ""
+
+
+class _File(msgspec.Struct):
+    """The files to ask about for a build ID, the one that tells most first, and what it takes to
+    read its addresses.
+    """
+
+    copies: list[_Copy]
+    loads: list[Segment] = []
+    has_offsets: bool = False
+    why: str = ""
+
+
+def _told(artifact: Artifact) -> tuple[bool, int]:
+    """How much a file tells a symbolizer; one that is truncated is refused."""
+    return not artifact.truncated, artifact.quality
+
+
+class Symbolizer:
+    """Asks a program about the files in ``store``; a context manager.
+
+    ``program`` is one of `symbolizers.NAMES`, by default the first that is installed. Raises
+    `UsageError` if there is none.
+    """
+
+    def __init__(self, store: Store, program: str | None = None) -> None:
+        self._store = store
+        self.name, self._path = programs.find(program)
+        self._program: Program | None = None
+        self._slots: Slots | None = None
+        self._bytes = 0
+        self._files: dict[BuildId, _File] = {}
+        self._known: dict[tuple[BuildId, int], Answer] = {}
+
+    def __enter__(self) -> Symbolizer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the program; safe to call twice."""
+        self._stop()
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+
+    def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> Answer:
+        """What is at an address of the ELF file, as its program headers and symbols count.
+
+        ``called`` says that it is a return address: what is meant is the call before it. Raises
+        `UsageError` where there is no room for a copy of the file, `CapabilityError`,
+        `IntegrityError`.
+        """
+        address -= called
+        key = (build_id, address)
+        answer = self._known.get(key)
+        if answer is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            answer = self._known[key] = self._look(self._file(build_id), address)
+        return answer
+
+    def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> Answer:
+        """The same for an offset in the file, as perf counts."""
+        address = self.address_of(build_id, offset)
+        if address is not None:
+            return self.at_address(build_id, address, called=called)
+        file = self._file(build_id)
+        return Answer((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
+
+    def address_of(self, build_id: BuildId, offset: int) -> int | None:
+        """Where a byte of the file is loaded; None if it is not, or nobody knows."""
+        file = self._file(build_id)
+        return segments.address_of(file.loads, offset) if file.has_offsets else None
+
+    # --- files -----------------------------------------------------------------------------
+
+    def _file(self, build_id: BuildId) -> _File:
+        file = self._files.get(build_id)
+        if file is None:
+            if len(self._files) >= _MOST_FILES:
+                self._files.clear()
+                self._renew()
+            file = self._files[build_id] = self._choose(build_id)
+        return file
+
+    def _choose(self, build_id: BuildId) -> _File:
+        """The files with symbols, the best first; addresses are those of the executable."""
+        store = self._store
+        ordinal = store.ordinal(build_id)
+        if ordinal is None or not store.kinds(ordinal):
+            return _File([], why=NEVER_CAPTURED)
+        executable = store.artifact(ordinal, Kind.EXECUTABLE) or store.artifact(ordinal, Kind.VDSO)
+        debuginfo = store.artifact(ordinal, Kind.DEBUGINFO)
+        found = [each for each in (debuginfo, executable) if each is not None]
+        if not found:
+            return _File([], why=NO_ELF_FILE)
+        found.sort(key=lambda each: (each.truncated, -each.quality))
+        copies = [_Copy(each, self._supplement(each)) for each in found]
+        if len({each.digest for each in found}) == 1:
+            del copies[1:]
+        return _File(copies, self._loads(executable or found[0]), executable is not None)
+
+    def _supplement(self, artifact: Artifact) -> tuple[BuildId, Artifact] | None:
+        fd = self._store.open_blob(artifact.digest)
+        try:
+            described = elf_file.describe(fd)
+        except OSError as error:
+            raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        if not isinstance(described, ElfFile) or described.altlink is None:
+            return None
+        build_id = described.altlink.build_id
+        ordinal = self._store.ordinal(build_id)
+        found = None if ordinal is None else self._store.artifact(ordinal, Kind.DEBUGINFO)
+        if found is None or is_withheld(found, artifact):
+            return None
+        return build_id, found
+
+    def _loads(self, artifact: Artifact) -> list[Segment]:
+        fd = self._store.open_blob(artifact.digest)
+        try:
+            return segments.loaded(
+                lambda offset, size: os.pread(fd, size, offset), os.fstat(fd).st_size
+            )
+        except OSError as error:
+            raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def _slot(self, wanted: _Copy) -> int:
+        """Where the program finds a copy of the file."""
+        if wanted.slot >= 0:
+            return wanted.slot
+        artifacts = [wanted.artifact]
+        if wanted.supplement is not None:
+            artifacts.append(wanted.supplement[1])
+        size = sum(each.size for each in artifacts)
+        slots = self._slots
+        if slots is None or slots.left < len(artifacts) or self._bytes + size > slots.most_bytes:
+            slots = self._renew()
+        lacks: list[str] = []
+        wanted.slot, *others = [
+            slots.fill(each.size, functools.partial(self._copy, each, slots, lacks))
+            for each in artifacts
+        ]
+        wanted.lacks = lacks[0] if lacks else ""
+        for slot in others:
+            assert wanted.supplement is not None
+            slots.name(slot, wanted.supplement[0])
+        self._bytes += size
+        return wanted.slot
+
+    def _copy(self, artifact: Artifact, slots: Slots, lacks: list[str], target: int) -> None:
+        source = self._store.open_blob(artifact.digest)
+        try:
+            copy.content(source, target)
+            decompress.unpack_sections(target, slots.most_bytes)
+        except decompress.CannotDecompress as error:
+            lacks.append(f"{PACKED} ({error})")
+        finally:
+            os.close(source)
+
+    def _renew(self) -> Slots:
+        """Begin again with empty slots, and a program that has looked at nothing."""
+        self.close()
+        for file in self._files.values():
+            for each in file.copies:
+                each.slot = -1
+        self._bytes = 0
+        self._slots = programs.Slots()
+        return self._slots
+
+    # --- the program -----------------------------------------------------------------------
+
+    def _look(self, file: _File, address: int) -> Answer:
+        if file.why:
+            return Answer((), file.why)
+        if file.loads and not segments.is_loaded(file.loads, address):
+            return Answer((), NOT_LOADED)
+        frames: list[Frame] = []
+        why: list[str] = []
+        for each in file.copies:
+            if frames and frames[-1].function and frames[-1].line:
+                break
+            frames = _merged(frames, self._ask(each, address))
+            why += filter(None, (each.failed, each.lacks))
+        return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
+
+    def _ask(self, asked: _Copy, address: int) -> list[Frame]:
+        """What the program says of one file; nothing, and why in there, if that makes it fail."""
+        while not asked.failed:
+            slot = self._slot(asked)
+            try:
+                return self._started().ask(slot, address)
+            except Failed as error:
+                self._stop()
+                asked.failures += 1
+                if asked.failures >= _TRIES:
+                    asked.failed = f"{self.name} failed: {error}"
+        return []
+
+    def _started(self) -> Program:
+        if self._program is None:
+            assert self._slots is not None
+            self._program = programs.start(self.name, self._path, self._slots)
+        return self._program
+
+    def _stop(self) -> None:
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+
+
+def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
+    """The frames that tell of lines, with the name of the function from the other file if need be.
+
+    A debug file may lack symbols that only the executable has: those for linking.
+    """
+    best, other = first, second
+    if not best or (not any(each.line for each in best) and any(each.line for each in other)):
+        best, other = other, best
+    if best and other and not best[-1].function:
+        last, named = best[-1], other[-1]
+        return [
+            *best[:-1],
+            msgspec.structs.replace(last, function=named.function, start=named.start),
+        ]
+    return best

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``buildidfs check`` does: faults found, mended, and bytes captured again that were lost.
+
+A damaged blob is struck from its row first, so that nobody gets it. Whoever captures the same bytes
+again puts them in its place, with all that is known of them; so that is tried before it is given
+up: from where it was seen on this host, and from processes that run. What nobody has any more is
+removed from the index, and its file kept in quarantine.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
+
+from buildidfs import app
+from buildidfs.capture.base import PinnedFile
+from buildidfs.errors import StoreDamaged
+from buildidfs.linux import machine
+from buildidfs.store import Store, layout
+from buildidfs.store.fsck import rebuild, repair
+from buildidfs.store.fsck.faults import Fault
+from buildidfs.store.fsck.probe import is_readable
+from buildidfs.store.schema import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.capture.base import Found
+    from buildidfs.config import Settings
+    from buildidfs.model import Digest
+    from buildidfs.store.fsck.check import Checker
+
+State = Literal["found", "repaired", "captured again", "lost"]
+
+_MAP_BYTES: Final = 1 << 40
+_PASSES: Final = 3
+
+
+class Options(NamedTuple):
+    """``verify_data`` reads all blobs, where it was broken off unless ``from_start``; ``repair``
+    changes what is wrong. ``progress`` hears what is being done, and how much of how much is done.
+    """
+
+    verify_data: bool = False
+    from_start: bool = False
+    repair: bool = False
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None
+
+
+class Result(NamedTuple):
+    """A fault, and what was done about it."""
+
+    fault: Fault
+    state: State
+
+
+class Checked(msgspec.Struct):
+    """What a check came to. ``unreferenced`` blobs are no fault; ``unknown`` are those
+    that a new index was made without, since nothing tells what they are: they are in quarantine.
+    """
+
+    faults: int = 0
+    repaired: int = 0
+    captured_again: int = 0
+    lost: int = 0
+    blobs: int = 0
+    read_bytes: int = 0
+    unreferenced: int = 0
+    unknown: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong now, and nothing was lost."""
+        return self.faults == self.repaired + self.captured_again
+
+
+def check(path: str, settings: Settings, options: Options, checked: Checked) -> Iterator[Result]:
+    """Look for faults in a store; gives each as it is found, and counts in ``checked``.
+
+    Raises `StoreMissing`, `StoreVersionError`, `StoreError`, and `StoreLocked` when the index has
+    to be made again and the store is in use.
+    """
+    for found in _check(path, settings, options, checked):
+        checked.faults += found.state in ("found", "repaired")
+        checked.repaired += found.state == "repaired"
+        checked.captured_again += found.state == "captured again"
+        checked.lost += found.state == "lost"
+        yield found
+
+
+def _check(path: str, settings: Settings, options: Options, checked: Checked) -> Iterator[Result]:
+    damage = _damage(path)
+    if damage is not None:
+        yield Result(Fault(damage), "repaired" if options.repair else "found")
+        if not options.repair:
+            return
+        made = 0
+
+        def progress(count: int) -> None:
+            nonlocal made
+            made += count
+            options.progress("Making a new index", made, 0)
+
+        rebuilt = rebuild.run(path, progress)
+        checked.unknown = len(rebuilt.unknown)
+        for digest in rebuilt.damaged:
+            yield Result(Fault(f"blob {digest} has other bytes", digest), "found")
+            yield _lost(digest)
+    with Store.open(path, read_only=not os.access(path, os.W_OK)) as store:
+        app.believe(store, settings)
+        app.name_images(store)
+        yield from _check_rows(store.checker(), options)
+        yield from _check_files(store, settings, options, checked)
+        checked.blobs = store.stats().blobs
+        checked.unreferenced = store.checker().unreferenced()
+
+
+def _damage(path: str) -> str | None:
+    """What is wrong with an index that cannot be used at all."""
+    root = os.path.abspath(os.fsencode(path))
+    if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
+        return f"the index has format {version}, not {schema.FORMAT_VERSION}"
+    directory = os.path.join(root, b"index")
+    try:
+        if os.path.exists(directory) and not is_readable(directory, _MAP_BYTES):
+            return "the index cannot be read"
+        Store.open(path, read_only=not os.access(path, os.W_OK)).close()
+    except StoreDamaged as error:
+        return str(error).partition(": buildidfs check")[0]
+    return None
+
+
+def _check_rows(checker: Checker, options: Options) -> Iterator[Result]:
+    total, done = checker.count_rows(), 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        options.progress("Looking at rows", done, total)
+
+    if options.repair:
+        mended = False
+        for fault in repair.mend(checker, progress):
+            mended = True
+            yield Result(fault, "repaired")
+        for fault in repair.adopt(checker) if mended else ():
+            yield Result(fault, "repaired")
+        return
+    for fault in checker.rows(progress):
+        yield Result(fault, "found")
+    for fault in checker.counts():
+        yield Result(fault, "found")
+
+
+def _check_files(
+    store: Store, settings: Settings, options: Options, checked: Checked
+) -> Iterator[Result]:
+    checker = store.checker()
+    total = store.stats().stored_bytes if options.verify_data else 0
+
+    def progress(size: int) -> None:
+        checked.read_bytes += size
+        options.progress("Reading blobs", checked.read_bytes, total)
+
+    faults = checker.files(
+        whole=options.verify_data, from_start=options.from_start, progress=progress
+    )
+    if not options.repair:
+        for fault in faults:
+            yield Result(fault, "found")
+        return
+    for fault in faults:
+        if fault.digest is not None and checker.is_struck(fault.digest):
+            yield Result(fault, "found")
+        else:
+            repair.mend_file(checker, fault)
+            yield Result(fault, "repaired")
+    yield from restore(store, settings)
+    for _ in range(_PASSES):
+        if not list(repair.mend(checker)):
+            return
+
+
+def restore(store: Store, settings: Settings) -> Iterator[Result]:
+    """Capture again what is damaged; what nobody has any more goes to quarantine."""
+    checker = store.checker()
+    damaged = checker.damaged()
+    if not damaged:
+        return
+    recapture(store, settings, damaged)
+    lost = set(checker.damaged()).intersection(damaged)
+    for digest in damaged:
+        if digest not in lost:
+            yield Result(Fault(f"blob {digest} was captured again", digest), "captured again")
+    yield from map(_lost, lost)
+    store.remove(lost, quarantine=True)
+
+
+def _lost(digest: Digest) -> Result:
+    return Result(Fault(f"blob {digest} is lost: what is left is in quarantine", digest), "lost")
+
+
+def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> None:
+    """Capture bytes again that the store has lost: from where they were seen on this host, else
+    from whoever runs them.
+    """
+    from buildidfs.capture.origin.host_path import Here
+    from buildidfs.capture.scan.tree import TreeScanner
+    from buildidfs.ingest import Ingest, StoreMemo
+
+    wanted = set(digests)
+    own = Here("tree", container_namespaces=settings.container.namespaces).container
+    paths = list(_paths(store, wanted, own))
+    if paths:
+        scanner = TreeScanner(
+            StoreMemo(store),
+            paths,
+            container_namespaces=settings.container.namespaces,
+            given=False,
+        )
+        Ingest(store).run(_those(scanner, store, wanted))
+    if any(store.checker().is_struck(digest) for digest in wanted):
+        Ingest(store).run(_those(app.in_processes(store, settings), store, wanted))
+
+
+def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes]:
+    """The paths of sightings of ``digests`` that may lead to the same file from here.
+
+    These are the host's, which a service with a mount namespace of its own has as well, and those
+    of ``container``, the one that this process runs in. Paths of other containers mean nothing.
+    """
+    host, seen = machine.host_name(), set()
+    for digest in digests:
+        for ordinal in store.checker().ordinals_of(digest):
+            for record in store.origins(ordinal):
+                origin = record.origin
+                here = origin.container in ("", container) and origin.host in ("", host)
+                if here and record.digest == digest and origin.path not in seen:
+                    seen.add(origin.path)
+                    if _is_file(origin.path):
+                        yield origin.path
+
+
+def _is_file(path: bytes) -> bool:
+    try:
+        return path.startswith(b"/") and stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _those(found: Iterable[Found], store: Store, digests: set[Digest]) -> Iterator[Found]:
+    """Those of the files found that have these bytes."""
+    for item in found:
+        if not isinstance(item, PinnedFile):
+            continue
+        if store.digest_of(item.fd) in digests:
+            yield item
+        else:
+            item.close()

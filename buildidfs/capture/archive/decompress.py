@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain bytes from what gzip, xz, zstd, bzip2 and lz4 have made of them, a piece at a time.
+
+Decompressing happens outside the interpreter lock, so that several threads can do it. What one
+piece of input may become is bounded, whatever it says; how much comes out in all is for the
+caller to bound.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from buildidfs.capture.elf_file import memory_file, write_all
+from buildidfs.formats.archive.common import Packing
+from buildidfs.formats.elf import zstd_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAX_BYTES: Final = 512 << 20
+"""The most that `decompressed` puts into memory, unless it is told otherwise."""
+
+SECTIONS_MAX: Final = 4 << 30
+"""The most that `unpack_sections` adds to a file."""
+
+# DWARF becomes 3 to 5 times as large.
+_SECTIONS_RATIO: Final = 32
+_SECTIONS_LEAST: Final = 16 << 20
+
+_PIECE: Final = 256 << 10
+# "xz -9" wants 65 MiB. What wants more than this was made to exhaust somebody's memory.
+_XZ_MEMORY: Final = 256 << 20
+_ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
+
+# The frames of old (doc/lz4_Frame_format.md of lz4, "Legacy frame") have no end and no checksum:
+# the magic number, then blocks, each with its size in front and of 8 MiB when decompressed.
+_LZ4_MAGIC: Final = b"\x02\x21\x4c\x18"
+_LZ4_BLOCK: Final = 8 << 20
+_LZ4_MOST: Final = _LZ4_BLOCK + _LZ4_BLOCK // 255 + 16  # LZ4_compressBound
+
+_BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.ZSTD}
+
+
+class CannotDecompress(Exception):
+    """Damaged, too large, or of a kind that nothing here can read; the text says which."""
+
+
+def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
+    """The bytes of an open file, or ``size`` of them from ``offset``. Raises OSError."""
+    end = None if size is None else offset + size
+    while end is None or offset < end:
+        data = os.pread(fd, _PIECE if end is None else min(_PIECE, end - offset), offset)
+        if not data:
+            return
+        offset += len(data)
+        yield data
+
+
+def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
+    """What ``packed`` is when it is decompressed; several streams one after the other are one.
+
+    Raises `CannotDecompress`.
+    """
+    return _FORMATS[packing](packed)
+
+
+def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
+    """The decompressed content of an open file, as a file in memory; None if it is plain.
+
+    The kind goes by the end of ``name``. Raises `CannotDecompress`, OSError.
+    """
+    packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
+    if packing is None:
+        return None
+    memory_fd = memory_file(b"module", b"")
+    size = 0
+    try:
+        for piece in plain(chunks(fd), packing):
+            size += len(piece)
+            if size > limit:
+                raise CannotDecompress(f"more than {limit} bytes when decompressed")
+            write_all(memory_fd, piece)
+    except BaseException:
+        os.close(memory_fd)
+        raise
+    return memory_fd
+
+
+def unpack_sections(fd: int, limit: int) -> None:
+    """Make sections that zstd compressed plain in an ELF file, behind its end.
+
+    They become ``limit`` bytes at most, and no more than debug information does. Raises
+    `CannotDecompress`, and then those before are plain; OSError.
+    """
+    size = end = os.fstat(fd).st_size
+    limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
+    for section in zstd_sections.find(lambda offset, length: os.pread(fd, length, offset), size):
+        start = at = section.start(end)
+        if section.plain > min(limit - (end - size), section.most - start):
+            raise CannotDecompress("more debug information when decompressed than is read")
+        for piece in plain(chunks(fd, section.offset, section.size), Packing.ZSTD):
+            if at + len(piece) > start + section.plain:
+                break
+            _write_at(fd, piece, at)
+            at += len(piece)
+        if at != start + section.plain:
+            raise CannotDecompress("damaged: a section does not have the size that it claims")
+        _write_at(fd, section.header(start), section.header_at)
+        end = at
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
+
+
+class _Decoder(Protocol):
+    """What `lzma.LZMADecompressor` and `bz2.BZ2Decompressor` have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+def _streams(packed: Iterator[bytes], make: Callable[[], _Decoder]) -> Iterator[bytes]:
+    """Streams one after the other, with zeros in between (xz: "Stream Padding")."""
+    decoder: _Decoder | None = None
+    for data in packed:
+        rest = data
+        while rest or (decoder is not None and not decoder.needs_input):
+            if decoder is None:
+                if not (rest := rest.lstrip(b"\0")):
+                    break
+                decoder = make()
+            piece = decoder.decompress(rest, _PIECE)
+            rest = b""
+            if piece:
+                yield piece
+            if decoder.eof:
+                rest, decoder = decoder.unused_data, None
+    if decoder is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+def _xz(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import lzma
+
+    try:
+        yield from _streams(packed, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+    except lzma.LZMAError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _bzip2(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import bz2
+
+    try:
+        yield from _streams(packed, bz2.BZ2Decompressor)
+    except OSError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import zlib
+
+    inflater = None
+    try:
+        for data in packed:
+            rest, more = data, True
+            while rest or more:
+                if inflater is None:
+                    if not (rest := rest.lstrip(b"\0")):
+                        break
+                    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                piece = inflater.decompress(rest, _PIECE)
+                rest, more = inflater.unconsumed_tail, len(piece) == _PIECE
+                if piece:
+                    yield piece
+                if inflater.eof:
+                    rest, inflater = inflater.unused_data, None
+    except zlib.error as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+    if inflater is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+class _Reader:
+    """What is iterated, for zstandard to read from."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+
+    def read(self, size: int = -1) -> bytes:
+        """The next piece, as long as it is."""
+        return next(self._packed, b"")
+
+
+def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise CannotDecompress(
+            "compressed with zstd: install python3-zstandard, or buildidfs[zstd] with pip"
+        ) from error
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    try:
+        source: Any = _Reader(packed)  # all that it is asked for is read()
+        with decoder.stream_reader(source, read_across_frames=True) as reader:
+            while piece := reader.read(_PIECE):
+                yield piece
+    except zstandard.ZstdError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+class _Pieces:
+    """What is iterated, in pieces of the sizes that are asked for."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+        self._rest = bytearray()
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        while len(self._rest) < size and (more := next(self._packed, b"")):
+            self._rest += more
+        taken = bytes(self._rest[:size])
+        del self._rest[:size]
+        return taken
+
+
+def _lz4(packed: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import lz4.block
+    except ImportError as error:
+        raise CannotDecompress(
+            "compressed with lz4: install python3-lz4, or buildidfs[lz4] with pip"
+        ) from error
+    pieces = _Pieces(packed)
+    if pieces.take(len(_LZ4_MAGIC)) != _LZ4_MAGIC:
+        raise CannotDecompress("damaged: no lz4 frame of the kind that kernels have")
+    while head := pieces.take(4):
+        if head == _LZ4_MAGIC:
+            continue  # another frame
+        size = int.from_bytes(head, "little")
+        block = pieces.take(size) if size <= _LZ4_MOST else b""
+        if len(head) < 4 or not size or len(block) < size:
+            raise CannotDecompress("damaged: a block is too large, or ends too early")
+        try:
+            yield from _cut(lz4.block.decompress(block, uncompressed_size=_LZ4_BLOCK))
+        except lz4.block.LZ4BlockError as error:
+            raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+
+
+_FORMATS: Final[dict[Packing, Callable[[Iterator[bytes]], Iterator[bytes]]]] = {
+    Packing.GZIP: _gzip,
+    Packing.XZ: _xz,
+    Packing.LZMA: _xz,
+    Packing.ZSTD: _zstd,
+    Packing.BZIP2: _bzip2,
+    Packing.LZ4: _lz4,
+}

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ELF files among the members of an archive, each read once, in the order in which they come.
+
+A member's name, mode and size are what the archive claims. What is yielded are bytes that were in
+it, in a file of their own; nothing else is written anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names as spellings
+from buildidfs.capture import debug_files, elf_file
+from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive.spool import Spooled
+from buildidfs.capture.base import Known, SeenAgain, Unreadable
+from buildidfs.formats.archive.common import Damaged, Member, Type, installed
+from buildidfs.formats.elf.header import MAGIC
+from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
+    Absence,
+    BuildId,
+    FileIdentity,
+    Kind,
+    Origin,
+    Sighting,
+    Standing,
+    Trust,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.capture.archive.spool import Spool
+    from buildidfs.capture.archive.stream import Limits, Stream
+    from buildidfs.capture.base import Found, Memo
+    from buildidfs.model import Access
+
+# What is remembered of one archive, so that hard links and closed directories are recognised: so
+# much at most, and of each name that much besides its own length.
+_NAMES_BYTES: Final = 128 << 20
+_NAME_BYTES: Final = 500
+# What decompresses to more is no kernel module; it is kept in memory.
+_MODULE_BYTES: Final = 128 << 20
+_MODULES: Final = (b".ko.xz", b".ko.gz", b".ko.zst")
+_SEARCH: Final = 0o111
+
+
+class Whose(msgspec.Struct, frozen=True):
+    """What all sightings in one archive have in common, see `model.Origin`."""
+
+    container: str
+    host: str
+    trust: Trust
+    scanner: str
+    archive: bytes = b""
+    standing: Standing = Standing.GIVEN
+
+    def origin(self, path: bytes, identity: FileIdentity, reach: int) -> Origin:
+        """The place of one file."""
+        return Origin(
+            path,
+            identity,
+            container=self.container,
+            host=self.host,
+            trust=self.trust,
+            scanner=self.scanner,
+            reach=reach,
+            archive=self.archive,
+            standing=self.standing,
+        )
+
+
+Viewers = Callable[[bytes], Sequence[Whose]]
+"""Who sees the file with this path; nobody, if it is hidden."""
+
+
+class Closed:
+    """Directories that not everybody may search, as far as one archive or layer tells of them."""
+
+    def __init__(self) -> None:
+        self._modes: dict[bytes, tuple[int, int]] = {}
+
+    @staticmethod
+    def is_open(mode: int) -> bool:
+        """Whether everybody may search a directory with these permission bits."""
+        return mode & _SEARCH == _SEARCH
+
+    def note(self, path: bytes, mode: int, uid: int) -> None:
+        """A directory, with permission bits and owner."""
+        if not self.is_open(mode):
+            self._modes[path] = mode, uid
+
+    def reach(self, path: bytes, uid: int) -> int:
+        """`model.Origin.reach` of a file of that user: everybody, the owner at most, or nobody."""
+        reach = EVERYBODY
+        while self._modes and len(path) > 1:
+            path = path[: path.rfind(b"/")] or b"/"
+            found = self._modes.get(path)
+            if found is not None:
+                mode, owner = found
+                reach &= OWNER if uid == 0 or (mode & 0o100 and owner == uid) else 0
+        return reach
+
+
+class _Elf(msgspec.Struct, frozen=True):
+    """An ELF file that may have more names. ``known`` is None if nobody saw it, so it was not read.
+
+    ``number`` counts the members of the archive.
+    """
+
+    number: int
+    member: Member
+    known: Known | None
+
+
+class Members:
+    """Reads one archive.
+
+    ``access`` says who may read the archive: nobody else reads what is in it.
+    ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
+    passed over. ``scope`` makes the numbers of its members unambiguous, see `model.FileIdentity`:
+    the same scope always means the same bytes. ``where`` names the archive for what cannot be read.
+    """
+
+    def __init__(
+        self,
+        scope: bytes,
+        where: bytes,
+        viewers: Viewers,
+        is_there: Callable[[bytes, bool], bool] | None = None,
+        *,
+        memo: Memo,
+        spool: Spool,
+        limits: Limits,
+        access: Access,
+    ) -> None:
+        self._access = access
+        self._scope = scope
+        self._where = where
+        self._viewers = viewers
+        self._is_there = is_there
+        self._memo = memo
+        self._spool = spool
+        self._limits = limits
+        self._closed = Closed()
+        self._elves: dict[bytes, _Elf] = {}
+        self._waiting: dict[tuple[int, int], list[bytes]] = {}
+        self._units: dict[bytes, tuple[BuildId, tuple[int, ...]]] = {}
+        self._room = _NAMES_BYTES
+        self.missed: dict[int, list[bytes]] = {}
+        """Visible names, by their number, of files that were passed over because the name they came
+        with is hidden: for `scan` to be called once more."""
+
+    def scan(
+        self,
+        members: Iterable[Member],
+        stream: Stream,
+        only: dict[int, list[bytes]] | None = None,
+    ) -> Iterator[Found]:
+        """What is in it; ``members`` take their headers from ``stream``.
+
+        ``only`` are the members wanted, by number, and the names by which. Raises what both
+        raise, `Damaged` and `spool.Ended`.
+        """
+        for number, member in enumerate(members, 1):
+            if number > self._limits.members:
+                raise Damaged(f"more than {self._limits.members} members")
+            path = installed(member.name)
+            if self._is_there is not None and not self._is_there(
+                path, member.type is Type.DIRECTORY
+            ):
+                continue
+            if member.type is Type.FILE:
+                if only is not None and number not in only:
+                    continue
+                names = self._names(member, path) if only is None else only[number]
+                yield from self._file(number, member, names, stream)
+            elif member.type is Type.HARD_LINK and only is None:
+                yield from self._link(installed(member.target), path)
+            elif member.type is Type.DIRECTORY and not Closed.is_open(member.mode):
+                self._count(path)
+                self._closed.note(path, member.mode, member.uid)
+
+    def _names(self, member: Member, path: bytes) -> list[bytes]:
+        """The names of a file whose bytes are here; none if those are yet to come."""
+        if member.link is None:
+            return [path]
+        if member.stored:
+            return [path, *self._waiting.pop(member.link, ())]
+        self._count(path)
+        self._waiting.setdefault(member.link, []).append(path)
+        return []
+
+    def _count(self, path: bytes) -> None:
+        """One more name is remembered; raises `Damaged` if there are too many."""
+        self._room -= len(path) + _NAME_BYTES
+        if self._room < 0:
+            raise Damaged("too many names of programs and private directories")
+
+    def _file(
+        self, number: int, member: Member, names: list[bytes], stream: Stream
+    ) -> Iterator[Found]:
+        if not names or not member.stored or (member.extents and member.extents[0][0]):
+            return
+        head = stream.take(min(len(MAGIC), member.stored))
+        packed = names[0].endswith(_MODULES)
+        if head != MAGIC and not packed:
+            return
+        sightings = self._sightings(number, member, names)
+        if not sightings:
+            self._note(names[0], _Elf(number, member, None))
+            return
+        known = self._memo.recall(sightings[0].origin.identity)
+        if known is None:
+            if member.size > self._limits.member_bytes:
+                yield self._unreadable(names[0], f"has {member.size} bytes, which is too much")
+                return
+            pieces: Iterator[bytes | memoryview] = itertools.chain(
+                (memoryview(head),), stream.rest(member.stored - len(head))
+            )
+            try:
+                pinned = self._pinned(sightings[0], member, pieces, packed=packed)
+            except decompress.CannotDecompress as error:
+                if not packed:
+                    raise
+                yield self._unreadable(names[0], str(error))
+                return
+            known = self._known(pinned, names)
+            if known.build_id is not None:
+                yield pinned
+                del sightings[0]
+        self._note(names[0], _Elf(number, member, known))
+        for sighting in sightings:
+            yield SeenAgain(sighting, known)
+
+    def _pinned(
+        self,
+        sighting: Sighting,
+        member: Member,
+        pieces: Iterator[bytes | memoryview],
+        *,
+        packed: bool,
+    ) -> Spooled:
+        """The member as a file. Raises OSError, `CannotDecompress`, `Damaged`, `spool.Ended`."""
+        pinned = self._spool.pin(sighting, member.size, pieces, member.extents)
+        if not packed:
+            return pinned
+        try:
+            fd = decompress.decompressed(pinned.fd, member.name, _MODULE_BYTES)
+            assert fd is not None
+        finally:
+            pinned.close()
+        return Spooled(sighting, fd)
+
+    def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
+        """What a file is; one without a build ID is closed. Raises OSError."""
+        try:
+            answer = elf_file.identify(pinned.fd)
+            if isinstance(answer, BuildId):
+                self._remember_units(pinned.fd, answer, names)
+            elif answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
+                answer = pinned.build_id = owner
+                pinned.kind = Kind.DEBUGINFO
+        except BaseException:
+            pinned.close()
+            raise
+        if isinstance(answer, Absence):
+            pinned.close()
+            return Known(absence=answer)
+        return Known(answer)
+
+    def _remember_units(self, fd: int, build_id: BuildId, names: list[bytes]) -> None:
+        """For the .dwp file that may come later, as it does where names are sorted."""
+        package_id = spellings.package_id(build_id)
+        dwo_ids = debug_files.dwo_ids(fd)
+        if package_id is not None and dwo_ids:
+            for path in names:
+                self._count(path)
+                self._units[path] = package_id, dwo_ids
+
+    def _owner(self, fd: int, names: list[bytes]) -> BuildId | None:
+        """What a file is kept under that is the .dwp file of one that came before."""
+        for path in names:
+            for candidate in debug_files.package_owners(path):
+                package_id, dwo_ids = self._units.get(candidate, (None, ()))
+                if package_id is not None and debug_files.has_units(fd, dwo_ids):
+                    return package_id
+        return None
+
+    def _note(self, path: bytes, elf: _Elf) -> None:
+        self._count(path)
+        self._elves[path] = elf
+
+    def _link(self, target: bytes, path: bytes) -> Iterator[Found]:
+        """One more name of a file that came before; nothing if that is not an ELF file."""
+        elf = self._elves.get(target)
+        if elf is None:
+            return
+        self._note(path, elf)  # a link may lead to a link
+        sightings = self._sightings(elf.number, elf.member, [path])
+        if elf.known is not None:
+            for sighting in sightings:
+                yield SeenAgain(sighting, elf.known)
+        elif sightings:
+            self.missed.setdefault(elf.number, []).append(path)
+
+    def _sightings(self, number: int, member: Member, names: list[bytes]) -> list[Sighting]:
+        """Of everybody who sees it, by every name."""
+        identity = FileIdentity(
+            0,
+            number,
+            member.size,
+            member.mtime_ns,
+            0,  # nobody can have changed it since
+            stat.S_IFREG | member.mode,
+            member.uid,
+            member.gid,
+            self._scope,
+        )
+        now = time.time_ns()
+        return [
+            Sighting(whose.origin(path, *within), now)
+            for path in names
+            for within in (self._access.within(identity, self._closed.reach(path, member.uid)),)
+            for whose in self._viewers(path)
+        ]
+
+    def _unreadable(self, path: bytes, reason: str) -> Unreadable:
+        return Unreadable(self._where + b"!" + path, reason)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture the ELF files in packages: those of Debian, rpm, Alpine and Arch.
+
+Several packages are unpacked at once, each in a thread of its own: decompressing is nearly all of
+the work, and happens outside the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import walk
+from buildidfs.capture.archive.decompress import CannotDecompress
+from buildidfs.capture.archive.elf_members import Members, Whose
+from buildidfs.capture.archive.package_file import NotAPackage, Package, open_package
+from buildidfs.capture.archive.spool import Ended, Spool
+from buildidfs.capture.archive.stream import DEFAULT_LIMITS, Limits
+from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable
+from buildidfs.capture.origin.host_path import access_of
+from buildidfs.formats.archive.common import Damaged
+from buildidfs.linux import statx
+from buildidfs.model import FileIdentity, Trust, archive_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.model import Access
+
+_MOST_WORKERS: Final = 8
+_AHEAD: Final = 64  # packages that are looked at before one is chosen: the largest takes longest
+_WAITING: Final = 32  # items that wait for their receiver
+# Who sees that a package was read before does not see its files again. So that what is in use does
+# not look forgotten, and comes back if it was thrown away, it is read again after a month.
+_DAY_NS: Final = 86_400 * 1_000_000_000
+
+
+class PackageScanner:
+    """One pass over the packages at or below ``paths``; see `capture.base`.
+
+    What is a package is told by its first bytes; below a directory all else is passed over. A
+    package that the memo knows (see `whole`) is not read, unless ``again``. ``spool_directory`` is
+    where members are put that are too large for memory.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        paths: Iterable[bytes],
+        *,
+        spool_directory: bytes | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        again: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self._memo = memo
+        self._paths = dict.fromkeys(paths)
+        self._spool_directory = spool_directory
+        self._limits = limits
+        self._again = again
+        self._workers = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+        self.packages = 0
+        """Packages that were found."""
+        self.unchanged = 0
+        """Those of them that were read before."""
+        self.whole: list[FileIdentity] = []
+        """What is to be known to the memo, as files without a build ID, when all that came before
+        is safe: the packages that were read to their end."""
+
+    def __iter__(self) -> Generator[Found, None, None]:
+        run = _Run(self._workers, self._files(), self._read, Spool(self._spool_directory))
+        try:
+            for item in run.items():
+                if isinstance(item, _Done):
+                    self.packages += 1
+                    self.unchanged += item.unchanged
+                    if item.whole is not None:
+                        self.whole.append(item.whole)
+                else:
+                    yield item
+        finally:
+            run.end()
+
+    def _files(self) -> Iterator[walk.OpenFile | Unreadable]:
+        """Files that may be packages; the receiver closes them."""
+        known = walk.Mounts()
+        for path in self._paths:
+            try:
+                start_fd = walk.open_start(path)
+            except OSError as error:
+                yield walk.unreadable(path, error)
+                continue
+            try:
+                yield from walk.files(start_fd, path, known)
+            finally:
+                os.close(start_fd)
+
+    def _read(self, file: walk.OpenFile, spool: Spool) -> Iterator[Found | _Done]:
+        """What is in one file, if that is a package. Raises `Ended`."""
+        try:
+            identity = statx.identity(file.fd)
+            access = access_of(file.fd)
+            mark = _mark(identity, access)
+            if not self._again and mark is not None and self._memo.recall(mark) is not None:
+                yield _Done(unchanged=True)
+                return
+            package = open_package(file.fd, identity.size, self._limits)
+        except NotAPackage:
+            if file.path in self._paths:
+                yield Unreadable(file.path, "not a package")
+            return
+        except (Damaged, CannotDecompress, OSError) as error:
+            yield _unreadable(file.path, error)
+            return
+        complete = True
+        try:
+            for item in self._members(file, package, identity, access, spool):
+                complete = complete and not isinstance(item, Unreadable)
+                yield item
+        except (Damaged, CannotDecompress, OSError) as error:
+            yield _unreadable(file.path, error)
+            complete = False
+        unchanged = statx.identity(file.fd) == identity
+        yield _Done(mark if complete and unchanged else None)
+
+    def _members(
+        self,
+        file: walk.OpenFile,
+        package: Package,
+        identity: FileIdentity,
+        access: Access,
+        spool: Spool,
+    ) -> Iterator[Found]:
+        name = os.fsdecode(os.path.basename(file.path))
+        archive = _lasting(file.path, identity)
+        whose = Whose(f"package:{package.name or name}", name, Trust.PACKAGE, "package", archive)
+        members = Members(
+            _scope(identity), file.path, lambda _: (whose,),
+            memo=self._memo, spool=spool, limits=self._limits, access=access,
+        )  # fmt: skip
+        return members.scan(package.members, package.stream)
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """Comes behind all that is in a package; ``whole`` says that it need not be read again."""
+
+    whole: FileIdentity | None = None
+    unchanged: bool = False
+
+
+_Item = Found | _Done
+_Read = Callable[[walk.OpenFile, Spool], Iterator[_Item]]
+
+
+class _Run:
+    """Threads that read packages, and what they find, in one line."""
+
+    def __init__(
+        self,
+        workers: int,
+        files: Iterator[walk.OpenFile | Unreadable],
+        read: _Read,
+        spool: Spool,
+    ) -> None:
+        self._read = read
+        self._spool = spool
+        self._files = files
+        self._lock = threading.Lock()
+        self._ahead: list[tuple[int, int, walk.OpenFile]] = []
+        self._count = itertools.count()
+        self._found: queue.Queue[_Item | BaseException | None] = queue.Queue(_WAITING)
+        self._ending = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True, name=f"buildidfs-unpack-{number}")
+            for number in range(workers)
+        ]
+
+    def items(self) -> Iterator[_Item]:
+        """All that is found, that of one package in its order, and its `_Done` last."""
+        for thread in self._threads:
+            thread.start()
+        running = len(self._threads)
+        while running:
+            item = self._found.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+
+    def end(self) -> None:
+        """Stop whatever is still going on, and let go of everything."""
+        self._ending.set()
+        self._spool.end()
+        for thread in self._threads:
+            while thread.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    _close(self._found.get(timeout=0.05))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _close(self._found.get_nowait())
+        for _, _, file in self._ahead:
+            os.close(file.fd)
+        self._ahead.clear()
+
+    def _work(self) -> None:
+        try:
+            while not self._ending.is_set() and (file := self._next()) is not None:
+                if isinstance(file, Unreadable):
+                    self._found.put(file)
+                    continue
+                try:
+                    for item in self._read(file, self._spool):
+                        self._found.put(item)
+                        if self._ending.is_set():
+                            return
+                finally:
+                    os.close(file.fd)
+        except Ended:
+            pass  # what is not wanted any more is not read to its end
+        except BaseException as error:
+            # Whoever takes the items is the one to hear of it.
+            self._found.put(error)
+        finally:
+            self._found.put(None)
+
+    def _next(self) -> walk.OpenFile | Unreadable | None:
+        """The largest of the next few files: a large one begun last would be waited for."""
+        with self._lock:
+            while len(self._ahead) < _AHEAD and (file := next(self._files, None)) is not None:
+                if isinstance(file, Unreadable):
+                    return file
+                size = os.fstat(file.fd).st_size
+                heapq.heappush(self._ahead, (-size, next(self._count), file))
+            return heapq.heappop(self._ahead)[2] if self._ahead else None
+
+
+def _close(item: object) -> None:
+    if isinstance(item, PinnedFile):
+        item.close()
+
+
+def _unreadable(path: bytes, error: Exception) -> Unreadable:
+    if isinstance(error, OSError):
+        return walk.unreadable(path, error)
+    return Unreadable(path, str(error))
+
+
+def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
+    """What stands for "this package was read", for some time, and for who could read it then; None
+    if it cannot be recognised.
+    """
+    if identity.scope is None:
+        return None
+    # Not all on one day.
+    period = (time.time_ns() + identity.ino % 30 * _DAY_NS) // (30 * _DAY_NS)
+    text = b"!package%d/%o" % (period, access.mode)
+    return msgspec.structs.replace(identity, scope=identity.scope + text)
+
+
+def _scope(identity: FileIdentity) -> bytes:
+    """What makes the numbers of a package's members unambiguous."""
+    return archive_scope(identity) or secrets.token_bytes(16)
+
+
+def _lasting(path: bytes, identity: FileIdentity) -> bytes:
+    """The path of a package that only root may have written; else nothing."""
+    if identity.uid or identity.mode & 0o022:
+        return b""
+    return os.path.abspath(path)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The debug files that belong to a binary, looked for where debuggers look, in the root it is in.
+
+By build ID under /usr/lib/debug/.build-id; by the name in .gnu_debuglink beside the binary, in
+.debug beside it, and under /usr/lib/debug; and from there by .gnu_debugaltlink to what dwz moved
+out (gdb manual, "Separate Debug Files"; dwz(1)). Where debug information is split, its .dwp file
+beside either. Names come from the binary, so from whoever made it: they are resolved inside the
+root given, and what is found there has to prove that it belongs: by build ID, or where it has none
+by the checksum in the link; a package by the units in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import Known, Memo, Unreadable
+from buildidfs.formats.elf import splitdwarf
+from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
+from buildidfs.linux import openat2, statx
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+DEBUG_ROOT: Final = b"/usr/lib/debug"
+CRC_MAX_BYTES: Final = 2 << 30
+"""No file larger than this is read only to compare its checksum."""
+
+_BY_ID: Final = DEBUG_ROOT + b"/.build-id"
+_DWZ: Final = b"/.dwz/"
+_CHUNK: Final = 1 << 20
+_SKELETONS: Final = 16  # one that is in a package is proof enough
+
+# Not there, or not a file: neither is worth a word.
+_NOT_THERE: Final = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO)
+)
+
+
+class Companion(msgspec.Struct):
+    """A file that belongs to a binary. ``path`` is the one in the container's root.
+
+    ``path_fd`` stands for it (O_PATH), ``fd`` reads it. ``known`` is what the memo says of it, and
+    ``fd`` is then -1. ``kind`` and ``build_id`` are set where the file has no build ID of its own,
+    see `capture.base.PinnedFile`; ``is_copy`` likewise. As a context manager it closes both
+    descriptors, except ``fd`` if that was taken by `release`.
+    """
+
+    path: bytes
+    identity: FileIdentity
+    path_fd: int
+    fd: int = -1
+    known: Known | None = None
+    kind: Kind | None = None
+    build_id: BuildId | None = None
+    is_copy: bool = False
+
+    def release(self) -> int:
+        """The descriptor, which is the caller's from now on."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def __enter__(self) -> Companion:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        path_fd, self.path_fd = self.path_fd, -1
+        for fd in (path_fd, self.release()):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Opener:
+    """Opens the files that are looked at, on filesystems that answer. Raises OSError."""
+
+    def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """Pin what is at a path of a root (O_PATH), and say what it is."""
+        path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
+        try:
+            return path_fd, statx.identity(path_fd)
+        except BaseException:
+            os.close(path_fd)
+            raise
+
+    def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
+        """A descriptor to read a pinned regular file, and whether it is of a copy."""
+        return openat2.reopen_regular(path_fd), False
+
+
+class Companions:
+    """Looks for companions in one root directory.
+
+    ``root_fd`` is the root (O_PATH will do) and stays the caller's. Nothing is opened on
+    ``refused_devices`` (values of st_dev). ``opener`` opens where filesystems may not answer.
+    """
+
+    def __init__(
+        self,
+        root_fd: int,
+        memo: Memo,
+        refused_devices: Collection[int] = (),
+        opener: Opener | None = None,
+    ) -> None:
+        self._root_fd = root_fd
+        self._memo = memo
+        self._refused = refused_devices
+        self._opener = opener or Opener()
+
+    def has_debug_root(self) -> bool:
+        """Whether anything at all can be found by build ID here."""
+        try:
+            os.close(openat2.open_in_root(self._root_fd, _BY_ID, os.O_PATH | os.O_DIRECTORY))
+        except OSError:
+            return False
+        return True
+
+    def by_build_id(self, build_id: BuildId) -> Iterator[Companion | Unreadable]:
+        """The debug file with this build ID: all that can be done without reading the binary."""
+        return self._first([path_by_id(build_id)], _has_id(build_id))
+
+    def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
+        """All that belongs to ``binary``, which is at ``path`` of this root.
+
+        The receiver closes each before it asks for the next, or takes it by `release`.
+        """
+        sources = [(path, binary)]
+        found = False
+        for item in self._debug_files(path, binary):
+            if isinstance(item, Companion):
+                found = True
+                sources += self._described(item)
+            yield item
+            if found:
+                break
+        for where, file in sources:
+            if file.altlink is not None:
+                paths = _dwz_paths(where, file.altlink)
+                yield from self._first(paths, _has_id(file.altlink.build_id))
+        for where, file in sources:
+            if file.dwo_ids:
+                paths = package_paths(where, path)
+                yield from self._first(paths, _has_units(binary.build_id, file.dwo_ids))
+
+    def _described(self, companion: Companion) -> list[tuple[bytes, ElfFile]]:
+        """Where a debug file really is, and what it is; nothing if it is known."""
+        if companion.fd < 0:
+            return []
+        try:
+            described = elf_file.describe(companion.fd, companion.build_id)
+            if not isinstance(described, ElfFile):
+                return []
+            return [(self._real_path(companion), described)]
+        except OSError:
+            companion.close()
+            raise
+
+    def _debug_files(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
+        yield from self.by_build_id(binary.build_id)
+        if binary.debuglink is not None:
+            paths = _link_paths(path, binary.debuglink)
+            yield from self._first(paths, _has_checksum(binary.build_id, binary.debuglink))
+
+    def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
+        """The first of ``paths`` that proves to belong."""
+        for path in paths:
+            try:
+                companion = self._candidate(path, proof)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    yield Unreadable(path, error.strerror or str(error), error.errno or 0)
+                continue
+            if companion is not None:
+                yield companion
+                return
+
+    def _candidate(self, path: bytes, proof: _Proof) -> Companion | None:
+        """The file at ``path`` if it is the one sought. Raises OSError."""
+        path_fd, identity = self._opener.open(self._root_fd, path)
+        companion = Companion(path, identity, path_fd)
+        keep = False
+        try:
+            keep = self._is_sought(companion, proof)
+        finally:
+            if not keep:
+                companion.close()
+        return companion if keep else None
+
+    def _is_sought(self, companion: Companion, proof: _Proof) -> bool:
+        """Look at a file, which is opened unless it is known. Raises OSError."""
+        identity = companion.identity
+        if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
+            return False
+        known = self._memo.recall(identity)
+        if known is not None and known.build_id is not None:
+            companion.known = known
+            return known.build_id == proof.build_id
+        companion.fd, companion.is_copy = self._opener.reopen(companion.path_fd, identity)
+        return proof.belongs(companion)
+
+    def _real_path(self, companion: Companion) -> bytes:
+        """Where a companion really is in this root: dwz names are relative to that."""
+        path = os.readlink(b"/proc/self/fd/%d" % companion.path_fd)
+        root = os.readlink(b"/proc/self/fd/%d" % self._root_fd)
+        if root == b"/":
+            return path
+        return path.removeprefix(root) if path.startswith(root + b"/") else companion.path
+
+
+def path_by_id(build_id: BuildId) -> bytes:
+    """Where distributions put the debug file with this build ID."""
+    text = build_id.hex().encode()
+    return b"%s/%s/%s.debug" % (_BY_ID, text[:2], text[2:])
+
+
+def _link_paths(path: bytes, link: DebugLink) -> list[bytes]:
+    """Where gdb looks for a debug link, in its order."""
+    if b"/" in link.name or link.name in (b".", b".."):
+        return []
+    directory = os.path.dirname(path)
+    return [
+        candidate
+        for candidate in (
+            b"%s/%s" % (directory, link.name),
+            b"%s/.debug/%s" % (directory, link.name),
+            b"%s%s/%s" % (DEBUG_ROOT, directory, link.name),
+        )
+        if candidate != path
+    ]
+
+
+def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
+    """Where a file at ``path`` finds its dwz file: by name, under .dwz, by build ID."""
+    paths = [os.path.normpath(os.path.join(os.path.dirname(path), link.name))]
+    if _DWZ in link.name:
+        paths.append(DEBUG_ROOT + _DWZ + link.name.rpartition(_DWZ)[2])
+    paths.append(path_by_id(link.build_id))
+    return paths
+
+
+def package_paths(path: bytes, binary: bytes) -> list[bytes]:
+    """Where the .dwp file is looked for of a binary whose skeleton units are in the file at a path.
+
+    gdb goes by the name of the binary in the directory of that file (dwarf2/read.c,
+    open_and_init_dwp_file), lldb and others by the name of either.
+    """
+    beside = os.path.join(os.path.dirname(path), os.path.basename(binary))
+    return list(dict.fromkeys(each + names.DWP_SUFFIX for each in (path, beside, binary)))
+
+
+def package_owners(path: bytes) -> tuple[bytes, ...]:
+    """Where a file has its skeleton units whose .dwp file is at a path; nowhere if that is none."""
+    stem, suffix = path[: -len(names.DWP_SUFFIX)], path[-len(names.DWP_SUFFIX) :]
+    return (stem, stem + names.DEBUG_SUFFIX) if suffix == names.DWP_SUFFIX else ()
+
+
+def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId | None:
+    """What the file at a path is kept under, if it is the .dwp file of a binary beside it.
+
+    ``open_at`` opens the binary, or its debug file. Raises OSError if the package cannot be read.
+    """
+    for candidate in package_owners(path):
+        try:
+            owner_fd = open_at(candidate)
+        except OSError:
+            continue  # as good as any other file that has nothing to do with it
+        try:
+            owner = elf_file.describe(owner_fd)
+        finally:
+            os.close(owner_fd)
+        if isinstance(owner, ElfFile) and has_units(fd, owner.dwo_ids):
+            return names.package_id(owner.build_id)
+    return None
+
+
+class _Proof(NamedTuple):
+    """How a file proves that it is the one sought; ``build_id`` is what it is kept under."""
+
+    build_id: BuildId
+    belongs: Callable[[Companion], bool]
+
+
+def _has_id(build_id: BuildId) -> _Proof:
+    return _Proof(build_id, lambda file: elf_file.identify(file.fd, file.identity.size) == build_id)
+
+
+def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
+    """By the checksum; a file without a build ID is given that of the binary."""
+
+    def belongs(companion: Companion) -> bool:
+        own_id = elf_file.identify(companion.fd, companion.identity.size)
+        if own_id not in (build_id, Absence.NO_BUILD_ID):
+            return False
+        if companion.identity.size > CRC_MAX_BYTES or _crc(companion.fd) != link.crc:
+            return False
+        if own_id is Absence.NO_BUILD_ID:
+            companion.kind, companion.build_id = Kind.DEBUGINFO, build_id
+        return True
+
+    return _Proof(build_id, belongs)
+
+
+def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
+    """By a unit that the binary refers to."""
+    kept_under = names.package_id(build_id)
+
+    def belongs(companion: Companion) -> bool:
+        companion.kind, companion.build_id = Kind.DEBUGINFO, kept_under
+        return kept_under is not None and has_units(companion.fd, dwo_ids)
+
+    return _Proof(kept_under or build_id, belongs)
+
+
+def dwo_ids(fd: int) -> tuple[int, ...]:
+    """What the first skeleton units in an open file refer to. Raises OSError."""
+    found = splitdwarf.skeletons(elf_file.reader(fd), os.fstat(fd).st_size, _SKELETONS)
+    return tuple(skeleton.dwo_id for skeleton in found)
+
+
+def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
+    """Whether an open file is a .dwp file with one of these units. Raises OSError."""
+    packaged = splitdwarf.packaged(elf_file.reader(fd), os.fstat(fd).st_size)
+    return not packaged.isdisjoint(dwo_ids)
+
+
+def _crc(fd: int) -> int:
+    """The checksum that .gnu_debuglink holds; not more than `CRC_MAX_BYTES` are read."""
+    crc, offset = 0, 0
+    while offset < CRC_MAX_BYTES and (chunk := os.pread(fd, _CHUNK, offset)):
+        crc = zlib.crc32(chunk, crc)
+        offset += len(chunk)
+    return crc

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking into files that are already open, for scanners and for ingest."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.formats.elf import identify as elf_identify
+from buildidfs.formats.elf import sections
+from buildidfs.model import Absence
+
+if TYPE_CHECKING:
+    from buildidfs.model import BuildId
+
+
+_COPIES: Final = "/var/tmp"
+
+
+def reader(fd: int) -> elf_identify.ReadAt:
+    """The bytes of an open file in the way decoders ask for them; the file offset stays."""
+
+    def read_at(offset: int, size: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    return read_at
+
+
+def identify(fd: int, size: int | None = None) -> BuildId | Absence:
+    """The build ID of an open file, or why it has none. Raises OSError when it cannot be read.
+
+    Usually one read of a page; see `formats.elf.identify.identify`.
+    """
+    return elf_identify.identify(os.pread(fd, elf_identify.HEAD_SIZE, 0), reader(fd), size)
+
+
+def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
+    """What an open file is to debuggers, or why it has no build ID. Raises OSError.
+
+    ``build_id`` is the one to give to an ELF file that has none itself.
+    """
+    size = os.fstat(fd).st_size
+    answer = elf_identify.describe(reader(fd), size)
+    if answer is Absence.NO_BUILD_ID and build_id is not None:
+        head = os.pread(fd, elf_identify.HEAD_SIZE, 0)
+        return sections.classify(build_id, head, reader(fd), size)
+    return answer
+
+
+def memory_file(name: bytes, data: bytes) -> int:
+    """A file that exists only as long as somebody has it open, with ``data``. Raises OSError."""
+    fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
+    try:
+        write_all(fd, data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def scratch_file() -> int:
+    """An empty file without a name, on a disk if possible. Raises OSError."""
+    try:
+        return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return memory_file(b"buildidfs-copy", b"")
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data`` where the file offset is. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

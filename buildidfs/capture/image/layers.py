@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of images: archives that have to have a digest, and directories of an overlay."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from buildidfs.capture import elf_file, walk
+from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive.elf_members import Closed, Members
+from buildidfs.capture.archive.stream import unpacked
+from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.origin.host_path import access_of, own_root
+from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
+from buildidfs.errors import IntegrityError
+from buildidfs.formats.archive import tar
+from buildidfs.formats.archive.common import installed
+from buildidfs.formats.container import oci
+from buildidfs.formats.elf.header import MAGIC
+from buildidfs.linux import openat2, statx
+from buildidfs.model import Absence, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.capture.archive.elf_members import Viewers
+    from buildidfs.capture.archive.spool import Spool
+    from buildidfs.capture.archive.stream import Limits, Region
+    from buildidfs.capture.base import Found, Memo
+    from buildidfs.capture.image.files import Files
+    from buildidfs.formats.container.whiteouts import LayerNames
+    from buildidfs.model import Access, FileIdentity
+
+# The kernel's names, and those of mounts in a user namespace (overlayfs.rst, "User xattr").
+_OVERLAY: Final = (b"trusted.overlay.", b"user.overlay.")
+_NO_ATTRIBUTE: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM))
+
+
+class Context:
+    """What reading any layer takes."""
+
+    def __init__(self, memo: Memo, spool: Spool, limits: Limits) -> None:
+        self.memo = memo
+        self.spool = spool
+        self.limits = limits
+
+
+class Layer(Protocol):
+    """One layer; the same ``key`` means the same layer, as long as all of them are open.
+
+    ``name`` is how it is told of.
+    """
+
+    key: bytes
+    name: str
+
+    def verify(self) -> None:
+        """Read all of it, if it can be told whether it is what it should be.
+
+        Raises `IntegrityError` if it is not, OSError, `CannotDecompress`.
+        """
+
+    def access(self) -> Access:
+        """Who may read it; raises OSError."""
+
+    def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
+        """The ELF files that somebody sees; ``names`` is told of every path.
+
+        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `spool.Ended`.
+        """
+
+
+class TarLayer:
+    """An archive with that ``digest``, which is the one of its content if it is ``plain``."""
+
+    def __init__(
+        self, archive: Files, path: bytes, digest: str, *, size: int | None = None, plain: bool
+    ) -> None:
+        self.key = b"%d:%s:%d" % (id(archive), digest.encode(), -1 if size is None else size)
+        self.name = digest
+        self._files = archive
+        self._path = path
+        self._size = size
+        self._plain = plain
+        self._verified: FileIdentity | None = None
+
+    def verify(self) -> None:
+        """See `Layer`."""
+        with self._files.open(self._path) as region:
+            self._verified = statx.identity(region.fd)
+            if self._size is not None and region.size != self._size:
+                raise IntegrityError(
+                    f"layer {self.name} has {region.size} bytes and not {self._size}"
+                )
+            hasher = oci.hasher(self.name)
+            for piece in self._content(region):
+                hasher.update(piece)
+        if hasher.hexdigest() != self.name.partition(":")[2]:
+            raise IntegrityError(f"layer {self.name} does not have that digest")
+
+    def access(self) -> Access:
+        """See `Layer`."""
+        return self._files.access(self._path)
+
+    def _content(self, region: Region) -> Iterator[bytes]:
+        packing = region.packing() if self._plain else None
+        if packing is None:
+            return region.chunks()
+        return decompress.plain(region.chunks(), packing)
+
+    def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
+        """See `Layer`; `verify` has to have come first."""
+        name = self.name.encode()
+        with self._files.open(self._path) as region:
+            members = Members(
+                b"layer:" + name, name, viewers, names.note,
+                memo=context.memo, spool=context.spool, limits=context.limits,
+                access=self.access(),
+            )  # fmt: skip
+            stream = unpacked(region, context.limits.unpacked_bytes)
+            yield from members.scan(tar.members(stream), stream)
+            if members.missed:
+                again = unpacked(region, context.limits.unpacked_bytes)
+                yield from members.scan(tar.members(again), again, members.missed)
+            if statx.identity(region.fd) != self._verified:
+                raise IntegrityError(f"layer {self.name} was changed while it was read")
+
+
+class DirectoryLayer:
+    """A directory that is, or was, part of an overlay: ``path`` below the root ``root_fd``.
+
+    Nobody can tell whether it is what it should be. See ``overlayfs.rst`` of the kernel.
+    """
+
+    def __init__(self, root_fd: int, path: bytes, name: str) -> None:
+        self.key = b"%d:%s" % (root_fd, path)
+        self.name = name
+        self._root_fd = root_fd
+        self._path = path
+
+    def verify(self) -> None:
+        """See `Layer`: it has to be there."""
+        os.close(self._open())
+
+    def access(self) -> Access:
+        """See `Layer`."""
+        fd = self._open()
+        try:
+            return access_of(fd)
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
+
+    def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
+        """See `Layer`."""
+        observer = _Observer(names)
+        finder = Reach(keep_s=SCAN_KEEP_S)
+
+        def reach(file: walk.OpenFile, identity: FileIdentity) -> int:
+            inside = observer.closed.reach(file.path, identity.uid)
+            with own_root() as root:  # the directory lies on the host, and so may be reached there
+                return inside & finder.of(file.fd, identity, root)
+
+        start_fd = self._open()
+        try:
+            for file in walk.files(start_fd, b"/", walk.Mounts(), observer):
+                if isinstance(file, Unreadable):
+                    names.note(file.path, directory=False)
+                    yield self._unreadable(file)
+                    continue
+                try:
+                    yield from self._found(file, names, viewers, context, reach)
+                except OSError as error:
+                    yield self._unreadable(walk.unreadable(file.path, error))
+                finally:
+                    os.close(file.fd)
+        finally:
+            os.close(start_fd)
+        for path in observer.renamed:
+            reason = "a directory that was renamed: what is below it was not looked at"
+            yield self._unreadable(Unreadable(path, reason))
+
+    def _found(
+        self,
+        file: walk.OpenFile,
+        names: LayerNames,
+        viewers: Viewers,
+        context: Context,
+        reach: Callable[[walk.OpenFile, FileIdentity], int],
+    ) -> Iterator[Found]:
+        head = os.pread(file.fd, len(MAGIC), 0)
+        if not head and _attribute(file.fd, b"whiteout") is not None:
+            names.remove(file.path)
+            return
+        if not any(head) and _attribute(file.fd, b"metacopy") is not None:
+            return  # its bytes are those of the layer below, where they are found
+        if not names.note(file.path, directory=False) or not (whose := viewers(file.path)):
+            return
+        if head != MAGIC:
+            return
+        identity = statx.identity(file.fd)
+        now, reached = time.time_ns(), reach(file, identity)
+        sightings = [Sighting(each.origin(file.path, identity, reached), now) for each in whose]
+        known = context.memo.recall(identity)
+        if known is None:
+            answer = elf_file.identify(file.fd)
+            known = Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
+            if known.build_id is not None:
+                # Without a scope nobody recognises the file when it is told of again.
+                count = 1 if identity.scope is not None else len(sightings)
+                for sighting in sightings[:count]:
+                    yield PinnedFile(sighting, os.dup(file.fd))
+                del sightings[:count]
+        for sighting in sightings:
+            yield SeenAgain(sighting, known)
+
+    def _unreadable(self, item: Unreadable) -> Unreadable:
+        return Unreadable(self._path + b"!" + item.path, item.reason, item.errno)
+
+
+class _Observer:
+    """Sees what is not a regular file: `walk.Observer`."""
+
+    def __init__(self, names: LayerNames) -> None:
+        self._names = names
+        self.closed = Closed()
+        self.renamed: list[bytes] = []
+
+    def directory(self, path: bytes, fd: int) -> None:
+        """Permissions, and what the overlay has to say of it."""
+        path = installed(path)
+        status = os.fstat(fd)
+        self.closed.note(path, status.st_mode & 0o7777, status.st_uid)
+        if _attribute(fd, b"opaque") == b"y":
+            self._names.clear(path)
+        if _attribute(fd, b"redirect") is not None:
+            self._names.clear(path)
+            self.renamed.append(path)
+
+    def entry(self, path: bytes, entry: os.DirEntry[str]) -> None:
+        """Directories, links, whiteouts."""
+        if entry.is_dir(follow_symlinks=False):
+            self._names.note(path, directory=True)
+        elif not entry.is_file(follow_symlinks=False):
+            # A device is a whiteout if its number is 0/0; any hides what is below.
+            self._names.remove(path)
+
+
+def _attribute(fd: int, name: bytes) -> bytes | None:
+    """What an overlay remembers of an open file or directory; None if it is nothing."""
+    for prefix in _OVERLAY:
+        try:
+            return os.getxattr(fd, prefix + name)
+        except OSError as error:
+            if error.errno not in _NO_ATTRIBUTE:
+                raise
+    return None

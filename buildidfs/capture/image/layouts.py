@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where images are as such: layouts, archives of them, ``docker save``, containerd's content.
+
+Everything here is named by its digest, from the manifest down to the layers. Where only manifests
+are found and nothing that names them, as in containerd, their digest is all that they are called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture.image import files as image_files
+from buildidfs.capture.image.layers import TarLayer
+from buildidfs.capture.image.values import Image, label
+from buildidfs.errors import IntegrityError
+from buildidfs.formats.archive.common import Damaged
+from buildidfs.formats.container import oci
+from buildidfs.linux import openat2
+
+if TYPE_CHECKING:
+    from buildidfs.capture.image.files import DirectoryFiles, Files
+    from buildidfs.formats.container.oci import Descriptor, Document, Platform
+
+LAYOUT: Final = b"/oci-layout"
+INDEX: Final = b"/index.json"
+SAVED: Final = b"/manifest.json"
+CONTENT: Final = b"/io.containerd.content.v1.content"
+DOCKERS_CONTENT: Final = b"/containerd/daemon" + CONTENT
+
+_DEPTH_MAX: Final = 4
+_DOCUMENTS_MAX: Final = 10_000
+_BLOBS_MAX: Final = 1_000_000
+
+
+class Blobs:
+    """Blobs by digest, below a directory ``prefix`` of some files."""
+
+    def __init__(self, files: Files, prefix: bytes = b"") -> None:
+        self.files = files
+        self._prefix = prefix
+
+    def path(self, digest: str) -> bytes:
+        """Where the blob with a checked digest is."""
+        return b"%s/blobs/%s" % (self._prefix, digest.replace(":", "/").encode())
+
+    def document(self, digest: str, size: int | None = None) -> bytes:
+        """A small blob. Raises OSError, `Damaged`, and `IntegrityError` if it is another one."""
+        data = image_files.content(self.files, self.path(digest))
+        hasher = oci.hasher(digest)
+        hasher.update(data)
+        if hasher.hexdigest() != digest.partition(":")[2] or size not in (None, len(data)):
+            raise IntegrityError(f"{digest} does not have that digest")
+        return data
+
+    def layer(self, descriptor: Descriptor) -> TarLayer:
+        """A layer of an image."""
+        path = self.path(descriptor.digest)
+        return TarLayer(self.files, path, descriptor.digest, size=descriptor.size, plain=False)
+
+
+class Layout:
+    """An OCI image layout, in whatever files. ``wanted`` is the platform; None for any.
+
+    What is no image of a container, such as an attestation or a chart, is passed over.
+    """
+
+    def __init__(self, files: Files, wanted: Platform | None) -> None:
+        self._blobs = Blobs(files)
+        self._wanted = wanted
+        self._left = _DOCUMENTS_MAX
+
+    def images(self) -> Iterator[Image]:
+        """What index.json lists. Raises OSError, `Damaged`."""
+        top = oci.document(image_files.content(self._blobs.files, INDEX))
+        for descriptor in top.manifests or ():
+            names = tuple(filter(None, (descriptor.name,)))
+            yield from self._images(descriptor, names, ())
+
+    def _images(
+        self, descriptor: Descriptor, names: tuple[str, ...], above: tuple[str, ...]
+    ) -> Iterator[Image]:
+        """The images that a descriptor leads to; ``above`` are the indexes on the way."""
+        digests = (descriptor.digest, *above)
+        self._left -= 1
+        if self._left < 0:
+            raise Damaged(f"more than {_DOCUMENTS_MAX} manifests")
+        try:
+            found = oci.document(self._blobs.document(descriptor.digest, descriptor.size))
+            if found.is_image:
+                yield _image(self._blobs, found, names, digests)
+            if len(above) == _DEPTH_MAX and found.manifests:
+                raise Damaged(f"indexes of more than {_DEPTH_MAX} indexes")
+            chosen = _chosen(found.manifests or (), self._wanted)
+        except (IntegrityError, Damaged, OSError) as error:
+            yield Image(label(names, digests[0]), digests, names, error=error)
+            return
+        for each in chosen:
+            yield from self._images(each, names, digests)
+
+
+def _chosen(manifests: Sequence[Descriptor], wanted: Platform | None) -> list[Descriptor]:
+    """Those for the wanted platform; raises `Damaged` if there are only others."""
+    candidates = [each for each in manifests if not each.is_attestation]
+    if wanted is None:
+        return candidates
+    fitting = [each for each in candidates if each.platform is None or wanted.takes(each.platform)]
+    if candidates and not fitting:
+        has = sorted({str(each.platform) for each in candidates})
+        raise Damaged(f"no image for {wanted} among those for {', '.join(has)}")
+    return fitting
+
+
+def _image(
+    blobs: Blobs, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]
+) -> Image:
+    assert manifest.config is not None
+    # Not needed, but part of what the digest stands for; and an image may be asked for by its ID.
+    blobs.document(manifest.config.digest, manifest.config.size)
+    layers = []
+    for descriptor in reversed(manifest.layers or ()):
+        if not descriptor.is_layer:
+            raise Damaged(
+                f"a layer of type {descriptor.media_type[:80]!r}, which is not understood"
+            )
+        layers.append(blobs.layer(descriptor))
+    digests = (*digests, manifest.config.digest)
+    return Image(label(names, digests[0]), digests, names, tuple(layers))
+
+
+# --- docker save ---------------------------------------------------------------------------------
+
+
+class Saved:
+    """What ``docker save`` has written, in whatever files."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def images(self) -> Iterator[Image]:
+        """What manifest.json lists. Raises OSError, `Damaged`."""
+        for entry in oci.saved(image_files.content(self._files, SAVED)):
+            names = tuple(entry.repo_tags or ())
+            claimed = f"sha256:{os.path.basename(entry.config).removesuffix('.json')}"
+            try:
+                yield self._image(entry, names)
+            except (IntegrityError, Damaged, OSError) as error:
+                yield Image(label(names, claimed), (claimed,), names, error=error)
+
+    def _image(self, entry: oci.Saved, names: tuple[str, ...]) -> Image:
+        """The ID of an image is the digest of its configuration, which has those of its layers."""
+        data = image_files.content(self._files, os.fsencode(entry.config))
+        hasher = oci.hasher("sha256:")
+        hasher.update(data)
+        digest = f"sha256:{hasher.hexdigest()}"
+        diff_ids = oci.config(data).diff_ids
+        if len(diff_ids) != len(entry.layers):
+            raise Damaged(f"{len(entry.layers)} layers, and digests of {len(diff_ids)}")
+        layers = tuple(
+            TarLayer(self._files, os.fsencode(path), diff_id, plain=True)
+            for path, diff_id in zip(reversed(entry.layers), reversed(diff_ids), strict=True)
+        )
+        return Image(label(names, digest), (digest,), names, layers)
+
+
+# --- containerd ----------------------------------------------------------------------------------
+
+
+class Content:
+    """containerd's content store: blobs, and among them manifests that nothing here names."""
+
+    def __init__(self, files: DirectoryFiles, prefix: bytes, wanted: Platform | None) -> None:
+        self._blobs = Blobs(files, prefix)
+        self._root_fd = files.root_fd
+        self._prefix = prefix
+        self._wanted = wanted
+
+    def images(self) -> Iterator[Image]:
+        """Every image of which there is a manifest. Raises OSError, `Damaged`."""
+        documents: dict[str, Document] = {}
+        for digest, found in self._documents():
+            if isinstance(found, IntegrityError):
+                yield Image(label((), digest), (digest,), error=found)
+            else:
+                documents[digest] = found
+        listed: dict[str, list[tuple[Descriptor, str]]] = {}
+        for index, found in documents.items():
+            for each in found.manifests or ():
+                listed.setdefault(each.digest, []).append((each, index))
+        for digest, found in documents.items():
+            places = listed.get(digest, [])
+            if not found.is_image or (places and not any(map(self._is_wanted, places))):
+                continue
+            digests = (digest, *(index for _, index in places))
+            try:
+                yield _image(self._blobs, found, (), digests)
+            except (IntegrityError, Damaged, OSError) as error:
+                yield Image(label((), digest), digests, error=error)
+
+    def _is_wanted(self, place: tuple[Descriptor, str]) -> bool:
+        """Whether an index lists it as an image for the wanted platform."""
+        descriptor, _ = place
+        if descriptor.is_attestation:
+            return False
+        wanted, platform = self._wanted, descriptor.platform
+        return wanted is None or platform is None or wanted.takes(platform)
+
+    def _documents(self) -> Iterator[tuple[str, Document | IntegrityError]]:
+        """Blobs that are manifests or indexes, or would be if they had their digest."""
+        fd = openat2.open_in_root(
+            self._root_fd, self._prefix + b"/blobs/sha256", os.O_RDONLY | os.O_DIRECTORY
+        )
+        try:
+            names = sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+        for name in names[:_BLOBS_MAX]:
+            try:
+                digest = oci.checked_digest(f"sha256:{name}")
+                with self._blobs.files.open(self._blobs.path(digest)) as region:
+                    if region.size > oci.DOCUMENT_MAX or next(region.chunks(), b"")[:1] != b"{":
+                        continue
+                yield digest, oci.document(self._blobs.document(digest))
+            except IntegrityError as error:
+                yield digest, error
+            except (Damaged, FileNotFoundError):
+                continue  # something else, or deleted meanwhile

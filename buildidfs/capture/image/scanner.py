@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture the ELF files in images of containers, as those see them who run them.
+
+Layers are read from the uppermost down, so that what is hidden by one above is known before it is
+met, and each once for all images that have it, as soon as nothing is above it in any of them. All
+layers of an image have to have their digests before the first of them is taken apart.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import walk
+from buildidfs.capture.archive.decompress import CannotDecompress
+from buildidfs.capture.archive.elf_members import Whose
+from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.stream import DEFAULT_LIMITS, Limits
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.image.detect import images_at
+from buildidfs.capture.image.layers import Context
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.formats.archive.common import Damaged
+from buildidfs.formats.container import oci
+from buildidfs.formats.container.whiteouts import NAMES_MAX_BYTES, LayerNames
+from buildidfs.model import FileIdentity, Standing, Trust, fingerprint
+
+if TYPE_CHECKING:
+    from buildidfs.capture.base import Found, Memo
+    from buildidfs.capture.image.layers import Layer
+    from buildidfs.capture.image.values import Image
+    from buildidfs.formats.container.oci import Platform
+
+# The names in all layers of so many images are remembered at one time.
+_TOGETHER: Final = 16
+_DAY_NS: Final = 86_400 * 1_000_000_000
+
+
+class ImageScanner:
+    """One pass over images: all those at ``paths``, and those that ``references`` mean at
+    ``roots``; see `capture.base`.
+
+    A path leads to a layout, an archive or the storage of an engine. Of an image for several
+    platforms that for ``platform`` is read, all of them for None. An image that the memo knows (see
+    `whole`) is not read, unless ``again``. ``spool_directory`` is where members are put that are
+    too large for memory. Iterating raises `UsageError` for a reference that means nothing.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        paths: Iterable[bytes],
+        references: Iterable[str] = (),
+        roots: Iterable[bytes] = (),
+        *,
+        platform: Platform | None = None,
+        spool_directory: bytes | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        again: bool = False,
+    ) -> None:
+        self._paths = list(paths)
+        self._references = list(references)
+        self._roots = list(roots)
+        self._platform = platform
+        self._spool = Spool(spool_directory)
+        self._context = Context(memo, self._spool, limits)
+        self._again = again
+        self._layers: dict[bytes, Layer] = {}
+        self._verified: dict[bytes, Exception | None] = {}
+        self.images = 0
+        """Images, and containers that have written something, that were found."""
+        self.unchanged = 0
+        """Those of them that were read before."""
+        self.whole: list[FileIdentity] = []
+        """What is to be known to the memo, as files without a build ID, when all that came before
+        is safe: the images that were read to their end."""
+        self.corrupt: list[IntegrityError] = []
+        """One for each image of which something does not have its digest: of these nothing else
+        was captured."""
+
+    def __iter__(self) -> Generator[Found, None, None]:
+        with ExitStack() as open_files:
+            chosen: list[_Stack] = []
+            for stack in self._chosen(open_files):
+                if isinstance(stack, Unreadable):
+                    yield stack
+                elif self._is_new(stack):
+                    chosen.append(stack)
+            # Those that have their lowest layers in common are read together.
+            chosen.sort(key=lambda stack: [layer.key for layer in reversed(stack.layers)])
+            for start in range(0, len(chosen), _TOGETHER):
+                yield from self._read(chosen[start : start + _TOGETHER])
+
+    # --- which images ----------------------------------------------------------------------
+
+    def _chosen(self, open_files: ExitStack) -> Iterator[_Stack | Unreadable]:
+        """The images to be read. Raises `UsageError`."""
+        wanted: dict[tuple[str, str], _Stack] = {}
+        for stack in self._asked_for(open_files):
+            if isinstance(stack, Unreadable):
+                yield stack
+            elif stack.image.error is not None:
+                self.images += 1
+                yield from self._failed(stack, stack.image.error)
+            else:
+                wanted.setdefault((stack.image.label, stack.image.digests[0]), stack)
+        self.images += len(wanted)
+        yield from wanted.values()
+
+    def _asked_for(self, open_files: ExitStack) -> list[_Stack | Unreadable]:
+        """All images at the paths, and those meant by a reference."""
+        found = list(self._at(self._paths, open_files))
+        if self._references:
+            there = list(self._at(self._roots, open_files))
+            found += [item for item in there if isinstance(item, Unreadable)]
+            stacks = [item for item in there if isinstance(item, _Stack)]
+            for reference in self._references:
+                meant = [stack for stack in stacks if stack.is_meant(reference)]
+                if not meant:
+                    where = ", ".join(map(os.fsdecode, self._roots)) or "any known place"
+                    raise UsageError(f"no image {reference!r}, and no container, in {where}")
+                found += meant
+        return found
+
+    def _at(self, paths: Sequence[bytes], open_files: ExitStack) -> Iterator[_Stack | Unreadable]:
+        for path in paths:
+            try:
+                for image in images_at(
+                    path, self._platform, self._spool, self._context.limits, open_files
+                ):
+                    yield _Stack(image, path, self._layers)
+            except OSError as error:
+                yield walk.unreadable(path, error)
+            except (Damaged, CannotDecompress) as error:
+                yield Unreadable(path, str(error))
+
+    def _is_new(self, stack: _Stack) -> bool:
+        stack.mark = _mark(stack.image)
+        if self._again or stack.mark is None:
+            return True
+        known = self._context.memo.recall(stack.mark) is not None
+        self.unchanged += known
+        return not known
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def _read(self, chosen: Sequence[_Stack]) -> Iterator[Found]:
+        """What is in some images."""
+        pending = []
+        for stack in chosen:
+            error = next(filter(None, map(self._verify, stack.layers)), None)
+            if error is not None:
+                yield from self._failed(stack, error)
+            else:
+                pending.append(stack)
+        while pending := [stack for stack in pending if not self._is_done(stack)]:
+            layer, group = _next(pending)
+            yield from self._read_layer(layer, group, pending)
+            for stack in group:
+                stack.layers.pop(0)
+
+    def _verify(self, layer: Layer) -> Exception | None:
+        """What is wrong with a layer, so that nothing of it may be believed."""
+        if layer.key not in self._verified:
+            try:
+                layer.verify()
+            except (IntegrityError, CannotDecompress, OSError) as error:
+                self._verified[layer.key] = error
+            else:
+                self._verified[layer.key] = None
+        return self._verified[layer.key]
+
+    def _is_done(self, stack: _Stack) -> bool:
+        if stack.failed:
+            return True
+        if not stack.layers and stack.complete and stack.mark is not None:
+            self.whole.append(stack.mark)
+        return not stack.layers
+
+    def _read_layer(
+        self, layer: Layer, group: Sequence[_Stack], pending: Sequence[_Stack]
+    ) -> Iterator[Found]:
+        """What is in one layer, for a group of images of which it is the next."""
+        whose = [(stack, stack.whose(layer)) for stack in group]
+
+        def viewers(path: bytes) -> list[Whose]:
+            return [each for stack, each in whose if not stack.hides(path)]
+
+        remembered = {id(names): names.size for stack in pending for names in stack.above}
+        names = LayerNames(NAMES_MAX_BYTES - sum(remembered.values()))
+        try:
+            for item in layer.found(names, viewers, self._context):
+                if isinstance(item, Unreadable):
+                    for stack in group:
+                        stack.complete = False
+                yield item
+        except (IntegrityError, Damaged, CannotDecompress, OSError) as error:
+            for stack in group:
+                stack.failed = True  # what is hidden of the layers below is not known
+                yield from self._failed(stack, error)
+        for stack in group:
+            stack.above.append(names)
+
+    def _failed(self, stack: _Stack, error: Exception) -> Iterator[Unreadable]:
+        """Say what is wrong with an image."""
+        if isinstance(error, IntegrityError):
+            where = os.fsdecode(stack.where)
+            self.corrupt.append(IntegrityError(f"{stack.image.label} in {where}: {error}"))
+        else:
+            name = os.fsencode(stack.image.label)
+            number = (error.errno or 0) if isinstance(error, OSError) else 0
+            yield Unreadable(b"%s (%s)" % (stack.where, name), _reason(error), number)
+
+
+class _Stack:
+    """An image that is being read: the layers still to come, and what those above have hidden.
+
+    A layer is the same object in all images, so that it is verified for all of them.
+    """
+
+    def __init__(self, image: Image, where: bytes, known: dict[bytes, Layer]) -> None:
+        self.image = image
+        self.where = where
+        # Of a layer that an image has twice, the lower one is hidden altogether.
+        keys = dict.fromkeys(layer.key for layer in image.layers)
+        for layer in image.layers:
+            known.setdefault(layer.key, layer)
+        self.layers = [known[key] for key in keys]
+        self.above: list[LayerNames] = []
+        self.complete = True
+        self.failed = False
+        self.mark: FileIdentity | None = None
+
+    def is_meant(self, reference: str) -> bool:
+        """Whether a user who said that may mean this one."""
+        return oci.is_meant(reference, self.image.names, self.image.digests)
+
+    def hides(self, path: bytes) -> bool:
+        """Whether a file with that path in the next layer cannot be seen."""
+        return any(names.hides(path) for names in self.above)
+
+    def whose(self, layer: Layer) -> Whose:
+        """What all sightings in that layer have in common."""
+        image = self.image
+        host = f"{image.digests[0]}/{layer.name}"
+        return Whose(image.label, host, image.trust, "image", standing=Standing.IMAGE)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in words for a person."""
+    if not isinstance(error, OSError):
+        return str(error)
+    text = error.strerror or str(error)
+    if error.filename is None:
+        return text
+    return f"{text}: {oci.shown_name(os.fsdecode(error.filename))}"  # the image has chosen it
+
+
+def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
+    """The layer to be read next, and the images that it is the next one of.
+
+    It is one that no other image has further down, so that it will not be read again; or any, if
+    images have the same layers in different orders.
+    """
+    groups: dict[bytes, list[_Stack]] = {}
+    for stack in pending:
+        groups.setdefault(stack.layers[0].key, []).append(stack)
+    below = {layer.key for stack in pending for layer in stack.layers[1:]}
+    group = groups[next((key for key in groups if key not in below), next(iter(groups)))]
+    return group[0].layers[0], group
+
+
+def _mark(image: Image) -> FileIdentity | None:
+    """What stands for "this image was read", for some time, and for who could read it then; None if
+    it may change.
+    """
+    if image.trust is not Trust.PACKAGE:
+        return None
+    try:
+        accesses = [layer.access() for layer in image.layers]
+    except OSError:
+        return None
+    who = " ".join(f"{access.mode:o},{access.uid},{access.gid}" for access in accesses)
+    name = fingerprint(f"{image.label}\0{image.digests[0]}\0{who}".encode())
+    period = (time.time_ns() + name[0] % 30 * _DAY_NS) // (30 * _DAY_NS)
+    scope = b"image:" + name + b"%d" % period
+    return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG, 0, 0, scope)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Catches files in the moment they are mapped.
+
+A process may be gone a fraction of a millisecond after it has mapped its last file, and with it
+the mount namespace and the filesystem. So this does nothing but to look at each mapping and, if it
+does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
+no waiting for whoever receives. What is pinned can be read whatever becomes of the container.
+
+Each CPU has threads of its own that get hold of files (`lookout`). They may run on any CPU: a
+thread bound to the CPU of the process would delay that process. One more thread, less urgent, does
+the rest (`settler`).
+
+It is a process of its own (`catching`), and talks over a socket (`messages`).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture.live import process_table, protocol
+from buildidfs.capture.live.event_rings import Rings
+from buildidfs.capture.live.grabber import Lookout
+from buildidfs.capture.live.identifier import Settler
+from buildidfs.capture.live.protocol import Counts, Flooded, Lost, Ready
+from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.live.sender import Outbox
+from buildidfs.capture.live.shared_state import State
+from buildidfs.linux import scheduling
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+# To a CPU: one may have to wait for a process in the middle of an exec, the next goes on meanwhile.
+_LOOKOUTS: Final = 2
+_URGENT: Final = 2  # before the settler, which has 1
+
+
+class Catcher:
+    """Catches files until the other end of ``sock`` is closed.
+
+    Raises OSError where events are refused.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._epoll = select.epoll()
+        self._outbox = Outbox(sock, self._epoll)
+        self._rings = Rings()
+        self._state = State(self._rings, self._outbox, Met())
+        self._lookouts: set[select.epoll] = set()
+        self._said = Counts()
+
+    def run(self) -> None:
+        """Work until nobody listens any more."""
+        state = self._state
+        self._socket.setblocking(False)
+        self._epoll.register(self._socket.fileno(), select.EPOLLIN)
+        hurry = scheduling.hurry(_URGENT)
+        with state.lock:  # nobody speaks before us
+            self._look_out()
+            threading.Thread(target=self._settle, daemon=True).start()
+            self._outbox.put(Ready((hurry,) if hurry else ()))
+            self._outbox.flush()
+        # Nothing below makes cycles; a collection would take longer than a process may live.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        due = time.monotonic() + _TICK_S
+        try:
+            while self._turn(max(0.0, due - time.monotonic())):
+                if time.monotonic() >= due:
+                    self._tick()
+                    due = time.monotonic() + _TICK_S
+        except BrokenPipeError:
+            return
+        finally:
+            with state.lock:
+                state.ended = True
+                state.grips.put(None)
+
+    def _turn(self, timeout: float) -> bool:
+        """Wait for something, and deal with all there is; False at the end."""
+        ready = [fd for fd, _ in self._epoll.poll(timeout)]
+        if self._socket.fileno() in ready and not self._listen():
+            return False
+        with self._state.lock:
+            self._outbox.flush()
+        return True
+
+    def _tick(self) -> None:
+        state = self._state
+        with state.lock:
+            state.follow()
+            state.tasks.tidy(time.monotonic_ns())
+            if self._rings.follow_cpus():
+                self._look_out()
+                self._outbox.put(Lost(0, "CPUs were turned on or off"))
+            self._tell_dropped()
+            if state.counts != self._said:
+                self._said = msgspec.structs.replace(state.counts)
+                self._outbox.put(self._said)
+            self._outbox.flush()
+
+    # --- threads ---------------------------------------------------------------------------
+
+    def _look_out(self) -> None:
+        """See to it that each CPU has threads that wait for what happens there."""
+        for cpu, poller in self._rings.pollers.items():
+            if poller not in self._lookouts:
+                self._lookouts.add(poller)
+                for _ in range(_LOOKOUTS):
+                    there = threading.Event()
+                    arguments = (cpu, poller, there)
+                    threading.Thread(target=self._watch_cpu, args=arguments, daemon=True).start()
+                    there.wait()
+
+    def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
+        """Deal with all there is whenever something happens on one CPU."""
+        scheduling.hurry(_URGENT)
+        there.set()
+        lookout = Lookout(self._state, cpu)
+        while True:
+            try:
+                poller.poll(_TICK_S)
+            except (ValueError, OSError):  # the CPU was turned off
+                self._lookouts.discard(poller)
+                return
+            if self._state.ended or not self._survives(lookout.work):
+                return
+
+    def _settle(self) -> None:
+        scheduling.hurry()
+        self._survives(Settler(self._state).run)
+
+    def _survives(self, work: Callable[[], None]) -> bool:
+        """The top of each thread: whether it goes on."""
+        try:
+            work()
+        except BrokenPipeError:
+            return False  # the main thread sees that, too
+        except BaseException:
+            # Without any of them something is missed: start all over.
+            _log.exception("a fault of the catcher")
+            os._exit(1)
+        return True
+
+    # --- the other end ---------------------------------------------------------------------
+
+    def _listen(self) -> bool:
+        """Read what the other end says; False when it has gone."""
+        while True:
+            try:
+                received = protocol.receive(self._socket)
+            except BlockingIOError:
+                return True
+            except (OSError, ValueError):
+                return False
+            if received is None:
+                return False
+            message, _ = received
+            if isinstance(message, protocol.Forget):
+                with self._state.lock:
+                    self._state.met.forget(message.keys)
+                    self._state.files.forget(message.keys)
+
+    def _tell_dropped(self) -> None:
+        """Say whose mappings were not looked at, and how many."""
+        state = self._state
+        for dropped in state.shares.take_dropped():
+            state.counts.dropped += dropped.count
+            place = process_table.known_place(dropped.home)
+            self._outbox.put(Flooded(place, dropped.count, tuple(dropped.paths)))

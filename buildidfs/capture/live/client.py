@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow what is mapped from now on, as long as wanted: the owner's side of the catcher.
+
+The catcher is a process of its own (`catching`); this starts it and hears from it in a thread. When
+it ends by itself the owner is told, and can start it again: what was mapped meanwhile takes a scan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture.live import protocol
+from buildidfs.capture.live.protocol import Failed, Forget, Ready
+from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from buildidfs.capture.live.protocol import Message
+
+_log = logging.getLogger(__name__)
+
+_START_S: Final = 20.0
+_END_S: Final = 5.0
+_BUFFER: Final = 4 << 20
+_KEYS: Final = 512  # in one message, which may have messages.MAX_BYTES
+
+
+class Watcher:
+    """One catcher at a time. ``receive`` gets each message, in a thread of its own, and with it a
+    descriptor to close, or -1; ``ended`` is called there when the catcher is gone unasked.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[Message, int], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._receive = receive
+        self._ended = ended
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def start(self) -> Ready:
+        """Begin to follow; returns when nothing is missed any more.
+
+        Raises `CapabilityError` where events are refused, `BuildIdFsError` where it cannot work.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            for end in (ours, theirs):
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-P", "-m", "buildidfs.capture.live", str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
+        self._socket = ours
+        try:
+            ready = self._first(ours)
+        except BaseException:
+            self.close()
+            raise
+        self._thread = threading.Thread(target=self._hear, args=(ours,), name="buildidfs-hear")
+        self._thread.start()
+        return ready
+
+    @property
+    def pid(self) -> int:
+        """The process of the catcher; 0 if there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """True while a signal keeps the catcher from working (SIGSTOP)."""
+        return self._process is not None and procfs.is_stopped(self._process.pid)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Have these files sent again when they are met again."""
+        sock = self._socket
+        if sock is not None:
+            every = list(keys)
+            with contextlib.suppress(OSError):  # it is gone, and has forgotten everything
+                for first in range(0, len(every), _KEYS):
+                    part = tuple(every[first : first + _KEYS])
+                    protocol.send(sock, protocol.encode(Forget(part)))
+
+    def close(self) -> None:
+        """End the catcher; safe to call twice, not from ``receive`` or ``ended``."""
+        self._stopping = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._stopping = False
+
+    def _first(self, sock: socket.socket) -> Ready:
+        """What the catcher says when it has begun, or cannot."""
+        sock.settimeout(_START_S)
+        try:
+            received = protocol.receive(sock)
+        except (OSError, ValueError) as error:
+            raise BuildIdFsError(f"the catcher did not start: {error}") from error
+        sock.settimeout(None)
+        message = received[0] if received is not None else None
+        if isinstance(message, Ready):
+            return message
+        if isinstance(message, Failed):
+            kind = CapabilityError if message.privilege else BuildIdFsError
+            raise kind(f"cannot follow what is mapped: {message.reason}")
+        raise BuildIdFsError("the catcher ended before it began: its message is above")
+
+    def _hear(self, sock: socket.socket) -> None:
+        reason = "it was killed"
+        while True:
+            try:
+                received = protocol.receive(sock)
+            except OSError:
+                break
+            except ValueError as error:
+                reason = str(error)
+                break
+            if received is None:
+                break
+            message, fd = received
+            if isinstance(message, Failed):
+                reason = message.reason
+                continue
+            try:
+                self._receive(message, fd)
+            except Exception:
+                # The top of this thread: the next message may be taken, whatever this one did.
+                _log.exception("a message of the catcher could not be dealt with")
+        if not self._stopping:
+            self._ended(reason)

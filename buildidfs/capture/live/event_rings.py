@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events of all CPUs, in the order in which they happened.
+
+Two rings to a CPU. Each executable mapping has to be looked at before the process is gone, so one
+record in the first ring wakes us; where processes come from is only needed to understand mappings,
+so the second is read along with it and wakes nobody until it is half full. Being woken is most of
+what watching costs others.
+
+The rings are read one after the other while processes go on, from one CPU to the next at that. So
+the second ones are read after the first: what has led to a mapping is there by then, since whatever
+makes a record waits until it is written. And what happened in them after that moment is kept for
+the next time, or a change could be told that comes before one which has not been read yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import time
+from bisect import bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.formats.perf import ring_records
+from buildidfs.linux import perf_event
+from buildidfs.linux.perf_event import Ring
+
+if TYPE_CHECKING:
+    from buildidfs.formats.perf.ring_records import Record
+
+_PAGES: Final = 512
+_TOTAL_BYTES: Final = 64 << 20
+_FEW_PAGES: Final = 32
+_LEAST_PAGES: Final = 8
+_HALF: Final = 2
+_QUIET: Final = perf_event.TASK | perf_event.NAMESPACES
+_RECHECK_S: Final = 10.0
+_NO_MEMORY: Final = frozenset((errno.EPERM, errno.ENOMEM))
+_NOT_THERE: Final = frozenset((errno.ENODEV, errno.EINVAL))
+
+_time = attrgetter("time")
+
+
+class Rings:
+    """Rings of every CPU that runs; raises OSError where refused.
+
+    ``pollers`` has for each of them what to wait for. ``recheck`` is how often, in seconds, each
+    CPU is asked whether it still makes records.
+    """
+
+    def __init__(self, *, recheck: float = _RECHECK_S) -> None:
+        self.pollers: dict[int, select.epoll] = {}
+        self._recheck = recheck
+        self._checked = time.monotonic()
+        self._later: list[Record] = []
+        self._mappings: dict[int, Ring] = {}
+        self._tasks: dict[int, Ring] = {}
+        self._pages = _pages()
+        try:
+            self.follow_cpus()
+        except BaseException:
+            self.close()
+            raise
+        if not self._mappings:
+            raise OSError(errno.ENODEV, "no CPU to watch")
+
+    def follow_cpus(self) -> bool:
+        """Take in CPUs that were turned on, give up those turned off; whether there were any.
+
+        What happened on a new CPU until now is not known. Raises OSError.
+        """
+        online = perf_event.online_cpus()
+        stale = self._mappings.keys() - online
+        if time.monotonic() - self._checked >= self._recheck:
+            self._checked = time.monotonic()
+            # Off and on again since the last time, as all but one are when the machine sleeps.
+            stale |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
+        for cpu in stale:
+            self._close(cpu)
+        changed = bool(stale)
+        for cpu in sorted(online - self._mappings.keys()):
+            changed |= self._open(cpu)
+        return changed
+
+    def mappings(self, cpu: int) -> list[Record]:
+        """What was mapped on one CPU since the last time, as far as it has a path."""
+        try:
+            ring = self._mappings.get(cpu)
+            data = ring.take() if ring is not None and ring.has_records() else b""
+        except ValueError:  # the CPU was turned off just now
+            return []
+        return list(ring_records.decode(data, paths=True)) if data else []
+
+    def is_pressed(self, cpu: int) -> bool:
+        """Whether it is time to ask for `changes`, mappings or not."""
+        ring = self._tasks.get(cpu)
+        return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
+
+    def changes(self) -> list[Record]:
+        """What became of processes, each after what has led to it; by one thread at a time.
+
+        All that has led to what `mappings` gave before is among it. It is in the order of the times
+        but for a record that a CPU took long to write, which has led to nothing until then.
+        """
+        until = time.monotonic_ns()
+        parts = [ring.take() for ring in self._tasks.values() if ring.has_records()]
+        if not parts and not self._later:
+            return []
+        records = self._later + [one for data in parts for one in ring_records.decode(data)]
+        records.sort(key=_time)
+        end = bisect_right(records, until, key=_time)
+        self._later = records[end:]
+        del records[end:]
+        return records
+
+    def close(self) -> None:
+        """End the events; safe to call twice."""
+        for cpu in list(self._mappings):
+            self._close(cpu)
+
+    def _open(self, cpu: int) -> bool:
+        """Open both rings of a CPU, with as much memory as we get; False if it is off again."""
+        while True:
+            rings: list[Ring] = []
+            try:
+                rings.append(Ring(cpu, perf_event.MMAP, pages=self._pages, watermark=1))
+                half = self._pages * perf_event.PAGE // _HALF
+                rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
+            except OSError as error:
+                for ring in rings:
+                    ring.close()
+                if error.errno in _NOT_THERE and cpu not in perf_event.online_cpus():
+                    return False
+                if error.errno not in _NO_MEMORY or self._pages <= _LEAST_PAGES:
+                    raise
+                self._pages //= _HALF
+                continue
+            self._mappings[cpu], self._tasks[cpu] = rings
+            poller = self.pollers[cpu] = select.epoll()
+            for ring in rings:
+                poller.register(ring.fileno(), select.EPOLLIN | select.EPOLLET)
+            return True
+
+    def _close(self, cpu: int) -> None:
+        self.pollers.pop(cpu).close()
+        for rings in (self._mappings, self._tasks):
+            rings.pop(cpu).close()
+
+
+def _pages() -> int:
+    """Pages of each ring: the memory of all of them is locked, on however many CPUs."""
+    share = _TOTAL_BYTES // perf_event.PAGE // 2 // len(perf_event.online_cpus())
+    return min(max(1 << share.bit_length() - 1, _FEW_PAGES), _PAGES)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding out what the files are that were got hold of, and handing them on."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.live import process_table
+from buildidfs.capture.live.protocol import Caught, Missed
+from buildidfs.capture.live.recent_files import file_key, place_key
+from buildidfs.capture.slow_filesystems import SlowMounts
+from buildidfs.linux import openat2, statx
+from buildidfs.model import BuildId
+
+if TYPE_CHECKING:
+    from buildidfs.capture.live.process_table import Home
+    from buildidfs.capture.live.shared_state import Grip, State
+    from buildidfs.formats.perf.ring_records import Mapped
+    from buildidfs.model import FileIdentity
+
+_REMEMBERED: Final = 1024
+_DELETED: Final = b" (deleted)"
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+
+class Settler:
+    """Belongs to one thread, which is less urgent than those that get hold of files."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._slow = SlowMounts()
+        self._vanished: deque[Grip] = deque()
+        self._done: list[int] = []
+        self._missed: set[tuple[int, int, bytes]] = set()
+
+    def run(self) -> None:
+        """Work until the end. Raises BrokenPipeError when nobody listens any more."""
+        state = self._state
+        while not state.ended:
+            # Those that have vanished are found elsewhere or not at all, which takes longer.
+            grip = self._vanished.popleft() if self._is_idle() else state.grips.get()
+            if grip is None:
+                return
+            if grip[3] is not None and not state.grips.empty():
+                self._vanished.append(grip)
+                continue
+            self._settle(*grip)
+            if state.grips.empty():
+                self._flush()
+
+    def _is_idle(self) -> bool:
+        return bool(self._vanished) and self._state.grips.empty()
+
+    def _flush(self) -> None:
+        with self._state.lock:
+            self._state.outbox.flush()
+        if self._done:
+            self._state.closer.close(self._done)
+            self._done.clear()
+
+    def _settle(self, record: Mapped, home: Home, fd: int, error: OSError | None) -> None:
+        """Find out what a mapped file is and where, and hand it on."""
+        if not home.is_known:
+            home = process_table.look(record.pid, home, self._done.append)
+        if error is not None:
+            fd = self._find(record, home, error)
+            if fd < 0:
+                self._miss(record, home, error)
+                return
+        try:
+            identity = statx.identity(fd, ask=False)
+        except OSError as failed:
+            self._done.append(fd)
+            self._miss(record, home, failed)
+            return
+        key = place_key(home.mnt_ns_id, file_key(identity), record.path)
+        if key in self._state.met:
+            self._done.append(fd)
+        else:
+            self._send(record, home, identity, fd, key)
+
+    def _find(self, record: Mapped, home: Home, error: OSError) -> int:
+        """A descriptor of what is not mapped any more, or may not be looked at that way, or -1."""
+        return self._state.elsewhere.find(record, home) if error.errno in _GONE else -1
+
+    def _send(
+        self,
+        record: Mapped,
+        home: Home,
+        identity: FileIdentity,
+        fd: int,
+        key: bytes,
+    ) -> None:
+        """Hand a file on; when too many are waiting, only what it is. Takes the descriptor."""
+        state = self._state
+        build_id = None
+        # As many again as all others may have are for the host.
+        most_held = state.most_held * (2 if home.mnt == state.host else 1)
+        is_pinned = state.outbox.held < most_held
+        if not is_pinned:
+            build_id = self._build_id(fd, identity, home)
+            self._done.append(fd)
+            fd = -1
+        message = Caught(
+            key,
+            record.pid,
+            time.time_ns(),
+            record.path.removesuffix(_DELETED),
+            identity,
+            process_table.place(record.pid, home, state.host),
+            build_id,
+        )
+        with state.lock:
+            if is_pinned:
+                # Of an unknown mount namespace it cannot be told whether it is the same again.
+                if home.is_known:
+                    state.met.add(key)
+            else:
+                state.counts.unpinned += 1
+                if build_id is None:
+                    return
+            state.counts.caught += 1
+            state.outbox.put(message, fd)
+
+    def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
+        """What a file is that cannot be held, if it may be read without waiting for anybody."""
+        user = home.namespaces.user if home.namespaces is not None else 0
+        if self._slow.is_slow(fd, identity, home.mnt_ns_id, user):
+            return None
+        try:
+            readable = openat2.reopen_regular(fd)
+        except OSError:
+            return None
+        try:
+            found = elf_file.identify(readable)
+        except OSError:
+            return None
+        finally:
+            self._done.append(readable)
+        return found if isinstance(found, BuildId) else None
+
+    def _miss(self, record: Mapped, home: Home, error: OSError) -> None:
+        """Say once for each file of a process that it was missed: one may map it all the time."""
+        what = (record.pid, record.inode, record.path)
+        if what in self._missed:
+            return
+        if len(self._missed) >= _REMEMBERED:
+            self._missed.clear()
+        self._missed.add(what)
+        reason = error.strerror or str(error)
+        message = Missed(
+            record.pid, record.path, reason, error.errno or 0, process_table.known_place(home)
+        )
+        with self._state.lock:
+            self._state.counts.missed += 1
+            self._state.outbox.put(message)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the processes live that events speak of, without asking /proc each time.
+
+Most processes live where their parent does, so all that do share one `Home`, which is looked at
+once. The kernel reuses the numbers in the events as soon as a namespace is gone, but changes always
+show: a process is born with those of its parent, or enters new ones while it still holds the old,
+so a number that is the same means the same namespace.
+
+CPUs are read one after the other: what is told of a process may be newer than the mapping that is
+asked about. So the last change is remembered with its time, and who has ended for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from buildidfs.capture.live.protocol import Place
+from buildidfs.formats.container import cgroup
+from buildidfs.linux import cgroups, namespaces, procfs
+from buildidfs.model import NamespaceSet
+
+_MOST_PROCESSES: Final = 1 << 16
+_NEIGHBOURS: Final = 4
+_REMEMBERED_NS: Final = 1_000_000_000
+
+Close = Callable[[int], None]
+
+Share = int | str
+"""Whose files they are: the label of a container, the inode number of its mount namespace where it
+has no label, or the negative number of a user of the host."""
+
+
+class Home:
+    """A set of namespaces, and some processes that were seen in it lately."""
+
+    __slots__ = ("cgroup", "cgroup_id", "label", "mnt_ns_id", "namespaces", "pids")
+
+    def __init__(self, numbers: NamespaceSet | None = None) -> None:
+        self.namespaces = numbers
+        self.mnt_ns_id = 0
+        self.cgroup = b""
+        self.cgroup_id = 0
+        self.label = ""
+        self.pids: deque[int] = deque(maxlen=_NEIGHBOURS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a process was looked at."""
+        return self.mnt_ns_id != 0
+
+    @property
+    def mnt(self) -> int:
+        """The mount namespace, 0 if it is not known."""
+        return self.namespaces.mnt if self.namespaces is not None else 0
+
+    @property
+    def share(self) -> Share:
+        """What its new files are counted for: its container, else its mount namespace."""
+        return self.label or self.mnt
+
+
+class _Process:
+    """Where a process lives, since when, and where before; times in nanoseconds."""
+
+    __slots__ = ("before", "ended", "home", "since")
+
+    def __init__(self, home: Home, since: int, before: Home | None) -> None:
+        self.home = home
+        self.since = since
+        self.before = before
+        self.ended = 0
+
+
+class Tasks:
+    """The homes of processes, kept up to date by the events; at most 65,536 are remembered."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, _Process] = {}
+        self._ended: deque[tuple[int, int]] = deque()
+        self._strangers: dict[int, Home] = {}
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def home_at(self, pid: int, time: int) -> Home:
+        """Where a process lived then, as far as that is known; nothing is asked for it."""
+        process = self._processes.get(pid)
+        if process is None:
+            return self._move(pid, Home(), 0)
+        if time < process.since and process.before is not None:
+            return process.before
+        return process.home
+
+    def forked(self, pid: int, parent: int, time: int) -> None:
+        """A process began, in the namespaces of its parent unless `entered` follows."""
+        process = self._processes.get(parent)
+        if process is None:
+            # Of before our time. To be looked at soon: its next children will share its home.
+            home = self._strangers[parent] = self._move(parent, Home(), 0)
+        elif time < process.since and process.before is not None:
+            home = process.before
+        else:
+            home = process.home
+        # Of the few that are kept the parent is the one that will live longer than the others.
+        if parent in home.pids:
+            home.pids.remove(parent)
+        home.pids.append(parent)
+        home.pids.append(pid)
+        self._move(pid, home, time)
+
+    def entered(self, pid: int, numbers: NamespaceSet, time: int) -> None:
+        """A process is in these namespaces from now on."""
+        process = self._processes.get(pid)
+        if process is None or process.home.namespaces != numbers:
+            self._move(pid, Home(numbers), time).pids.append(pid)
+
+    def exited(self, pid: int, time: int) -> None:
+        """A process ended."""
+        process = self._processes.get(pid)
+        if process is not None and process.since <= time:
+            process.ended = time
+            self._ended.append((time, pid))
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether `strangers` has anything to tell."""
+        return bool(self._strangers)
+
+    def strangers(self) -> list[tuple[int, Home]]:
+        """Processes whose homes should be looked at (`look`), each told once."""
+        strangers, self._strangers = self._strangers, {}
+        return list(strangers.items())
+
+    def tidy(self, now: int) -> None:
+        """Forget those who ended more than a second before ``now``."""
+        while self._ended and self._ended[0][0] < now - _REMEMBERED_NS:
+            time, pid = self._ended.popleft()
+            process = self._processes.get(pid)
+            if process is not None and process.ended == time:
+                del self._processes[pid]
+
+    def forget(self) -> None:
+        """Events were lost: nothing is known for sure any more."""
+        self._processes.clear()
+        self._ended.clear()
+        self._strangers.clear()
+
+    def _move(self, pid: int, home: Home, time: int) -> Home:
+        if len(self._processes) >= _MOST_PROCESSES:
+            # Of events that were lost: processes are looked up again when they are met.
+            self.forget()
+        before = self._processes.get(pid)
+        self._processes[pid] = _Process(home, time, None if before is None else before.home)
+        return home
+
+
+def look(pid: int, home: Home, close: Close = os.close) -> Home:
+    """Find out in /proc what is not known of the home of a process, if it is still there.
+
+    Returns another one if it has moved on, and the event that says so is still to come. ``close``
+    closes a descriptor that may be the last of a mount namespace.
+    """
+    try:
+        pid_fd = procfs.open_pid(pid)
+    except OSError:
+        return home
+    try:
+        return _found(pid_fd, home, close)
+    except OSError:
+        return home
+    finally:
+        os.close(pid_fd)
+
+
+def _found(pid_fd: int, home: Home, close: Close) -> Home:
+    fd = namespaces.open_mnt(pid_fd)
+    try:
+        mnt = os.fstat(fd).st_ino
+        number = namespaces.mnt_ns_id_of(fd) or mnt
+    finally:
+        close(fd)
+    numbers = home.namespaces
+    if numbers is None or numbers.mnt != mnt:
+        seen = namespaces.of(pid_fd)
+        if seen.mnt != mnt:
+            return home  # it moved between the two, and others must not get its new number
+        if numbers is not None:
+            home = Home()
+        home.namespaces = seen
+    home.cgroup, home.cgroup_id = _cgroup(pid_fd)
+    home.label = cgroup.container_label(home.cgroup) or ""
+    home.mnt_ns_id = number  # last: others may see it from now on
+    return home
+
+
+def place(pid: int, home: Home, host: int) -> Place:
+    """Where a process lives. ``host`` is the host's mount namespace.
+
+    There each process may have a control group of its own; in another one the first that was seen
+    stands for all.
+    """
+    numbers = home.namespaces or NamespaceSet()
+    # Of one that is gone nobody knows what its paths were relative to.
+    its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
+    try:
+        pid_fd = procfs.open_pid(pid)
+        try:
+            chrooted = os.readlink(b"root", dir_fd=pid_fd) != b"/"
+            if numbers.mnt == host:
+                its_cgroup, number = _cgroup(pid_fd)
+        finally:
+            os.close(pid_fd)
+    except OSError:
+        pass
+    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted)
+
+
+def known_place(home: Home) -> Place:
+    """Where processes of this home live, as far as that is known without asking."""
+    numbers = home.namespaces or NamespaceSet()
+    return Place(numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True)
+
+
+def _cgroup(pid_fd: int) -> tuple[bytes, int]:
+    text = procfs.cgroup(pid_fd)
+    return cgroup.path(text), cgroups.cgroup_id(cgroup.unified(text))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the catcher caught, as sightings: in which container, how far it is believed, and who could
+get at it.
+
+For the last of these a root is needed from which its users' paths begin. Of the processes that
+were caught in a mount namespace a few are remembered: one of them lives longer than the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from typing import TYPE_CHECKING
+
+from buildidfs.capture.base import reached
+from buildidfs.capture.live.pending_files import HOST
+from buildidfs.capture.origin import container
+from buildidfs.capture.origin.ownership import Owners
+from buildidfs.capture.origin.path_access import Reach, Root
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from buildidfs.capture.live.protocol import Caught, Place
+    from buildidfs.capture.slow_filesystems import SlowMounts
+
+_OWNERS_S = 60.0
+_MOST_NAMESPACES = 1024
+_NEIGHBOURS = 4
+_INIT = 1  # lives as long as the host does
+
+
+class LiveSightings:
+    """Makes sightings of what is caught on this host. Raises OSError.
+
+    ``container_namespaces`` says what a container is; ``host`` and ``initial`` are by default the
+    machine we run on and its namespaces. ``slow`` is what is known of mounts.
+    """
+
+    def __init__(
+        self,
+        container_namespaces: Collection[str] = ("mnt",),
+        host: str | None = None,
+        initial: NamespaceSet | None = None,
+        slow: SlowMounts | None = None,
+    ) -> None:
+        self._container_namespaces = tuple(container_namespaces)
+        self._host = host or machine.host_name()
+        self._initial = initial or namespaces.initial()
+        self._owners = Owners(mounts.initial_mountinfo)
+        self._owners_since = time.monotonic()
+        # Not asking: whoever keeps one file waiting keeps all others waiting. And what a directory
+        # was a moment ago it need not be for a file that has just been made.
+        self._reach = Reach(slow, ask=False)
+        self._own_mnt = namespaces.of_pid(os.getpid()).mnt
+        self._neighbours: dict[int, list[int]] = {}
+
+    def of(self, caught: Caught, fd: int) -> Sighting:
+        """The sighting of a file that is open at ``fd`` (O_PATH will do; -1 if it is not), without
+        its reach.
+        """
+        place = caught.place
+        if place.namespaces.mnt != self._own_mnt:
+            self._meet(place.mnt_ns_id, caught.pid)
+        apart = container.apart(place.namespaces, self._initial)
+        trust = self._trust(caught, fd)
+        origin = Origin(
+            caught.path,
+            caught.identity,
+            place.namespaces,
+            place.mnt_ns_id,
+            place.cgroup,
+            self.label(place),
+            self._host,
+            trust,
+            "watch",
+            apart=apart,
+            cgroup_id=place.cgroup_id,
+            reach=0,
+            standing=(
+                self._owners.standing(caught.path) if trust is Trust.HOST else Standing.GIVEN
+            ),
+        )
+        return Sighting(origin, caught.seen_ns)
+
+    def label(self, place: Place) -> str:
+        """The label of the container that a process at ``place`` is in, empty for the host."""
+        apart = container.apart(place.namespaces, self._initial)
+        names = self._container_namespaces
+        return container.label_by(place.cgroup, place.namespaces, apart, names)
+
+    def share(self, origin: Origin) -> str:
+        """The `Pin.share` of a file: its container, else its mount namespace; of the host its user.
+
+        In the host's mount namespace only root can make files of root's. In a container users are
+        nothing to go by, since whoever made it may be any of them.
+        """
+        if origin.namespaces.mnt != self._initial.mnt:
+            return origin.container or f"mnt:{origin.namespaces.mnt}"
+        return f"uid {origin.identity.uid}" if origin.identity.uid else HOST
+
+    def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
+        """The same, with the reach of the file, which is open at ``fd``. No filesystem is asked.
+
+        When no process is left that lives where it was seen, the file is its owner's. Does not
+        raise.
+        """
+        place = caught.place
+        pids = [os.getpid()]
+        if place.namespaces.mnt != self._own_mnt:
+            pids = [caught.pid, *self._neighbours.get(place.mnt_ns_id, ()), _INIT]
+        for pid in pids:
+            try:
+                reach = self._reach_from(pid, place, fd, sighting.origin.identity)
+            except OSError:
+                self._part(place.mnt_ns_id, pid)
+            else:
+                return reached(sighting, reach)
+        return reached(sighting, OWNER)
+
+    def _meet(self, mnt_ns_id: int, pid: int) -> None:
+        """Remember a process of another mount namespace, the eldest being the best."""
+        pids = self._neighbours.get(mnt_ns_id)
+        if pids is None:
+            if len(self._neighbours) >= _MOST_NAMESPACES:
+                del self._neighbours[next(iter(self._neighbours))]
+            pids = self._neighbours[mnt_ns_id] = []
+        if len(pids) < _NEIGHBOURS and pid not in pids:
+            pids.append(pid)
+
+    def _part(self, mnt_ns_id: int, pid: int) -> None:
+        """Forget a process that is gone from there."""
+        pids = self._neighbours.get(mnt_ns_id)
+        if pids is not None and pid in pids:
+            pids.remove(pid)
+
+    def _reach_from(self, pid: int, place: Place, fd: int, identity: FileIdentity) -> int:
+        """What can be said as seen from a process. Raises OSError if it does not live there."""
+        pid_fd = procfs.open_pid(pid)
+        try:
+            if namespaces.mnt(pid_fd) != place.namespaces.mnt:
+                raise ProcessLookupError
+            root_fd = procfs.open_root(pid_fd)
+            try:
+                root = Root(
+                    root_fd,
+                    os.readlink(b"root", dir_fd=pid_fd),
+                    functools.partial(procfs.mountinfo, pid_fd),
+                    place.mnt_ns_id,
+                    place.namespaces.user,
+                    container.maker(pid_fd, container.apart(place.namespaces, self._initial)),
+                )
+                return self._reach.of(fd, identity, root)
+            finally:
+                os.close(root_fd)
+        finally:
+            os.close(pid_fd)
+
+    def _trust(self, caught: Caught, fd: int) -> Trust:
+        mnt, initial = caught.place.namespaces.mnt, self._initial.mnt
+        trust = container.trust(caught.identity, mnt, initial)
+        if trust is Trust.HOST and not self._is_believed(caught, fd):
+            trust = container.trust(caught.identity, mnt, initial, owners_believed=False)
+        return trust
+
+    def _is_believed(self, caught: Caught, fd: int) -> bool:
+        # What is root's in a chroot came with whatever was unpacked there.
+        if fd < 0 or (caught.place.chrooted and not _is_ours(caught.path, fd)):
+            return False
+        # Mounts can be remounted: what was learned of them is not kept for ever.
+        if time.monotonic() - self._owners_since > _OWNERS_S:
+            self._owners = Owners(mounts.initial_mountinfo)
+            self._owners_since = time.monotonic()
+        try:
+            return self._owners.believed(caught.path, fd)
+        except OSError:
+            return False
+
+
+def _is_ours(path: bytes, fd: int) -> bool:
+    """Whether from our root, too, a path leads to an open file. No filesystem is asked."""
+    fds: list[int] = []
+    try:
+        fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))
+        fds.append(openat2.open_cached_in_root(fds[0], path))
+        found, wanted = statx.identity(fds[1], ask=False), statx.identity(fd, ask=False)
+    except OSError:
+        return False
+    finally:
+        for one in fds:
+            os.close(one)
+    return (found.dev, found.ino) == (wanted.dev, wanted.ino)

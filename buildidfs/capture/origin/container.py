@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a process in a container, in which one, and how far is a file from there believed.
+
+There is no container in the kernel, only namespaces and control groups. Whether a process is in
+one is decided by its namespaces alone, which it cannot imitate; the label is for people.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import UsageError
+from buildidfs.formats.container import cgroup
+from buildidfs.linux import namespaces as its_namespaces
+from buildidfs.model import FileIdentity, NamespaceSet, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+_NAMES: Final = NamespaceSet.__struct_fields__
+_GROUP_OR_OTHER_WRITE: Final = 0o022
+_SHOWN: Final = 5
+
+
+def apart(namespaces: NamespaceSet, initial: NamespaceSet) -> int:
+    """`Origin.apart`: bit 1<<i says that the i-th namespace is another one than the host's.
+
+    A namespace that is not known (0) counts as the host's.
+    """
+    bits = 0
+    for number, name in enumerate(_NAMES):
+        its, hosts = getattr(namespaces, name), getattr(initial, name)
+        if its != hosts and its and hosts:
+            bits |= 1 << number
+    return bits
+
+
+def apart_names(apart: int) -> list[str]:
+    """The names of the namespaces in such a number, in the order of `NamespaceSet`."""
+    return [name for number, name in enumerate(_NAMES) if apart & 1 << number]
+
+
+def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
+    """Whether what was seen ``apart`` so was in a container: every one of ``names`` is in it."""
+    return all(apart & 1 << _NAMES.index(name) for name in names)
+
+
+def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
+    """`reach.Root.maker` for a process whose namespaces are ``apart`` so.
+
+    What root does in a mount namespace of somebody else's counts as root's.
+    """
+    if not in_container(apart, ("mnt",)):
+        return None
+    if not in_container(apart, ("user",)):
+        return lambda: 0
+    return functools.partial(its_namespaces.user_owner, pid_fd)
+
+
+def is_contained(
+    namespaces: NamespaceSet, initial: NamespaceSet, names: Iterable[str] = ("mnt",)
+) -> bool:
+    """Whether every namespace of ``names`` is another one than the host's.
+
+    A namespace that is not known (0) counts as the host's.
+    """
+    return in_container(apart(namespaces, initial), names)
+
+
+def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
+    """What to call the container of a process that is in one: ``docker:0123456789ab``.
+
+    Where the control group tells nothing, the inode number of a namespace is the name,
+    ``mnt:4026532177``, which is unique only as long as the container runs. It is the mount
+    namespace, or the first of ``names``, what containers are here, if that is not among them.
+    """
+    found = cgroup.container_label(cgroup_path)
+    if found is not None:
+        return found
+    kind = "mnt" if "mnt" in names else next(iter(names))
+    return f"{kind}:{getattr(namespaces, kind)}"
+
+
+def label_by(
+    cgroup_path: bytes, namespaces: NamespaceSet, apart: int, names: Collection[str]
+) -> str:
+    """What `Origin.container` would be had ``names`` been what containers are; may be empty."""
+    return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
+
+
+def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
+    """The labels that a user means who gave ``wanted``.
+
+    Each may be a whole label, or the beginning of the part after the colon that no other
+    container shares; an ID longer than what labels show (docker's 64 digits) is understood.
+    Raises `UsageError` for one that fits none of ``labels``, or more than one.
+    """
+    return frozenset(_choose_one(text, labels) for text in wanted)
+
+
+def fits(text: str, label: str) -> bool:
+    """Whether a user who gave ``text`` may mean that container; see `choose`."""
+    manager, colon, its_id = text.rpartition(":")
+    if not its_id or (colon and not label.startswith(f"{manager}:")):
+        return text == label
+    return text == label or _same_beginning(its_id, label.partition(":")[2])
+
+
+def _choose_one(text: str, labels: Collection[str]) -> str:
+    if text in labels:
+        return text
+    fitting = sorted(label for label in labels if fits(text, label))
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UsageError(f"several containers begin with {text!r}: {_listed(fitting)}")
+    known = f"; running: {_listed(sorted(labels))}" if labels else "; none is running"
+    raise UsageError(f"no container {text!r} to be seen{known}")
+
+
+def _same_beginning(its_id: str, shown: str) -> bool:
+    # Names are matched from their beginning; only an ID in hex is known to be cut off.
+    if shown.startswith(its_id):
+        return True
+    return len(its_id) == 64 and len(shown) == 12 and its_id.startswith(shown)
+
+
+def _listed(labels: list[str]) -> str:
+    more = len(labels) - _SHOWN
+    return ", ".join(labels[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def trust(
+    identity: FileIdentity, mnt: int, initial_mnt: int, *, owners_believed: bool = True
+) -> Trust:
+    """How far a file is believed that was seen in the mount namespace ``mnt``.
+
+    HOST if only root can have written it and it was seen in the host's own mount namespace,
+    CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the
+    filesystem's word on owners is not to be taken, see `owners.Owners`.
+    """
+    if not mnt or not initial_mnt:
+        return Trust.UNKNOWN
+    if mnt != initial_mnt:
+        return Trust.CONTAINER
+    if owners_believed and identity.uid == 0 and not identity.mode & _GROUP_OR_OTHER_WRITE:
+        return Trust.HOST
+    return Trust.UNKNOWN

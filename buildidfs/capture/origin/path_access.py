@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who could get at a file along its path: the directories above it have permissions, too.
+
+What is found out is meant for a mode that is shown elsewhere, with the owner and group of the file:
+for each of its three classes, whether *everybody* who is in it could search every directory down to
+the file (`model.Origin.reach`). The way begins at the root of the file's mount namespace, which for
+a process in a chroot is above its own root. Where a mount namespace shows a directory of a
+filesystem that the host has mounted, too, the way to that directory on the host counts as well
+(`_Outside` has the exceptions). Where the three classes cannot say it, less is said:
+
+- who owns a directory, or is in its group, may be in any class of a file that is another's;
+- what an access control list lets named users and groups do is not said; what it keeps them from,
+  everybody is kept from, see `formats.posix_acl`. A server may have more of the kind than it shows:
+  on a network filesystem counts what all have, and what the owner has;
+- into a FUSE filesystem come all (allow_other) by the mode (default_permissions), or the one
+  who mounted it;
+- a file that never had a name, like a memfd, one that was deleted or is not where its path leads
+  any more, and one whose users' root nobody can enter any more, is its owner's: of a directory that
+  has the name now nobody knows that it is the one in which the file was.
+
+Root reads everything, here as there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
+from buildidfs.capture.slow_filesystems import SlowMounts
+from buildidfs.capture.unresponsive import is_slow_type
+from buildidfs.formats import mountinfo, posix_acl
+from buildidfs.linux import mounts, namespaces, openat2, statx, xattr
+from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
+
+if TYPE_CHECKING:
+    from buildidfs.capture.unresponsive import Patience
+    from buildidfs.model import FileIdentity
+
+MAX_DEPTH: Final = 256
+SCAN_KEEP_S: Final = 1.0
+"""How long a scan takes a directory to be as it was."""
+
+_SEARCH: Final = 0o111
+_READ: Final = 0o444
+_MOST_KNOWN: Final = 4096
+_MOST_WAYS: Final = 16
+# Longer than a tick of the clock that change times are taken from.
+_TICK_NS: Final = 20_000_000
+_NOBODY: Final = -1
+
+
+class Root(msgspec.Struct, frozen=True):
+    """Where the paths of a file's users begin: ``fd`` (O_PATH will do), which is ``path`` to us.
+
+    ``mnt_ns_id`` (0: ours) and ``user`` are the numbers of the mount and the user namespace of
+    these users, ``mountinfo`` tells what is mounted there. ``maker`` is None in the host's own
+    mount namespace; for any other it tells the user ID of who made the user namespace that it
+    belongs to, which is 0 for containers that root has made. Both raise OSError.
+    """
+
+    fd: int
+    path: bytes
+    mountinfo: Callable[[], bytes]
+    mnt_ns_id: int = 0
+    user: int = 0
+    maker: Callable[[], int] | None = None
+
+
+class _Ground(NamedTuple):
+    """A mount. ``told`` says that its filesystem depends on somebody's answer, and that the bits of
+    a mode may not be all there is to its permissions; ``only`` is who is let in, if not everybody.
+    """
+
+    mount: int | None
+    told: bool
+    only: int | None
+
+
+class _Barrier(NamedTuple):
+    """A directory that not everybody may search: who owns it, and which of its classes may."""
+
+    uid: int
+    gid: int
+    owner: bool
+    group: bool
+    other: bool
+
+    def lets_through(self, uid: int, gid: int) -> int:
+        """Of a file's owner, its group and all others those of whom everybody may search it."""
+        both = self.group and self.other
+        reach = OWNER if uid == 0 or (self.owner if uid == self.uid else both) else 0
+        # Whoever owns the directory may be anybody but the owner of the file.
+        if self.owner or self.uid in (uid, 0):
+            same = gid == self.gid
+            reach |= GROUP if both or (same and self.group) else 0
+            reach |= OTHERS if both or (same and self.other) else 0
+        return reach
+
+
+class _Way(NamedTuple):
+    """What was met from the root down to a directory, and the mount that this is on.
+
+    ``place`` is device and inode of the directory, ``begun_ns`` the Unix time before the first of
+    the directories was looked at.
+    """
+
+    barriers: frozenset[_Barrier]
+    ground: _Ground
+    place: tuple[int, int]
+    begun_ns: int
+
+
+class Reach:
+    """Remembers directories for ``keep_s`` seconds, so one is for one thread or one scan.
+
+    Without ``ask`` no filesystem is waited for that may not answer (``slow`` knows which): where
+    the kernel does not have the way in memory, the file counts as its owner's.
+    """
+
+    def __init__(
+        self, slow: SlowMounts | None = None, *, ask: bool = True, keep_s: float = 0.0
+    ) -> None:
+        self._slow = slow or SlowMounts()
+        self._ask = ask
+        self._keep_s = keep_s
+        self._known: dict[tuple[int, bytes, bytes], _Way] = {}
+        self._known_since = 0.0
+
+    def of(
+        self, fd: int, identity: FileIdentity, root: Root, patience: Patience | None = None
+    ) -> int:
+        """`Origin.reach` of an open file (O_PATH will do). What cannot be found out is ``OWNER``;
+        it does not raise. With ``patience`` filesystems are not waited for any longer than that.
+        """
+        try:
+            if patience is None:
+                return self._of(fd, identity, root)
+            return self._patiently(fd, identity, root, patience)
+        except (OSError, ValueError):
+            return OWNER
+
+    def _patiently(self, fd: int, identity: FileIdentity, root: Root, patience: Patience) -> int:
+        """Raises OSError: TimeoutError if there is no answer in time."""
+        # In place of a device, since nobody knows which will be met. There is none of that number.
+        device = (-3, root.mnt_ns_id)
+        if patience.is_silent(device):
+            return OWNER
+        text = root.mountinfo()
+        # Whoever asks may be left behind, and then has descriptors that nobody else closes.
+        own_fd = os.dup(fd)
+        try:
+            own_root = os.dup(root.fd)
+        except OSError:
+            os.close(own_fd)
+            raise
+        own = msgspec.structs.replace(root, fd=own_root, mountinfo=lambda: text)
+
+        def question() -> int:
+            try:
+                return self._of(own_fd, identity, own)
+            finally:
+                os.close(own_fd)
+                os.close(own_root)
+
+        return patience.ask(device, question, lambda reach: None)
+
+    def _of(self, fd: int, identity: FileIdentity, root: Root) -> int:
+        path = _inside(os.readlink(b"/proc/self/fd/%d" % fd), root.path)
+        directory, _, name = path.rpartition(b"/")
+        mount = statx.unique_mount_id(fd)
+        way, parent = self._way(root, directory, identity.ctime_ns)
+        try:
+            if not self._is_there(parent, name, identity, way.ground):
+                return OWNER
+        finally:
+            os.close(parent)
+        barriers, ground = way.barriers, way.ground
+        if mount is None or mount != ground.mount:  # a file may be mounted itself
+            ground = self._ground(fd, identity, mount, root)
+            barriers |= self._kept_by(ground, fd, identity, root)
+        reach = self._readers(fd, identity.mode, ground)
+        for barrier in barriers:
+            reach &= barrier.lets_through(identity.uid, identity.gid)
+        return reach
+
+    def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
+        """Whether a directory has that very file under that name."""
+        try:
+            fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
+        except OSError:
+            return False
+        try:
+            found = statx.identity(fd, ask=self._ask)
+        finally:
+            os.close(fd)
+        return (found.dev, found.ino) == (identity.dev, identity.ino)
+
+    # --- directories -----------------------------------------------------------------------
+
+    def _way(self, root: Root, directory: bytes, changed_ns: int = 0) -> tuple[_Way, int]:
+        """The way to a directory, and its descriptor, which is the caller's. Raises OSError.
+
+        One that is remembered counts only for a file that was last changed, at ``changed_ns``,
+        before: what a directory was then says nothing of what was put there later.
+        """
+        now = time.monotonic()
+        if now - self._known_since > self._keep_s or len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+            self._known_since = now
+        key = (root.mnt_ns_id, root.path, directory)
+        way = self._known.get(key)
+        if way is not None and changed_ns < way.begun_ns - _TICK_NS:
+            flags = os.O_PATH | os.O_DIRECTORY
+            fd = openat2.open_in_root(root.fd, directory or b"/", flags)
+            found = statx.identity(fd, ask=self._ask)
+            if (found.dev, found.ino) == way.place:
+                return way, fd
+            os.close(fd)
+        names = [name for name in directory.split(b"/") if name]
+        if len(names) > MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), directory)
+        way, fd = self._walked(root, names)
+        if self._keep_s:
+            self._known[key] = way
+        return way, fd
+
+    def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
+        begun_ns = time.time_ns()
+        # What is called "/" even from outside has at most what root has hidden above it.
+        barriers = set() if root.path == b"/" else self._above(root)
+        fd = os.dup(root.fd)
+        try:
+            identity, ground, found = self._look(fd, None, root)
+            barriers.update(found)
+            for name in names:
+                # No link is followed: the kernel told the path, and there is none on the way.
+                entry = openat2.pin_entry(fd, name, ask=self._ask or not ground.told)
+                os.close(fd)
+                fd = entry
+                identity, ground, found = self._look(fd, ground, root)
+                barriers.update(found)
+        except BaseException:
+            os.close(fd)
+            raise
+        return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
+
+    def _above(self, root: Root) -> set[_Barrier]:
+        """What the directories above a root keep out, up to the root of its mount namespace.
+
+        Raises OSError.
+        """
+        barriers: set[_Barrier] = set()
+        fd = os.dup(root.fd)
+        try:
+            here = statx.identity_on_mount(fd, ask=self._ask)
+            ground: _Ground | None = None
+            if root.maker is None:  # in a chroot a process is not told what is mounted above it
+                root = msgspec.structs.replace(root, mountinfo=mounts.initial_mountinfo)
+            for _ in range(MAX_DEPTH):
+                parent = openat2.pin_parent(fd, ask=self._ask)
+                os.close(fd)
+                fd = parent
+                above = statx.identity_on_mount(fd, ask=self._ask)
+                if (above[0].dev, above[0].ino, above[1]) == (here[0].dev, here[0].ino, here[1]):
+                    return barriers
+                here = above
+                try:
+                    _, ground, found = self._look(fd, ground, root)
+                except OSError:
+                    if root.maker is None or root.maker():
+                        raise
+                    return barriers  # what root has hidden below the root of a container
+                barriers.update(found)
+        finally:
+            os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+    def _look(
+        self, fd: int, before: _Ground | None, root: Root
+    ) -> tuple[FileIdentity, _Ground, frozenset[_Barrier]]:
+        """A directory, the mount that it is on, and what it keeps out. Raises OSError."""
+        identity, mount = statx.identity_on_mount(fd, ask=self._ask)
+        if not stat.S_ISDIR(identity.mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        ground, barriers = before, frozenset[_Barrier]()
+        if ground is None or mount is None or mount != ground.mount:
+            ground = self._ground(fd, identity, mount, root)
+            barriers = self._kept_by(ground, fd, identity, root)
+        bits = self._searchers(fd, identity.mode, ground)
+        if bits & _SEARCH != _SEARCH:
+            owner, group, other = (bool(bits & bit) for bit in (0o100, 0o010, 0o001))
+            barriers |= {_Barrier(identity.uid, identity.gid, owner, group, other)}
+        return identity, ground, barriers
+
+    def _kept_by(
+        self, ground: _Ground, fd: int, identity: FileIdentity, root: Root
+    ) -> frozenset[_Barrier]:
+        """What keeps out of a mount that ``fd`` is on. Raises OSError."""
+        barriers = self._outside(fd, identity, root) if root.maker is not None else frozenset()
+        if ground.only is not None:
+            barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
+        return barriers
+
+    # --- what the host has mounted as well ---------------------------------------------------
+
+    def _outside(self, fd: int, identity: FileIdentity, root: Root) -> frozenset[_Barrier]:
+        """What keeps out, on the host, of a directory that is mounted in another mount namespace.
+
+        Nothing if the host does not have that filesystem: then it belongs to the container. Nor if
+        it is the root that root has given to a container, or lies where engines keep what belongs
+        to containers: of both the container's own users count, see SECURITY.md. Raises OSError,
+        ValueError if nobody can tell.
+        """
+        assert root.maker is not None
+        number = mounts.mount_id(fd)
+        mark = b"%d " % number
+        lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
+        shown = next(mountinfo.parse(next(lines, b"")), None)
+        if shown is None:
+            raise OSError(errno.ENOENT, "not mounted where it was seen")
+        made_by_root = root.maker() == 0
+        if made_by_root and shown.mount_point == b"/":
+            return frozenset()
+        ways = self._ways_outside(shown)
+        if ways and not all(path.startswith(CONTAINER_STORAGE) for path in ways):
+            return self._least(fd, identity, number, ways)
+        if not ways and shown.fstype == b"overlay" and shown.mount_point != b"/":
+            raise OSError(errno.ENOENT, "an overlay, whose layers nobody can tell")
+        if ways or made_by_root or shown.root == b"/":
+            return frozenset()
+        raise OSError(errno.ENOENT, "a part of what the host does not have")
+
+    def _ways_outside(self, shown: mountinfo.MountInfo) -> list[bytes]:
+        """Paths on the host that may lead to the root of a mount. Raises OSError."""
+        if shown.root.endswith(b"//deleted"):
+            raise OSError(errno.ENOENT, "a directory that was deleted")
+        mark = b" %d:%d " % shown.dev
+        ways = []
+        lines = (line for line in mounts.initial_mountinfo().split(b"\n") if mark in line)
+        for found in mountinfo.parse(b"\n".join(islice(lines, _MOST_WAYS))):
+            above = found.root.rstrip(b"/")
+            if found.dev == shown.dev and (shown.root + b"/").startswith(above + b"/"):
+                ways.append(found.mount_point.rstrip(b"/") + shown.root[len(above) :])
+        return ways
+
+    def _least(
+        self, fd: int, identity: FileIdentity, number: int, ways: list[bytes]
+    ) -> frozenset[_Barrier]:
+        """What keeps out along the way that keeps out least, of those that lead to the root of the
+        mount with that number. Raises OSError, ValueError if none does.
+        """
+        if stat.S_ISDIR(identity.mode):
+            identity = self._root_of_mount(fd, number)
+        host_fd, mnt_ns_id = namespaces.open_initial_root()
+        try:
+            user = self._slow.host_user
+            host = Root(host_fd, b"/", mounts.initial_mountinfo, mnt_ns_id, user)
+            found = [self._along(host, way, identity) for way in ways]
+        finally:
+            os.close(host_fd)
+        return min((barriers for barriers in found if barriers is not None), key=len)
+
+    def _root_of_mount(self, fd: int, number: int) -> FileIdentity:
+        """The uppermost directory of the mount that a directory is on. Raises OSError."""
+        fd = os.dup(fd)
+        try:
+            here = statx.identity(fd, ask=self._ask)
+            for _ in range(MAX_DEPTH):
+                parent = openat2.pin_parent(fd, ask=self._ask)
+                os.close(fd)
+                fd = parent
+                above = statx.identity(fd, ask=self._ask)
+                same = (above.dev, above.ino) == (here.dev, here.ino)
+                if same or mounts.mount_id(fd) != number:
+                    return here
+                here = above
+        finally:
+            os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+    def _along(self, host: Root, way: bytes, identity: FileIdentity) -> frozenset[_Barrier] | None:
+        """What keeps out along a path of the host; None if it leads to something else."""
+        directory, _, name = way.rpartition(b"/")
+        try:
+            if stat.S_ISDIR(identity.mode):
+                walked, fd = self._walked(host, [each for each in way.split(b"/") if each])
+                os.close(fd)
+                is_there = walked.place == (identity.dev, identity.ino)
+            else:
+                walked, fd = self._walked(host, [each for each in directory.split(b"/") if each])
+                try:
+                    is_there = self._is_there(fd, name, identity, walked.ground)
+                finally:
+                    os.close(fd)
+        except OSError:
+            return None
+        return walked.barriers if is_there else None
+
+    def _ground(self, fd: int, identity: FileIdentity, mount: int | None, root: Root) -> _Ground:
+        if not self._slow.is_slow(fd, identity, root.mnt_ns_id, root.user):
+            return _Ground(mount, told=False, only=None)
+        number = mounts.mount_id(fd)
+        for found in mountinfo.parse(root.mountinfo()):
+            if found.mount_id == number:
+                # Before Linux 6.11 only the text can say that a filesystem is not a slow one.
+                stacked = found.fstype == b"overlay" and self._slow.is_users(root.user)
+                told = stacked or is_slow_type(found.fstype)
+                return _Ground(mount, told, self._mounter(found, root))
+        raise OSError(errno.ENOENT, "not mounted where it was seen")
+
+    def _mounter(self, mount: mountinfo.MountInfo, root: Root) -> int | None:
+        """Who alone is let in, None if that is not so."""
+        options = mount.super_options
+        if mount.fstype not in (b"fuse", b"fuseblk") and not mount.fstype.startswith(b"fuse."):
+            return None
+        if all(
+            mountinfo.option(options, name) is not None
+            for name in (b"allow_other", b"default_permissions")
+        ):
+            return None
+        if self._slow.is_users(root.user):
+            # It says who mounted it in the numbers of the user namespace it was mounted in.
+            raise OSError(errno.EPERM, "mounted by somebody unknown")
+        return int(mountinfo.option(options, b"user_id") or b"0")
+
+    def _searchers(self, fd: int, mode: int, ground: _Ground) -> int:
+        """The bits of a directory's mode that hold for everybody in a class.
+
+        Raises OSError, ValueError.
+        """
+        if ground.told:
+            return mode if mode & _SEARCH == _SEARCH else mode & 0o700
+        entries = xattr.access_list(fd)
+        return mode if entries is None else mode & posix_acl.certain_bits(entries)
+
+    def _readers(self, fd: int, mode: int, ground: _Ground) -> int:
+        """The classes for which the mode of a file says who may read it. Raises as `_searchers`."""
+        if ground.told:
+            return EVERYBODY if mode & _READ == _READ else OWNER
+        entries = xattr.access_list(fd)
+        if entries is None:
+            return EVERYBODY
+        certain = posix_acl.certain_bits(entries)
+        return sum(
+            who for who, bit in ((OWNER, 0o400), (GROUP, 0o040), (OTHERS, 0o004)) if certain & bit
+        )
+
+
+def _inside(path: bytes, root: bytes) -> bytes:
+    """What is called ``path`` by us, as those call it whose root is called ``root``."""
+    if not path.startswith(b"/"):
+        raise OSError(errno.ENOENT, "has no path", path)
+    if root == b"/":
+        return path
+    if not path.startswith(root + b"/"):
+        raise OSError(errno.ENOENT, "not below that root", path)
+    return path[len(root) :]

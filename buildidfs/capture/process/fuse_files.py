@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has mapped from a FUSE filesystem of its user that root is not let into.
+
+The kernel tells the build ID of such a file even so. Its bytes are to be had as the user who
+mounted it (`capture.as_owner.client`), and count only if they have that build ID.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import Known, Memo, Unreadable
+from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.linux import capabilities, namespaces, procfs
+from buildidfs.model import Absence, BuildId, FileIdentity
+
+if TYPE_CHECKING:
+    from buildidfs.capture.as_owner.client import AsOwner, Mounter
+    from buildidfs.capture.file_helper import FileHelper
+    from buildidfs.capture.process.process import Process
+    from buildidfs.model import Mapping
+
+# How the kernel keeps out who is not the mounter, or not in the mounter's user namespace.
+_REFUSED: Final = frozenset((errno.EACCES, errno.EOVERFLOW))
+
+_NEEDED: Final = frozenset(("CAP_SETGID", "CAP_SETUID"))
+
+_REMEDY: Final = (
+    "a FUSE filesystem that its user mounted for themselves;"
+    " [capture] fuse-as-owner = true reads it as that user"
+)
+
+
+class Owned(msgspec.Struct):
+    """A file that was read as its owner: ``fd`` is a copy, or -1 if the memo ``known`` it.
+
+    ``binary`` is what is known of it for finding its debug files.
+    """
+
+    identity: FileIdentity
+    fd: int = -1
+    known: Known | None = None
+    binary: ElfFile | BuildId | None = None
+
+
+class FuseFiles:
+    """What root was refused, read as the owner if there is an ``as_owner`` to do it."""
+
+    def __init__(self, memo: Memo, helper: FileHelper, as_owner: AsOwner | None = None) -> None:
+        self._memo = memo
+        self._helper = helper
+        self._as_owner = as_owner
+        self._mounters: dict[tuple[int, tuple[int, int]], Mounter] = {}
+
+    def take(self, process: Process, mapping: Mapping, error: OSError) -> Owned | Unreadable | None:
+        """The file of a mapping that could not be opened because of ``error``.
+
+        None if that is not because of a user's FUSE filesystem. The caller closes the descriptor.
+        """
+        if error.errno not in _REFUSED:
+            return None
+        try:
+            mounter = self._mounter(process, mapping)
+        except OSError:
+            return None
+        if mounter is None:
+            return None
+        path = process.path_in_root(mapping)
+        if self._as_owner is None:
+            reason = f"{os.strerror(error.errno)}: {_REMEDY}"
+            return Unreadable(path, reason, error.errno, self._build_id(process, mapping))
+        try:
+            return self._read(self._as_owner, process, mapping, mounter)
+        except OSError as refusal:
+            # The number may be that of another filesystem by now.
+            self._mounters.pop((process.mount_namespace, mapping.dev), None)
+            reason = f"as its owner, uid {mounter.uid}: {refusal.strerror or refusal}"
+            lacking = _NEEDED - capabilities.effective()
+            if refusal.errno == errno.EPERM and lacking:
+                reason += f"; needs {', '.join(sorted(lacking))}"
+            silent = refusal.errno == errno.ETIMEDOUT  # and then nobody else is to wait for it
+            build_id = None if silent else self._build_id(process, mapping)
+            return Unreadable(path, reason, refusal.errno or errno.EIO, build_id)
+
+    def _mounter(self, process: Process, mapping: Mapping) -> Mounter | None:
+        """Who mounted the filesystem of a mapping, if that is FUSE. Raises OSError."""
+        key = process.mount_namespace, mapping.dev
+        if key not in self._mounters:
+            from buildidfs.capture.as_owner import (
+                client,  # as good as never: most hosts refuse root nothing
+            )
+
+            if "CAP_SYS_PTRACE" not in capabilities.effective():
+                return None  # it is not FUSE that refuses
+            for device, mounter in client.mounters(procfs.mountinfo(process.fd)).items():
+                self._mounters[process.mount_namespace, device] = mounter
+        return self._mounters.get(key)
+
+    def _build_id(self, process: Process, mapping: Mapping) -> BuildId | None:
+        """What the kernel says of a mapped file, if that can be had without waiting for long."""
+        try:
+            return self._helper.build_id(mapping.dev, process.pid, mapping)
+        except OSError:
+            return None
+
+    def _read(
+        self,
+        as_owner: AsOwner,
+        process: Process,
+        mapping: Mapping,
+        mounter: Mounter,
+    ) -> Owned:
+        """Raises OSError."""
+        from buildidfs.capture.as_owner.client import Place
+
+        name = procfs.map_file_name(mapping.start, mapping.end)
+        users = namespaces.foreign_users(process.fd)
+        try:
+            path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)
+            try:
+                place = Place(path_fd, mapping.dev, mapping.inode, mounter, tuple(users))
+                identity = as_owner.look(place)
+                build_id = self._build_id(process, mapping)
+                known = self._memo.recall(identity)
+                # Its server may tell the same times of other bytes.
+                if known is not None and build_id in (None, known.build_id):
+                    return Owned(identity, known=known, binary=known.build_id)
+                identity, fd = as_owner.read(place)
+            finally:
+                os.close(path_fd)
+        finally:
+            for user in users:
+                os.close(user)
+        try:
+            binary = elf_file.describe(fd)
+            if isinstance(binary, Absence):
+                if build_id is None:
+                    return Owned(identity, fd)
+                raise OSError(errno.ESTALE, f"not the bytes that are mapped: {binary}")
+            if build_id not in (None, binary.build_id):
+                raise OSError(errno.ESTALE, f"not the bytes that are mapped: {binary.build_id}")
+        except BaseException:
+            os.close(fd)
+            raise
+        return Owned(identity, fd, binary=binary)

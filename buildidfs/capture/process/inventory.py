@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many files are open or mapped on this host, and how many of them are ELF.
+
+The kernel's maintainers asked for exactly these numbers before they would keep a build ID with
+every open file; here they tell an operator how much of the host the store covers. Nothing is
+captured: each distinct regular file is opened once, its first page read, and closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from buildidfs.capture import elf_file as files
+from buildidfs.capture.unresponsive import Patience, slow_devices
+from buildidfs.formats import procmaps
+from buildidfs.linux import mounts, openat2, procfs, statx
+from buildidfs.model import Absence, BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.model import FileIdentity
+
+
+class Census(msgspec.Struct):
+    """What was counted; of ``refused`` processes something could not be looked at, and nothing of
+    ``unseen`` ones, which are among them.
+
+    ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct
+    files behind them, ``elf`` those that are ELF.
+    """
+
+    processes: int = 0
+    refused: int = 0
+    unseen: int = 0
+    references: int = 0
+    files: int = 0
+    elf: int = 0
+    absent: Counter[Absence] = msgspec.field(default_factory=Counter)
+    build_ids: set[BuildId] = msgspec.field(default_factory=set)
+
+
+def take(
+    progress: Callable[[int, str], None] | None = None, patience: Patience | None = None
+) -> Census:
+    """Count the regular files that the processes we may look at have open or mapped.
+
+    Without the privilege to follow map_files, what a process has mapped is found by its paths.
+    ``progress`` is called with the number of processes done and the one at hand; ``patience`` is
+    for filesystems that may never answer.
+    """
+    count = _Count(patience or Patience())
+    for done, pid in enumerate(procfs.pids()):
+        if progress is not None:
+            progress(done, f"/proc/{pid}")
+        try:
+            pid_fd = procfs.open_pid(pid)
+        except OSError:
+            continue  # it ended meanwhile
+        try:
+            if not procfs.is_kernel_thread(pid_fd):
+                count.process(pid_fd)
+        except OSError as error:
+            count.refuse(error, whole=True)
+        finally:
+            os.close(pid_fd)
+            count.next_process()
+    return count.census
+
+
+class _Count:
+    """The census while it is taken: each file is looked into once."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.census = Census()
+        self._patience = patience
+        self._seen: set[tuple[int, int]] = set()
+        self._refused = False
+        self._mount_namespaces: set[str] = set()
+        self._own_mounts: set[int] = set()
+        self._slow: set[int] = set()
+
+    def process(self, pid_fd: int) -> None:
+        """Count what one process has open and mapped. Raises OSError."""
+        self.census.processes += 1
+        self._note_mounts(pid_fd)
+        for name in _entries(pid_fd, b"fd"):
+            self._link(pid_fd, name)
+        mapped = _entries(pid_fd, b"map_files")
+        try:
+            for name in mapped[:1]:
+                statx.identity_at(pid_fd, name, ask=False)
+        except PermissionError:
+            self._paths(pid_fd)
+            return
+        except OSError:
+            pass  # unmapped meanwhile
+        for name in mapped:
+            self._link(pid_fd, name)
+
+    def _note_mounts(self, pid_fd: int) -> None:
+        """Learn of the mounts in a mount namespace met for the first time. Raises OSError."""
+        namespace = os.readlink("ns/mnt", dir_fd=pid_fd)
+        if namespace in self._mount_namespaces:
+            return
+        self._mount_namespaces.add(namespace)
+        text = procfs.mountinfo(pid_fd)
+        self._own_mounts |= {os.makedev(*device) for device in mounts.own_mount_devices(text)}
+        self._slow |= {os.makedev(*device) for device in slow_devices(text)}
+
+    def _link(self, pid_fd: int, name: bytes) -> None:
+        """Count a link of /proc to a file; opened only if the file is a new one."""
+        try:
+            identity = statx.identity_at(pid_fd, name, ask=False)
+            if not self._is_new(identity):
+                return
+            # Of its own for each, since one that gets no answer keeps it.
+            directory = os.dup(pid_fd)
+        except OSError as error:
+            self.refuse(error)
+            return
+
+        def question() -> BuildId | Absence:
+            try:
+                return _identify(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=directory))
+            finally:
+                os.close(directory)
+
+        self._ask(identity.dev, question)
+
+    def _paths(self, pid_fd: int) -> None:
+        """Count mapped files by their paths in the root of the process. Raises OSError."""
+        named = {m.path for m in procmaps.parse(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
+        root_fd = procfs.open_root(pid_fd)
+        try:
+            for path in named:
+                try:
+                    path_fd = openat2.open_in_root(root_fd, path, os.O_PATH | os.O_CLOEXEC)
+                    identity = statx.identity(path_fd)
+                except OSError as error:
+                    self.refuse(error)
+                    continue
+                if self._is_new(identity):
+                    self._ask(identity.dev, functools.partial(_identify, path_fd))
+                else:
+                    os.close(path_fd)
+        finally:
+            os.close(root_fd)
+
+    def _is_new(self, identity: FileIdentity) -> bool:
+        """Count one reference; whether it is to a regular file that was not met before."""
+        if not stat.S_ISREG(identity.mode):
+            return False
+        self.census.references += 1
+        key = (identity.dev, identity.ino)
+        if key in self._seen or identity.dev in self._own_mounts:
+            return False
+        self._seen.add(key)
+        self.census.files += 1
+        return True
+
+    def _ask(self, device: int, question: Callable[[], BuildId | Absence]) -> None:
+        """Learn what a file is, and count it."""
+        try:
+            if device in self._slow:
+                place = (os.major(device), os.minor(device))
+                answer = self._patience.ask(place, question, lambda answer: None)
+            else:
+                answer = question()
+        except OSError as error:
+            self.refuse(error)
+            return
+        if isinstance(answer, BuildId):
+            self.census.build_ids.add(answer)
+        elif answer in (Absence.NOT_ELF, Absence.EMPTY):
+            return
+        else:
+            self.census.absent[answer] += 1
+        self.census.elf += 1
+
+    def refuse(self, error: OSError, *, whole: bool = False) -> None:
+        """Note that a file of the process may not be seen, or the ``whole`` process.
+
+        An end of the process, or a file that was closed meanwhile, is no loss.
+        """
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
+            self._refused = True
+            self.census.unseen += whole
+
+    def next_process(self) -> None:
+        """Count the process that was looked at if some of it was refused."""
+        self.census.refused += self._refused
+        self._refused = False
+
+
+def _identify(path_fd: int) -> BuildId | Absence:
+    """The build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
+    try:
+        fd = openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+    try:
+        return files.identify(fd)
+    finally:
+        os.close(fd)
+
+
+def _entries(pid_fd: int, name: bytes) -> list[bytes]:
+    """The links in a directory of the process. Raises OSError."""
+    directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        return [name + b"/" + os.fsencode(entry) for entry in os.listdir(directory)]
+    finally:
+        os.close(directory)

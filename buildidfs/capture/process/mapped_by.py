@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who runs it: the processes that have a file with a given build ID mapped, right now.
+
+Nothing is captured. A file is looked into once for each mount namespace, however many processes
+map it; one that may not be opened is identified by what is in memory of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_of_sight
+from buildidfs.capture.unresponsive import Devices, Patience
+from buildidfs.linux import mounts, namespaces, openat2, procfs
+from buildidfs.model import BuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from buildidfs.model import Mapping, NamespaceSet
+
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+_ATTEMPTS: Final = 3
+
+_FileKey = tuple[str, tuple[int, int], int, bytes]
+
+
+class Mapper(msgspec.Struct, frozen=True):
+    """A process that has a file mapped, executable.
+
+    ``path`` is the file's in the root of the process, ``deleted`` says that it has lost that name,
+    ``comm`` is the name of the process. ``container`` is empty on the host.
+    """
+
+    build_id: BuildId
+    pid: int
+    comm: bytes
+    container: str
+    path: bytes
+    deleted: bool
+
+
+class Nameless(msgspec.Struct, frozen=True):
+    """That a process has a file mapped, executable, that has no build ID or does not show it."""
+
+    pid: int
+    container: str
+    path: bytes
+
+
+class Mappers:
+    """One pass over all processes: who maps what is ``wanted``, and who may not be looked at.
+
+    With ``nameless`` also what has no build ID. ``container_namespaces`` say what a container is,
+    ``initial`` are the host's. ``ways`` and ``patience`` are for tests.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[BuildId, Mapping], bool],
+        *,
+        nameless: bool = False,
+        container_namespaces: Collection[str] = ("mnt",),
+        initial: NamespaceSet | None = None,
+        ways: Ways | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._wanted = wanted
+        self._nameless = nameless
+        self._container_namespaces = tuple(container_namespaces)
+        self._initial = initial or namespaces.initial()
+        self._ways = ways or Ways()
+        self._patience = patience or Patience()
+        self._known: dict[_FileKey, BuildId | None] = {}
+        self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
+        self._devices = Devices()
+        self._mount_namespaces: set[str] = set()
+
+    def __iter__(self) -> Iterator[Mapper | Nameless | Unreadable]:
+        yield from out_of_sight()
+        for pid in procfs.pids():
+            try:
+                with Process(pid, self._ways) as process:
+                    yield from self._process(process)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
+
+    def _process(self, process: Process) -> list[Mapper | Nameless]:
+        """What one process maps of it, each file once. Raises OSError."""
+        for _ in range(_ATTEMPTS):
+            mappings = process.executable_mappings()
+            if not mappings:
+                return []  # a thread of the kernel
+            namespace = os.readlink("ns/mnt", dir_fd=process.fd)
+            self._note_mounts(process, namespace)
+            found: dict[tuple[BuildId | None, bytes], Mapping] = {}
+            try:
+                for mapping in mappings:
+                    build_id = self._build_id(process, namespace, mapping)
+                    if self._wants(build_id, mapping):
+                        found.setdefault((build_id, mapping.path), mapping)
+            except Moved:
+                continue
+            if not found:
+                return []
+            process.look(self._initial, self._container_namespaces)
+            comm = procfs.comm(process.fd)
+            return [
+                _found(process, comm, build_id, mapping) for (build_id, _), mapping in found.items()
+            ]
+        return []
+
+    def _wants(self, build_id: BuildId | None, mapping: Mapping) -> bool:
+        if build_id is None:
+            return self._nameless and mapping.dev not in self._own_mounts
+        return self._wanted(build_id, mapping)
+
+    def _note_mounts(self, process: Process, namespace: str) -> None:
+        """Learn what is mounted in a mount namespace that is met for the first time."""
+        if namespace in self._mount_namespaces:
+            return
+        self._mount_namespaces.add(namespace)
+        text = procfs.mountinfo(process.fd)
+        self._own_mounts |= mounts.own_mount_devices(text)
+        by_root = namespaces.of(process.fd).user == self._initial.user
+        self._devices.learn(text, overlays_answer=by_root)
+
+    def _build_id(self, process: Process, namespace: str, mapping: Mapping) -> BuildId | None:
+        """That of a mapped file, None if it has none or nobody can tell. Raises `Moved`."""
+        key = (namespace, mapping.dev, mapping.inode, mapping.path)
+        try:
+            return self._known[key]
+        except KeyError:
+            pass
+        if mapping.dev in self._own_mounts or _is_device(mapping.path):
+            return None
+        try:
+            answer = self._ask(mapping, lambda: _look_into(process, mapping))
+        except OSError as error:
+            if error.errno in _GONE:
+                raise Moved from error
+            # The next process may let us look into the file.
+            return self._in_memory(process, mapping)
+        self._known[key] = answer
+        return answer
+
+    def _in_memory(self, process: Process, mapping: Mapping) -> BuildId | None:
+        """By what the process has of it in memory."""
+        try:
+            return self._ask(mapping, lambda: process.build_id_in_memory(mapping))
+        except OSError:
+            return None
+
+    def _ask(self, mapping: Mapping, look: Callable[[], BuildId | None]) -> BuildId | None:
+        """The result of ``look``, which may wait for the filesystem. Raises as that does."""
+        if not self._devices.may_not_answer(mapping.dev):
+            return look()
+        return self._patience.ask(mapping.dev, look, lambda answer: None)
+
+
+def _found(
+    process: Process, comm: bytes, build_id: BuildId | None, mapping: Mapping
+) -> Mapper | Nameless:
+    path = process.path_in_root(mapping)
+    if build_id is None:
+        return Nameless(process.pid, process.container, path)
+    return Mapper(build_id, process.pid, comm, process.container, path, mapping.deleted)
+
+
+def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
+    """The build ID of a mapped file. Raises `Moved`, OSError."""
+    path_fd, identity = process.pin(mapping)
+    try:
+        if not stat.S_ISREG(identity.mode):
+            return None
+        fd = openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+    try:
+        answer = elf_file.identify(fd)
+    finally:
+        os.close(fd)
+    return answer if isinstance(answer, BuildId) else None
+
+
+def _is_device(path: bytes) -> bool:
+    """Memory shared through a device has a name in /dev; programs run from /dev/shm."""
+    return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")

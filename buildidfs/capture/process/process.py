@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process: where it lives, what it has mapped, and how to get hold of exactly those files.
+
+The link in map_files leads to the mapped file whatever became of its name. Where it may not be
+used (it takes CAP_CHECKPOINT_RESTORE), the link of the executable does the same for that one file,
+and at last the path is looked up in the process's own root. Such a path may lead to another file
+by now, so what is found has to prove that it is the one in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.origin import container
+from buildidfs.capture.origin.path_access import Root
+from buildidfs.errors import InvalidBuildId
+from buildidfs.formats import procmaps
+from buildidfs.formats.container import cgroup
+from buildidfs.formats.elf import identify
+from buildidfs.linux import (
+    capabilities,
+    cgroups,
+    machine,
+    namespaces,
+    openat2,
+    procfs,
+    procmap_query,
+    statx,
+)
+from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from buildidfs.capture.origin.path_access import Reach
+    from buildidfs.capture.unresponsive import Patience
+
+_DELETED: Final = b" (deleted)"
+
+# What says that the kernel has no PROCMAP_QUERY, or that a filter forbids it.
+_NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM))
+
+# A mapping that is not where it was: the process has gone on, or is gone.
+_MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+_DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
+
+
+class Moved(Exception):
+    """The process has meanwhile mapped something else there; its map is to be read again."""
+
+
+class Ways:
+    """How processes are looked at; what turns out to be impossible is not tried again.
+
+    Tests choose a way by turning others off. ``labels`` holds what was learned of a cgroup text.
+    """
+
+    def __init__(self, *, query: bool = True, map_files: bool = True) -> None:
+        self.query = query
+        self.map_files = map_files
+        self.labels: dict[bytes, bytes] = {}
+
+    def cgroup_path(self, text: bytes) -> bytes:
+        """What `formats.container.cgroup.path` says; the same text comes again and again."""
+        path = self.labels.get(text)
+        if path is None:
+            path = self.labels[text] = cgroup.path(text)
+        return path
+
+
+class Process:
+    """A process pinned by the descriptor of its directory in /proc; a context manager.
+
+    Attributes other than ``pid`` and ``fd`` are there after `look`.
+    """
+
+    def __init__(self, pid: int, ways: Ways) -> None:
+        """Pin it; raises OSError (FileNotFoundError: there is none)."""
+        self.pid = pid
+        self._ways = ways
+        self.namespaces = NamespaceSet()
+        self.mnt_ns_id = 0
+        self.cgroup = b""
+        self.cgroup_id = 0
+        self.apart = 0
+        self.container = ""
+        self.root_path = b"/"
+        self._root_fd = -1
+        self._all_mappings: list[Mapping] | None = None
+        self.fd = procfs.open_pid(pid)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+
+    def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
+        """Find out namespaces, cgroup and container. Raises OSError."""
+        self.namespaces = namespaces.of(self.fd)
+        self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
+        text = procfs.cgroup(self.fd)
+        self.cgroup = self._ways.cgroup_path(text)
+        self.cgroup_id = cgroups.cgroup_id(cgroup.unified(text))
+        self.root_path = os.readlink(b"root", dir_fd=self.fd)
+        self.apart = container.apart(self.namespaces, initial)
+        self.container = container.label_by(
+            self.cgroup, self.namespaces, self.apart, container_namespaces
+        )
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, be it that its parent has yet to notice."""
+        try:
+            procfs.exe(self.fd)
+        except OSError as error:
+            return error.errno in _MOVED
+        return False
+
+    @property
+    def mount_namespace(self) -> int:
+        """What tells its mount namespace from all others, at least during this scan."""
+        return self.mnt_ns_id or self.namespaces.mnt
+
+    @property
+    def root_fd(self) -> int:
+        """Its root directory, pinned. Raises OSError, ESRCH if it is not the one of `look`.
+
+        What is believed of a file depends on the root that it was found in.
+        """
+        if self._root_fd < 0:
+            fd = procfs.open_root(self.fd)
+            if os.readlink(b"/proc/self/fd/%d" % fd) != self.root_path:
+                os.close(fd)
+                raise OSError(errno.ESRCH, "its root is another one by now")
+            self._root_fd = fd
+        return self._root_fd
+
+    def reach_of(
+        self, fd: int, identity: FileIdentity, finder: Reach, patience: Patience | None
+    ) -> int:
+        """`Origin.reach` of an open file that it uses, see `Reach.of`. Does not raise."""
+        try:
+            root_fd = self.root_fd
+        except OSError:
+            return OWNER  # it is gone, and from where its paths began nobody can tell
+        root = Root(
+            root_fd,
+            self.root_path,
+            functools.partial(procfs.mountinfo, self.fd),
+            self.mount_namespace,
+            self.namespaces.user,
+            container.maker(self.fd, self.apart),
+        )
+        return finder.of(fd, identity, root, patience)
+
+    def executable_mappings(self) -> list[Mapping]:
+        """Its executable mappings of files; empty for threads of the kernel. Raises OSError."""
+        self._all_mappings = None
+        if self._ways.query:
+            maps_fd = procfs.open_maps(self.fd)
+            try:
+                return list(procmap_query.executable_file_mappings(maps_fd))
+            except OSError as error:
+                if error.errno not in _NO_QUERY:
+                    raise
+                self._ways.query = False
+            finally:
+                os.close(maps_fd)
+        return [mapping for mapping in self._mappings() if mapping.executable and mapping.inode]
+
+    def _mappings(self) -> list[Mapping]:
+        if self._all_mappings is None:
+            self._all_mappings = list(procmaps.parse(procfs.maps(self.fd)))
+        return self._all_mappings
+
+    def path_in_root(self, mapping: Mapping) -> bytes:
+        """The path of a mapped file as the process sees it, whose root may be a chroot."""
+        if self.root_path != b"/" and mapping.path.startswith(self.root_path + b"/"):
+            return mapping.path[len(self.root_path) :]
+        return mapping.path
+
+    @property
+    def pins_unasked(self) -> bool:
+        """Return True if `pin` can do without asking a filesystem, as far as it is known."""
+        return self._ways.map_files
+
+    def pin(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity]:
+        """An O_PATH descriptor of exactly the mapped file, and what identifies it.
+
+        Without ``ask`` no filesystem is asked, and the identity is what the kernel has in memory:
+        where it takes another way than map_files it raises PermissionError. Raises `Moved` when it
+        is not mapped there any more, OSError when it cannot be reached.
+        """
+        if self._ways.map_files:
+            try:
+                return self._pin_map_file(mapping, ask=ask)
+            except OSError as error:
+                if error.errno in _MOVED:
+                    raise Moved from error
+                if error.errno != errno.EPERM:
+                    raise
+                self._ways.map_files = False
+                if not ask:
+                    raise
+        return self._pin_exe(mapping) or self._pin_by_path(mapping)
+
+    def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """`pin`, and read a byte, to learn whether the filesystem answers at all."""
+        fd, identity = self.pin(mapping)
+        try:
+            if stat.S_ISREG(identity.mode):
+                readable = openat2.reopen_regular(fd)
+                try:
+                    os.pread(readable, 1, 0)
+                finally:
+                    os.close(readable)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
+    def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
+        name = procfs.map_file_name(mapping.start, mapping.end)
+        fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            identity = statx.identity(fd, ask=ask)
+            # Filesystems made of others may show one inode number here and another there.
+            if identity.ino != mapping.inode and not _same_name(
+                os.readlink(name, dir_fd=self.fd), mapping
+            ):
+                raise Moved
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
+    def _pin_exe(self, mapping: Mapping) -> tuple[int, FileIdentity] | None:
+        """By the link to the executable, if that is what is mapped."""
+        try:
+            if not _same_name(procfs.exe(self.fd), mapping):
+                return None
+            fd = os.open(b"exe", os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
+        except OSError:
+            return None
+        try:
+            identity = statx.identity(fd)
+            if identity.ino == mapping.inode or self._proven(fd, mapping):
+                return fd, identity
+        except OSError:
+            pass
+        os.close(fd)
+        return None
+
+    def _pin_by_path(self, mapping: Mapping) -> tuple[int, FileIdentity]:
+        if mapping.deleted or not mapping.path.startswith(b"/"):
+            raise OSError(errno.EPERM, "has no name any more; needs CAP_CHECKPOINT_RESTORE")
+        fd = openat2.open_in_root(self.root_fd, self.path_in_root(mapping), os.O_PATH)
+        try:
+            identity = statx.identity(fd)
+            same = (os.makedev(*mapping.dev), mapping.inode) == (identity.dev, identity.ino)
+            if not same and not self._proven(fd, mapping):
+                raise OSError(
+                    errno.EPERM, "its name leads to another file; needs CAP_CHECKPOINT_RESTORE"
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, identity
+
+    def _proven(self, path_fd: int, mapping: Mapping) -> bool:
+        """Whether a file has the build ID that the mapped one has in memory. Raises OSError."""
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            return False
+        in_memory = self.build_id_in_memory(mapping)
+        if in_memory is None:
+            return False
+        fd = openat2.reopen_regular(path_fd)
+        try:
+            return elf_file.identify(fd) == in_memory
+        finally:
+            os.close(fd)
+
+    def build_id(self, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file, for which the kernel may have to ask its filesystem.
+
+        Inside a user namespace that may refuse the kernel, too, which asks in our name; memory is
+        read in the name of the process.
+        """
+        try:
+            maps_fd = procfs.open_maps(self.fd)
+            try:
+                raw = procmap_query.build_id(maps_fd, mapping.start)
+            finally:
+                os.close(maps_fd)
+            if raw:
+                return BuildId(raw)
+        except (OSError, InvalidBuildId):
+            pass
+        return self.build_id_in_memory(mapping)
+
+    def build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
+        """The build ID of a mapped file, read through the mappings of its beginning, or None.
+
+        The process may have changed it there, but then it could have mapped another file too.
+        """
+        parts = [
+            part
+            for part in self._mappings()
+            if part.inode == mapping.inode and part.dev == mapping.dev
+        ]
+
+        def read_at(offset: int, size: int) -> bytes:
+            for part in parts:
+                skip = offset - part.offset
+                if 0 <= skip < part.end - part.start:
+                    size = min(size, part.end - part.start - skip)
+                    return procfs.read_memory(self.fd, part.start + skip, size)
+            return b""
+
+        try:
+            answer = identify.identify(read_at(0, identify.HEAD_SIZE), read_at)
+        except OSError:
+            return None
+        return answer if isinstance(answer, BuildId) else None
+
+
+def out_of_sight() -> list[Unreadable]:
+    """The processes of this machine that no scan from here can see, as one entry; or no entry."""
+    spot = machine.blind_spot()
+    return [] if spot is None else [Unreadable(b"/proc", f"{spot.unseen}: {spot.remedy}")]
+
+
+def denied(error: OSError) -> str:
+    """Why the system refused, and what would help."""
+    reason = error.strerror or str(error)
+    if error.errno in _DENIED and "CAP_" not in reason:
+        lacking = capabilities.missing_for_scan()
+        if lacking:
+            reason += f"; {capabilities.how_to_get(*lacking)}"
+    return reason
+
+
+def _same_name(link: bytes, mapping: Mapping) -> bool:
+    return link == (mapping.path + _DELETED if mapping.deleted else mapping.path)

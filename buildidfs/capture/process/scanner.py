@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture what running processes have mapped, in whatever mount namespace they live.
+
+Per process: its map, then where it lives, then each file that was not met before in this scan.
+The same file is met once in each mount namespace and container, so that each gets its origin,
+however many processes map it there. What the memo knows is not opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import (
+    Found,
+    Known,
+    Memo,
+    PinnedFile,
+    SeenAgain,
+    Unreadable,
+    reached,
+    seen_again,
+)
+from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Opener
+from buildidfs.capture.file_helper import FileHelper
+from buildidfs.capture.origin import container
+from buildidfs.capture.origin.ownership import Owners
+from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
+from buildidfs.capture.process.fuse_files import FuseFiles, Owned
+from buildidfs.capture.process.process import Moved, Process, Ways, denied
+from buildidfs.capture.process.vdso import VdsoFinder, may_differ
+from buildidfs.capture.unresponsive import Devices, Patience, has_fuse
+from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from buildidfs.capture.as_owner.client import AsOwner
+    from buildidfs.model import BuildId, Mapping
+
+_ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files
+
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+# Mount namespace, container, and the file. The path is part of it because an overlay may show one
+# device and inode number for files of different layers, and because each name is worth knowing.
+_FileKey = tuple[int, str, tuple[int, int], int, bytes]
+
+
+class ProcScanner:
+    """One pass over the executable file mappings of processes; see `capture.base`.
+
+    With each binary that is new come its debug files (`capture.debug_files`); for one that the memo
+    knows only what is under its build ID is looked for. The vDSO is part of the scan.
+
+    ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict it;
+    ``containers_only`` leaves out what is not in a container, that is every process that shares
+    one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
+    namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
+    it; without, that is `Unreadable`. ``helper`` is asked for what is on filesystems that may not
+    answer, and stays the caller's. ``ways`` and ``patience`` are for tests.
+
+    Iterating raises `UsageError` for a container that is not there, or not the only one. A process
+    that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        *,
+        pids: Sequence[int] | None = None,
+        containers: Sequence[str] | None = None,
+        containers_only: bool = False,
+        container_namespaces: Collection[str] = ("mnt",),
+        host: str | None = None,
+        initial: NamespaceSet | None = None,
+        as_owner: AsOwner | None = None,
+        ways: Ways | None = None,
+        patience: Patience | None = None,
+        helper: FileHelper | None = None,
+    ) -> None:
+        self._memo = memo
+        self._helper = helper
+        self._pids = pids
+        self._containers = containers
+        self._containers_only = containers_only
+        self._container_namespaces = tuple(container_namespaces)
+        self._host = host or machine.host_name()
+        self._initial = initial
+        self._ways = ways
+        self._patience = patience or Patience()
+        self._as_owner = as_owner
+
+    def __iter__(self) -> Iterator[Found]:
+        if self._helper is not None:
+            yield from self._found(self._helper)
+            return
+        with FileHelper(self._patience.seconds) as helper:
+            yield from self._found(helper)
+
+    def _found(self, helper: FileHelper) -> Iterator[Found]:
+        scan = _Scan(
+            self._memo,
+            self._host,
+            self._initial or namespaces.initial(),
+            self._container_namespaces,
+            self._ways or Ways(),
+            self._patience,
+            FuseFiles(self._memo, helper, self._as_owner),
+            helper,
+        )
+        pids = procfs.pids() if self._pids is None else self._pids
+        wanted: frozenset[str] | None = None
+        if self._containers:
+            wanted = container.choose(self._containers, scan.labels(pids))
+        yield from scan.vdso()
+        for pid in pids:
+            yield from scan.process(
+                pid,
+                wanted=wanted,
+                contained=self._containers_only,
+                asked_for=self._pids is not None,
+            )
+        yield from scan.failures()
+
+
+class _Scan:
+    """What one pass remembers from process to process."""
+
+    def __init__(
+        self,
+        memo: Memo,
+        host: str,
+        initial: NamespaceSet,
+        container_namespaces: Collection[str],
+        ways: Ways,
+        patience: Patience,
+        fuse: FuseFiles,
+        helper: FileHelper,
+    ) -> None:
+        self._memo = memo
+        self._host = host
+        self._initial = initial
+        self._container_namespaces = container_namespaces
+        self._ways = ways
+        self._vdso = VdsoFinder(memo, host, initial)
+        self._met: set[_FileKey] = set()
+        self._failed: dict[_FileKey, Unreadable] = {}
+        self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
+        self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
+        self._devices = Devices()
+        self._slow_namespaces: set[int] = set()
+        self._patience = patience
+        self._fuse = fuse
+        self._helper = helper
+        self._fuse_namespaces: set[int] = set()
+        self._mount_namespaces: set[int] = set()
+        self._debug_roots: dict[tuple[int, bytes], bool] = {}
+        self._owners = Owners(mounts.initial_mountinfo)
+        self._reach = Reach(keep_s=SCAN_KEEP_S)
+        self._unasking_reach = Reach(ask=False, keep_s=SCAN_KEEP_S)
+
+    def labels(self, pids: Sequence[int]) -> frozenset[str]:
+        """The labels of all containers that can be seen."""
+        labels = set()
+        for pid in pids:
+            try:
+                with Process(pid, self._ways) as process:
+                    if procfs.is_kernel_thread(process.fd):
+                        continue  # kdevtmpfs has a mount namespace of its own
+                    process.look(self._initial, self._container_namespaces)
+                    labels.add(process.container)
+            except OSError:
+                continue
+        return frozenset(labels - {""})
+
+    def vdso(self) -> Iterator[Found]:
+        """The vDSO of our own word size, which is that of every container, too."""
+        try:
+            found = self._vdso.own()
+        except OSError as error:
+            yield Unreadable(b"[vdso]", error.strerror or str(error), error.errno or 0)
+            return
+        if found is not None:
+            yield found
+
+    def failures(self) -> Iterator[Unreadable]:
+        """The files that could be reached through no process that maps them."""
+        return iter(self._failed.values())
+
+    def process(
+        self, pid: int, *, wanted: frozenset[str] | None, contained: bool, asked_for: bool
+    ) -> Iterator[Found]:
+        """All that is new in a process, if it is in a container that is ``wanted``."""
+        try:
+            with Process(pid, self._ways) as process:
+                for _ in range(_ATTEMPTS):
+                    mappings = process.executable_mappings()
+                    if not mappings:
+                        return
+                    process.look(self._initial, self._container_namespaces)
+                    if contained and not process.container:
+                        return
+                    if wanted is not None and process.container not in wanted:
+                        return
+                    self._note_mounts(process)
+                    try:
+                        yield from self._files(process, mappings)
+                    except Moved:
+                        continue
+                    break
+                if may_differ(mappings):
+                    found = self._vdso.of(process.fd, self._trust_in(process))
+                    if found is not None:
+                        yield found
+        except OSError as error:
+            if error.errno not in _GONE:
+                yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
+            elif asked_for and not os.path.exists(f"/proc/{pid}"):
+                yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
+
+    def _note_mounts(self, process: Process) -> None:
+        """Learn what is mounted in a mount namespace that is met for the first time."""
+        if process.mount_namespace in self._mount_namespaces:
+            return
+        self._mount_namespaces.add(process.mount_namespace)
+        text = procfs.mountinfo(process.fd)
+        self._own_mounts |= mounts.own_mount_devices(text)
+        # What is mounted with the privileges of a user namespace is some user's.
+        by_root = process.namespaces.user == self._initial.user
+        if self._devices.learn(text, overlays_answer=by_root):
+            self._slow_namespaces.add(process.mount_namespace)
+            if has_fuse(text):
+                self._fuse_namespaces.add(process.mount_namespace)
+
+    def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
+        where = process.mount_namespace, process.container
+        for mapping in mappings:
+            key = (*where, mapping.dev, mapping.inode, mapping.path)
+            if key in self._met or not self._may_be_opened(mapping):
+                continue
+            try:
+                path_fd, identity = self._pin(process, mapping)
+                try:
+                    if stat.S_ISREG(identity.mode):
+                        yield from self._file(process, mapping, path_fd, identity)
+                finally:
+                    os.close(path_fd)
+            except OSError as error:
+                if error.errno in _GONE and process.is_gone():
+                    return
+                owned = self._fuse.take(process, mapping, error)
+                if not isinstance(owned, Owned):
+                    # Another process with the same file may let us in.
+                    path = process.path_in_root(mapping)
+                    self._failed[key] = owned or Unreadable(path, denied(error), error.errno or 0)
+                    continue
+                yield from self._owned(process, process.path_in_root(mapping), owned)
+            self._met.add(key)
+            self._failed.pop(key, None)
+
+    def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """`Process.pin`, for files that may be on a filesystem that does not answer."""
+        if not self._devices.may_not_answer(mapping.dev):
+            return process.pin(mapping)
+        if process.pins_unasked:
+            try:
+                path_fd, _ = process.pin(mapping, ask=False)
+            except PermissionError:
+                if process.pins_unasked:
+                    raise
+            else:
+                try:
+                    return path_fd, self._helper.look(mapping.dev, path_fd)
+                except BaseException:
+                    os.close(path_fd)
+                    raise
+
+        def pin_and_read() -> tuple[int, FileIdentity]:
+            return process.pin_and_read(mapping)
+
+        return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
+
+    def _owned(self, process: Process, path: bytes, owned: Owned) -> Iterator[Found]:
+        trust = self._trust_in(process)  # its server is not the host's
+        sighting = self._sighting(process, path, owned.identity, trust)
+        if owned.known is not None:
+            yield SeenAgain(sighting, owned.known)
+        else:
+            yield PinnedFile(reached(sighting, OWNER), owned.fd)
+        if owned.binary is not None:
+            yield from self._debug_files(process, path, owned.binary, trust)
+
+    def _may_be_opened(self, mapping: Mapping) -> bool:
+        if mapping.dev in self._own_mounts:
+            return False
+        # Memory shared through a device has a name in /dev. Programs run from /dev/shm.
+        return not mapping.path.startswith(b"/dev/") or mapping.path.startswith(b"/dev/shm/")
+
+    def _file(
+        self, process: Process, mapping: Mapping, path_fd: int, identity: FileIdentity
+    ) -> Iterator[Found]:
+        path = process.path_in_root(mapping)
+        trust = self._trust(process, path, identity, path_fd)
+        sighting = self._sighting(process, path, identity, trust)
+        known = self._memo.recall(identity)
+        if known is not None:
+            yield self._seen_again(sighting, process, path_fd, known)
+            if known.build_id is not None:
+                yield from self._debug_files(process, path, known.build_id, trust)
+            return
+        if is_copy := self._devices.may_not_answer(mapping.dev):
+            # It may answer for its first page and not for the next.
+            identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size)
+            trust = self._trust(process, path, identity, path_fd)
+            sighting = self._sighting(process, path, identity, trust)
+        else:
+            fd = openat2.reopen_regular(path_fd)
+        try:
+            described = elf_file.describe(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        yield PinnedFile(self._reached(sighting, process, path_fd), fd, is_copy=is_copy)
+        if isinstance(described, ElfFile):
+            yield from self._debug_files(process, path, described, trust)
+
+    def _sighting(
+        self, process: Process, path: bytes, identity: FileIdentity, trust: Trust
+    ) -> Sighting:
+        origin = Origin(
+            path,
+            identity,
+            process.namespaces,
+            process.mnt_ns_id,
+            process.cgroup,
+            process.container,
+            self._host,
+            trust,
+            "proc",
+            process.apart,
+            process.cgroup_id,
+            reach=0,
+            standing=(self._owners.standing(path) if trust is Trust.HOST else Standing.GIVEN),
+        )
+        return Sighting(origin, time.time_ns())
+
+    def _seen_again(self, sighting: Sighting, process: Process, fd: int, known: Known) -> SeenAgain:
+        """A file that the memo knows, with its reach if the place is new."""
+        return seen_again(
+            self._memo, sighting, known, lambda each: self._reached(each, process, fd)
+        )
+
+    def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
+        """The same, with the reach of the file."""
+        identity = sighting.origin.identity
+        if process.mount_namespace in self._fuse_namespaces:
+            reach = process.reach_of(fd, identity, self._unasking_reach, None)
+        else:
+            is_slow = process.mount_namespace in self._slow_namespaces
+            patience = self._patience if is_slow else None
+            reach = process.reach_of(fd, identity, self._reach, patience)
+        return reached(sighting, reach)
+
+    def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
+        mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
+        trust = container.trust(identity, mnt, initial_mnt)
+        if trust is Trust.HOST and not (
+            # What is root's in a chroot came with whatever was unpacked there.
+            process.root_path == b"/" and self._owners.believed(path, fd)
+        ):
+            trust = container.trust(identity, mnt, initial_mnt, owners_believed=False)
+        return trust
+
+    def _trust_in(self, process: Process) -> Trust:
+        in_host = process.namespaces.mnt == self._initial.mnt
+        return Trust.UNKNOWN if in_host else Trust.CONTAINER
+
+    # --- debug files -----------------------------------------------------------------------
+
+    def _debug_files(
+        self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
+    ) -> Iterator[Found]:
+        """The debug files of a binary; only those under its build ID if that is all we know.
+
+        ``trust`` is that of the binary.
+        """
+        try:
+            companions = self._companions(process)
+            if isinstance(binary, ElfFile):
+                yield from self._take(process, companions.of(path, binary), trust)
+            elif self._has_debug_root(process, companions):
+                yield from self._take(process, companions.by_build_id(binary), trust)
+        except OSError as error:
+            if error.errno not in _GONE:
+                yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
+
+    def _companions(self, process: Process) -> Companions:
+        refused = {os.makedev(*device) for device in self._own_mounts}
+        if process.mount_namespace not in self._slow_namespaces:
+            return Companions(process.root_fd, self._memo, refused)
+        return Companions(
+            process.root_fd,
+            self._memo,
+            refused,
+            _HelpedOpener(self._helper, self._devices, process.mount_namespace),
+        )
+
+    def _has_debug_root(self, process: Process, companions: Companions) -> bool:
+        if process.mount_namespace in self._slow_namespaces:
+            return True  # nobody knows without waiting
+        key = process.mount_namespace, process.root_path
+        has = self._debug_roots.get(key)
+        if has is None:
+            has = self._debug_roots[key] = companions.has_debug_root()
+        return has
+
+    def _take(
+        self, process: Process, companions: Iterator[Companion | Unreadable], binary: Trust
+    ) -> Iterator[Found]:
+        for item in companions:
+            if isinstance(item, Unreadable):
+                yield item
+                continue
+            with item:
+                # Names and links that lead there come with the binary: whoever made that may have
+                # led them to a file of root's that has nothing to do with it.
+                trust = min(binary, self._trust(process, item.path, item.identity, item.path_fd))
+                key = (process.mount_namespace, process.container, item.identity, trust)
+                if key in self._met_companions:
+                    continue
+                self._met_companions.add(key)
+                sighting = self._sighting(process, item.path, item.identity, trust)
+                if item.known is not None:
+                    yield self._seen_again(sighting, process, item.path_fd, item.known)
+                else:
+                    sighting = self._reached(sighting, process, item.path_fd)
+                    yield PinnedFile(
+                        sighting, item.release(), item.kind, item.build_id, item.is_copy
+                    )
+
+
+class _HelpedOpener(Opener):
+    """Opens in a mount namespace where something may not answer."""
+
+    def __init__(self, helper: FileHelper, devices: Devices, mount_namespace: int) -> None:
+        self._helper = helper
+        self._devices = devices
+        self._mount_namespace = mount_namespace
+
+    def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """As `Opener.open`.
+
+        Where a path leads is known when it has been followed, so what is given up when there is no
+        answer is not a device. But what users mount beside their programs does not tell of the
+        place that is root's. There are no devices with such numbers.
+        """
+        place = -2 if path.startswith(DEBUG_ROOT + b"/") else -1
+        return self._helper.open((place, self._mount_namespace), root_fd, path)
+
+    def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
+        """As `Opener.reopen`; a copy where the filesystem may not answer."""
+        device = os.major(identity.dev), os.minor(identity.dev)
+        if not self._devices.may_not_answer(device):
+            return super().reopen(path_fd, identity)
+        return self._helper.copy(device, path_fd, identity.size)[1], True

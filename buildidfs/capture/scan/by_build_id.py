@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture what somebody asks for by name: files that have, or had, a certain build ID.
+
+They are looked for where they may still be: in what processes have mapped, at their paths in our
+own mount namespace, and at their paths in the mount namespaces of processes that run. What is found
+there is taken only if it is what is wanted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.capture import elf_file as files
+from buildidfs.capture.base import (
+    Found,
+    Memo,
+    PinnedFile,
+    SeenAgain,
+    Unreadable,
+    reached,
+    seen_again,
+)
+from buildidfs.capture.origin import container
+from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
+from buildidfs.capture.process.mapped_by import Mapper, Mappers
+from buildidfs.capture.process.process import Process, Ways, denied
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.scan.tree import TreeScanner
+from buildidfs.capture.unresponsive import Patience
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.model import BuildId, Origin, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from buildidfs.model import FileIdentity, Mapping
+
+_NOT_THERE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EINVAL))
+_DELETED: Final = b" (deleted)"
+
+File = tuple[bytes, tuple[int, int], int]
+"""A path, and the device and inode number that a mapping of it shows."""
+
+
+class Wanted(msgspec.Struct):
+    """What is looked for.
+
+    ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
+    `Origin.mnt_ns_id`) that ``elsewhere`` has. ``files`` are known by their inodes only.
+    """
+
+    build_ids: set[BuildId]
+    paths: set[bytes]
+    elsewhere: dict[int, set[bytes]]
+    files: set[File]
+
+
+class WantedScanner:
+    """One pass over the places where what is wanted may be; see `capture.base`.
+
+    From a process that maps some of it comes all that it maps; with ``only``, only that, and its
+    debug files. ``found`` are the build IDs that were seen, also those that could not be read.
+    ``container_namespaces`` say what a container is, ``scanner`` is what origins are to name.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        wanted: Wanted,
+        container_namespaces: Collection[str] = ("mnt",),
+        *,
+        scanner: str = "perf-data",
+        only: bool = False,
+    ) -> None:
+        self._memo = memo
+        self._scanner = scanner
+        self._only = only
+        self._wanted = wanted
+        self._container_namespaces = tuple(container_namespaces)
+        self.found: set[BuildId] = set()
+
+    def __iter__(self) -> Iterator[Found]:
+        yield from self._mapped()
+        yield from self._here()
+        if self._left() and self._wanted.elsewhere:
+            yield from self._elsewhere()
+
+    def _left(self) -> set[BuildId]:
+        return self._wanted.build_ids - self.found
+
+    # --- mapped by processes ---------------------------------------------------------------
+
+    def _mapped(self) -> Iterator[Found]:
+        pids: dict[tuple[str, BuildId], int] = {}
+        scan = Mappers(self._is_wanted, container_namespaces=self._container_namespaces)
+        for each in scan:
+            if isinstance(each, Mapper):
+                pids.setdefault((each.container, each.build_id), each.pid)
+                self.found.add(each.build_id)
+        if pids:
+            scanner = ProcScanner(
+                self._memo,
+                pids=sorted(set(pids.values())),
+                container_namespaces=self._container_namespaces,
+            )
+            yield from self._only_wanted(scanner) if self._only else scanner
+
+    def _only_wanted(self, found: Iterable[Found]) -> Iterator[Found]:
+        """Of all that a process maps, what is wanted and what belongs to it."""
+        paths = {path.removesuffix(_DELETED) for path, _, _ in self._wanted.files}
+        taken = False
+        for each in found:
+            if isinstance(each, Unreadable):
+                yield each
+                continue
+            path = each.sighting.origin.path
+            # Behind a binary come its debug files, with its build ID, and what dwz has moved out
+            # of them, with another.
+            if not (taken and names.DWZ_MARK in path):
+                taken = path in paths or self._has_wanted_id(each)
+            if taken:
+                yield each
+            elif isinstance(each, PinnedFile):
+                each.close()
+
+    def _is_wanted(self, build_id: BuildId, mapping: Mapping) -> bool:
+        if build_id in self._wanted.build_ids:
+            return True
+        path = mapping.path + _DELETED if mapping.deleted else mapping.path
+        return (path, mapping.dev, mapping.inode) in self._wanted.files
+
+    # --- at their paths here ---------------------------------------------------------------
+
+    def _here(self) -> Iterator[Found]:
+        inodes: dict[bytes, set[tuple[tuple[int, int], int]]] = {}
+        for path, dev, inode in self._wanted.files:
+            inodes.setdefault(path, set()).add((dev, inode))
+        patience = Patience()
+        for path in sorted(self._wanted.paths | inodes.keys()):
+            try:
+                # Whoever made the profile chose the path. What does not answer is given up, all
+                # of it, for there may be more where that came from.
+                status = patience.ask((-1, 0), partial(_status, path), lambda status: None)
+            except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            dev = os.major(status.st_dev), os.minor(status.st_dev)
+            is_that = (dev, status.st_ino) in inodes.get(path, ())
+            for each in TreeScanner(
+                self._memo,
+                [path],
+                container_namespaces=self._container_namespaces,
+                given=False,
+            ):
+                if is_that or self._has_wanted_id(each):
+                    yield each
+                elif isinstance(each, PinnedFile):
+                    each.close()
+
+    def _has_wanted_id(self, each: Found) -> bool:
+        if isinstance(each, SeenAgain):
+            build_id = each.known.build_id
+        elif isinstance(each, PinnedFile):
+            answer = files.identify(each.fd)
+            build_id = answer if isinstance(answer, BuildId) else None
+        else:
+            return False
+        if build_id is None or build_id not in self._wanted.build_ids:
+            return False
+        self.found.add(build_id)
+        return True
+
+    # --- at their paths in other mount namespaces --------------------------------------------
+
+    def _elsewhere(self) -> Iterator[Found]:
+        places = dict(self._wanted.elsewhere)
+        look = _Elsewhere(self._memo, self._scanner)
+        for pid in procfs.pids():
+            if not places:
+                return
+            try:
+                with Process(pid, look.ways) as process:
+                    number = namespaces.mnt_ns_id(process.fd)
+                    if number not in places:
+                        continue
+                    process.look(look.initial, self._container_namespaces)
+                    if process.root_path != b"/":
+                        continue  # its paths are others
+                    for path in sorted(places.pop(number)):
+                        yield from look.at(process, path, self._left(), self.found.add)
+            except OSError:
+                continue  # one that may not be looked at; another may be in the same namespace
+
+
+def _status(path: bytes) -> os.stat_result:
+    """What is at a path here, which must not lead through another process. Raises OSError."""
+    root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = openat2.open_in_root(root_fd, path, os.O_PATH)
+    finally:
+        os.close(root_fd)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+class _Elsewhere:
+    """Opens files in the roots of processes."""
+
+    def __init__(self, memo: Memo, scanner: str) -> None:
+        self._memo = memo
+        self._scanner = scanner
+        self._host = machine.host_name()
+        self._patience = Patience()
+        self._reach = Reach(keep_s=SCAN_KEEP_S)
+        self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
+        self.ways = Ways()
+        self.initial = namespaces.initial()
+
+    def at(
+        self,
+        process: Process,
+        path: bytes,
+        wanted: set[BuildId],
+        found_it: Callable[[BuildId], None],
+    ) -> Iterator[Found]:
+        """The file at ``path`` in the root of a process, if it has a build ID that is wanted."""
+        root_fd = process.root_fd
+        own_mounts = self._own_mounts | mounts.own_mount_devices(procfs.mountinfo(process.fd))
+        try:
+            # A place that does not answer is given up together with its namespace.
+            found = self._patience.ask(
+                (-1, process.mount_namespace),
+                lambda: _open(root_fd, path, wanted, own_mounts),
+                lambda found: os.close(found[0]) if found is not None else None,
+            )
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                yield Unreadable(path, denied(error), error.errno or 0)
+            return
+        if found is None:
+            return
+        fd, build_id, identity = found
+        found_it(build_id)
+        origin = Origin(
+            path,
+            identity,
+            process.namespaces,
+            process.mnt_ns_id,
+            process.cgroup,
+            process.container,
+            self._host,
+            container.trust(
+                identity, process.namespaces.mnt, self.initial.mnt, owners_believed=False
+            ),
+            self._scanner,
+            process.apart,
+            process.cgroup_id,
+            reach=0,
+        )
+        sighting = Sighting(origin, time.time_ns())
+
+        def reach(each: Sighting) -> Sighting:
+            return reached(each, process.reach_of(fd, identity, self._reach, self._patience))
+
+        known = self._memo.recall(identity)
+        if known is not None and known.build_id == build_id:
+            try:
+                again = seen_again(self._memo, sighting, known, reach)
+            finally:
+                os.close(fd)
+            yield again
+            return
+        yield PinnedFile(reach(sighting), fd)
+
+
+def _open(
+    root_fd: int, path: bytes, wanted: set[BuildId], own_mounts: Collection[tuple[int, int]]
+) -> tuple[int, BuildId, FileIdentity] | None:
+    """A file below a root, open, if it has a build ID that is wanted. Raises OSError."""
+    path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
+    try:
+        identity = statx.identity(path_fd)
+        if (os.major(identity.dev), os.minor(identity.dev)) in own_mounts:
+            return None
+        fd = openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+    try:
+        answer = files.identify(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    if isinstance(answer, BuildId) and answer in wanted:
+        return fd, answer, identity
+    os.close(fd)
+    return None

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core files, opened; and what can be captured of a core itself, which is the vDSO.
+
+All else is in files that were mapped, of which a core has a page or two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture.elf_file import reader
+from buildidfs.capture.origin.host_path import access_of
+from buildidfs.capture.process import vdso
+from buildidfs.errors import UsageError
+from buildidfs.formats.elf import core
+from buildidfs.linux import machine, namespaces, procfs
+from buildidfs.model import NamespaceSet, Trust
+
+if TYPE_CHECKING:
+    from buildidfs.capture.base import Found, Memo
+    from buildidfs.formats.elf.core import Core
+    from buildidfs.model import BuildId
+
+_HEAD: Final = 64
+
+# What core dumps are compressed with by systemd-coredump(8), ABRT and scripts.
+_COMPRESSED: Final = {
+    b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz", b"\x1f\x8b": "gzip",
+}  # fmt: skip
+
+
+class CoreFile:
+    """An open core file, and what it says; a context manager.
+
+    ``mtime_ns`` is when it was written, in nanoseconds of Unix time. ``cut_off`` says in words that
+    it is not whole, or is empty. Raises `UsageError` for what is no core file, or cannot be opened.
+    """
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self._fd = _open(path)
+        try:
+            status = os.fstat(self._fd)
+            self.mtime_ns = status.st_mtime_ns
+            parsed = core.parse(reader(self._fd), status.st_size)
+            if parsed is None:
+                raise UsageError(f"{_shown(path)}: {_what_else(os.pread(self._fd, _HEAD, 0))}")
+        except OSError as error:
+            self.close()
+            raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
+        except UsageError:
+            self.close()
+            raise
+        self.core: Core = parsed
+        self.cut_off = ""
+        if parsed.claimed > status.st_size:
+            self.cut_off = f"cut off after {status.st_size} of {parsed.claimed} bytes"
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> CoreFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
+        """The vDSO that is in the core, if it is one of ``wanted``.
+
+        The process could have written to it, and whoever has the core can have. Raises OSError.
+        """
+        place = self.core.vdso
+        for module in self.core.modules:
+            if module.path == core.VDSO and module.build_id in wanted and place is not None:
+                data = os.pread(self._fd, place.size, place.offset)
+                if len(data) == place.size:
+                    return vdso.found(
+                        memo, data, module.build_id,
+                        namespaces=NamespaceSet(), host=machine.host_name(), trust=Trust.UNKNOWN,
+                        scanner="core", access=access_of(self._fd),
+                    )  # fmt: skip
+        return None
+
+
+def is_core(path: bytes) -> bool:
+    """Whether there is an ELF core file; False for what cannot be read."""
+    try:
+        fd = _open(path)
+    except UsageError:
+        return False
+    try:
+        return core.is_core(os.pread(fd, _HEAD, 0))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def living_mount_namespaces() -> set[int]:
+    """The mount namespaces that some process is in, by `Origin.mnt_ns_id`.
+
+    Empty before Linux 6.11, where they have no such number. Who may not be looked at is left out.
+    """
+    found = set()
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            fd = procfs.open_pid(pid)
+            try:
+                found.add(namespaces.mnt_ns_id(fd))
+            finally:
+                os.close(fd)
+    return found - {0}
+
+
+def _open(path: bytes) -> int:
+    """A descriptor of a regular file. Raises `UsageError`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{_shown(path)}: {reason}") from error
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise UsageError(f"{_shown(path)}: not a regular file")
+
+
+def _what_else(head: bytes) -> str:
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            return f"not a core file, but compressed with {name}; decompress it first"
+    return "not an ELF core file"
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

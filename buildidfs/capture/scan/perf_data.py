@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf.data files, opened: one file, or the directory that ``perf record --threads`` makes.
+
+Such a directory has a file ``data``, which is like any other, and beside it ``data.0`` and so on,
+which are records without headers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import UsageError
+from buildidfs.formats.perf import file_records, headers
+from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
+from buildidfs.formats.perf.stream import Stream
+from buildidfs.model import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.formats.perf.attributes import Attr
+    from buildidfs.formats.perf.headers import Named, ReadAt
+    from buildidfs.formats.perf.stream import Raw
+
+_PART: Final = re.compile(rb"data\.\d{1,9}")
+_MAIN: Final = b"data"
+_MAX_ATTRS: Final = 1 << 14
+_MAX_FEATURE: Final = 1 << 16
+
+
+class Part(msgspec.Struct):
+    """One of the files that a profile is made of, and where the records in it are."""
+
+    path: bytes
+    fd: int
+    data: ByteRange
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset`` on, fewer only at the end; raises `UsageError`."""
+        try:
+            # Sizes are claims, for which pread(2) would get as much memory first.
+            size = max(min(size, os.fstat(self.fd).st_size - offset), 0)
+            data = os.pread(self.fd, size, offset)
+            while 0 < len(data) < size:
+                more = os.pread(self.fd, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{_shown(self.path)}: {reason}") from error
+        return data
+
+
+class Profile:
+    """An open profile; a context manager.
+
+    Raises `UsageError` for what is none, or cannot be opened. ``size`` is that of all its files,
+    ``mtime_ns`` that of the one written last. After the first pass over `records`, ``truncated``
+    says in words what is missing of it, or is empty; what a pipe's profile has as records for
+    lack of a header (``header.attrs``, `features`, `build_ids`) is there from the beginning.
+    """
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self.parts: list[Part] = []
+        self.size = 0
+        self.mtime_ns = 0
+        self._piped: dict[int, bytes] = {}
+        try:
+            self._open()
+            main = self.parts[0]
+            self.header = headers.parse_header(main.read_at, os.fstat(main.fd).st_size)
+            main.data = self.header.data
+            if self.header.is_pipe:
+                self._read_beginning()
+        except OSError as error:
+            self.close()
+            raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
+        except UsageError as error:
+            self.close()
+            raise UsageError(f"{_shown(path)} {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self.truncated = self.header.truncated
+        self.layouts = Layouts(self.header.attrs, self.header.order)
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files; safe to call twice."""
+        for part in self.parts:
+            if part.fd >= 0:
+                fd, part.fd = part.fd, -1
+                os.close(fd)
+
+    @property
+    def read_at(self) -> ReadAt:
+        """Read the file with the headers."""
+        return self.parts[0].read_at
+
+    def records(self, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
+        """All records, or those of ``kinds``, of one file after the other. Raises `UsageError`."""
+        for part in self.parts:
+            yield from self.records_of(part, kinds)
+
+    def records_of(self, part: Part, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
+        """The records in one file. Raises `UsageError`."""
+        header = self.header
+        stream = Stream(part.read_at, part.data, header.order, is_pipe=header.is_pipe, kinds=kinds)
+        try:
+            yield from stream
+        except UsageError as error:
+            raise UsageError(f"{_shown(self.path)} {error}") from error
+        if stream.truncated and not self.truncated:
+            self.truncated = stream.truncated
+
+    def feature(self, number: int) -> bytes:
+        """The bytes of a feature (`perfdata.HOSTNAME`); empty where there is none."""
+        if self.header.is_pipe:
+            return self._piped.get(number, b"")
+        return headers.feature(self.read_at, self.header, number)
+
+    def text(self, number: int) -> bytes:
+        """What a feature that is one string says."""
+        return headers.text(self.feature(number), self.header.order)
+
+    def build_ids(self) -> Iterator[Named]:
+        """The table of build IDs behind the records; a pipe has records (`named`) instead."""
+        return headers.build_id_table(self.read_at, self.header)
+
+    def named(self, raw: Raw) -> Named | None:
+        """What a record says of the build ID of a file, if it is of that kind."""
+        if raw.kind != file_records.HEADER_BUILD_ID:
+            return None
+        return headers.named(raw.data, raw.at, raw.size, raw.misc, self.header.order)
+
+    def _open(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            self._add(self.path, fd)
+            return
+        try:
+            if not stat.S_ISDIR(mode):
+                raise OSError(errno.EINVAL, "not a regular file, nor a directory of perf record")
+            names = [os.fsencode(name) for name in os.listdir(fd)]
+            if _MAIN not in names:
+                raise UsageError("is a directory without a file 'data': not a perf.data file")
+            for name in [_MAIN, *sorted(filter(_PART.fullmatch, names), key=_number)]:
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                part = os.open(name, flags, dir_fd=fd)
+                if not stat.S_ISREG(os.fstat(part).st_mode):
+                    os.close(part)
+                    raise OSError(errno.EINVAL, "has parts that are not regular files")
+                self._add(os.path.join(self.path, name), part)
+        finally:
+            os.close(fd)
+
+    def _add(self, path: bytes, fd: int) -> None:
+        found = os.fstat(fd)
+        self.parts.append(Part(path, fd, ByteRange(0, found.st_size)))
+        self.size += found.st_size
+        self.mtime_ns = max(self.mtime_ns, found.st_mtime_ns)
+
+    def _read_beginning(self) -> None:
+        """Learn of events and features from the records that a pipe begins with."""
+        order = self.header.order
+        attrs: list[Attr] = []
+        for raw in Stream(self.read_at, self.header.data, order, is_pipe=True):
+            if raw.kind == file_records.HEADER_ATTR:
+                attr = _piped_attr(raw, order)
+                if attr is not None and len(attrs) < _MAX_ATTRS:
+                    attrs.append(attr)
+            elif raw.kind == file_records.HEADER_FEATURE and 16 <= raw.size <= _MAX_FEATURE:
+                (number,) = Struct(f"{order}Q").unpack_from(raw.data, raw.at + 8)
+                if number < headers.FEATURES:
+                    self._piped[number] = raw.data[raw.at + 16 : raw.at + raw.size]
+            elif raw.kind == file_records.SAMPLE:
+                break
+        self.header.attrs = attrs
+
+
+def _piped_attr(raw: Raw, order: str) -> Attr | None:
+    """The event that a record describes: its attributes, and then its numbers."""
+    data = raw.data[raw.at + 8 : raw.at + raw.size]
+    if len(data) < ATTR_MIN:
+        return None
+    size = Struct(f"{order}I").unpack_from(data, 4)[0] or ATTR_MIN
+    if size < ATTR_MIN:
+        return None
+    ids = Struct(f"{order}{max(len(data) - size, 0) // 8}Q").unpack_from(data, min(size, len(data)))
+    return parse_attr(data[:size], order, ids)
+
+
+def _number(name: bytes) -> int:
+    return int(name.rpartition(b".")[2])
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

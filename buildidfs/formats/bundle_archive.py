@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bundle says of itself: the manifest, and where in the archive everything is.
+
+A bundle is a tar archive in the seekable format of zstd (`seekable`):
+
+    manifest.json        one JSON object, `Manifest`
+    blobs/SHA256         each file once, in the order in which the manifest first names it
+    inputs/NUMBER-NAME   what it was made for, if that was wanted
+    sources.jsonl        the source files that the debuginfo in it names, a `Source` a line
+
+Sizes are in the manifest, so everybody knows where a file is without walking through the archive.
+The same input gives the same bytes. All of it is a claim until a digest was computed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from buildidfs.errors import IntegrityError
+from buildidfs.formats import json_text
+from buildidfs.model import Digest, Kind
+
+VERSION: Final = 1
+MANIFEST: Final = b"manifest.json"
+SOURCES: Final = b"sources.jsonl"
+BLOCK: Final = 512
+MANIFEST_MAX: Final = 256 << 20
+
+_ITEMS_MAX: Final = 1 << 20
+_PLACES_MAX: Final = 256
+_END: Final = bytes(2 * BLOCK)
+
+Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2}){2,120}$")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Size = Annotated[int, Meta(ge=0, le=1 << 48)]
+Time = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+Text = Annotated[str, Meta(max_length=8192)]
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where bytes were seen, and when first and last (Unix time, ns).
+
+    ``path`` is text, and ``path_b64`` the bytes where they are not UTF-8. ``public`` says that
+    everybody could read the file there.
+    """
+
+    path: Text
+    first_seen_ns: Time
+    last_seen_ns: Time
+    host: Text = ""
+    container: Text = ""
+    path_b64: Annotated[bytes, Meta(max_length=8192)] = b""
+    public: bool = False
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path as it was seen."""
+        return self.path_b64 or self.path.encode()
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An artifact. ``scripts`` are (offset, size) of what gdb would run, ``mode`` permissions."""
+
+    build_id: Hex
+    kind: Annotated[str, Meta(pattern="^(executable|debuginfo|vdso|kallsyms)$")]
+    sha256: Sha256
+    size: Size
+    mtime_ns: Time
+    mode: Annotated[int, Meta(ge=0, le=0o7777)]
+    quality: Annotated[int, Meta(ge=0, le=3)]
+    trust: Annotated[int, Meta(ge=0, le=3)]
+    segments: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = "0"
+    scripts: Annotated[tuple[tuple[Size, Size], ...], Meta(max_length=64)] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=_PLACES_MAX)] = ()
+    truncated: bool = False
+
+    @property
+    def kind_of(self) -> Kind:
+        """The kind as a value."""
+        return Kind[self.kind.upper()]
+
+
+class Absent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What should be in the bundle, and is not."""
+
+    build_id: Hex
+    why: Text
+    path: Text = ""
+
+
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the bundle was made for; ``size`` is there if the file itself is."""
+
+    name: Text
+    size: Size | None = None
+
+
+class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The list of source files: what it is, or ``why`` there is none.
+
+    ``files`` are how many it names. ``absent`` are debug files of which it does not have all.
+    """
+
+    size: Size | None = None
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    files: Size = 0
+    why: Text = ""
+    absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)] = ()
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of that list: a source file that a debug file names, or a directory in which a
+    compiler ran that made it. Names that do not begin with a slash are relative to one of those.
+
+    What is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
+    """
+
+    build_id: str
+    path: str = ""
+    directory: str = ""
+    path_b64: bytes = b""
+    directory_b64: bytes = b""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """All that is in a bundle, and what is not. Those made before there were lists of source files
+    have no ``sources``.
+    """
+
+    bundle: int
+    host: Text
+    inputs: Annotated[tuple[Input, ...], Meta(max_length=1024)]
+    items: Annotated[tuple[Item, ...], Meta(max_length=_ITEMS_MAX)]
+    absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)]
+    sources: Sources | None = None
+
+
+class Member(NamedTuple):
+    """A file of the archive: ``size`` bytes from ``offset``, after its header."""
+
+    name: bytes
+    offset: int
+    size: int
+
+
+class Members(NamedTuple):
+    """All files of the archive but the manifest, in their order."""
+
+    blobs: dict[Digest, Member]
+    inputs: list[Member]
+    sources: Member | None
+
+
+class _Version(msgspec.Struct):
+    bundle: int = 0
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it stands in the archive: lines, since people look at it."""
+    return msgspec.json.format(json_text.escaped(msgspec.json.encode(manifest)), indent=1) + b"\n"
+
+
+def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
+    """A line of the source list, of a file or a directory."""
+    source = Source(
+        build_id,
+        path.decode("utf-8", "replace"),
+        directory.decode("utf-8", "replace"),
+        b"" if _is_text(path) else path,
+        b"" if _is_text(directory) else directory,
+    )
+    return json_text.escaped(msgspec.json.encode(source)) + b"\n"
+
+
+def _is_text(data: bytes) -> bool:
+    return data.decode("utf-8", "replace").encode() == data
+
+
+def decode(data: bytes) -> Manifest:
+    """The inverse of `encode`; raises `IntegrityError` for what is none, or a later version."""
+    try:
+        version = msgspec.json.decode(data, type=_Version).bundle
+        if version != VERSION:
+            raise IntegrityError(f"a bundle of version {version}: use a newer buildidfs")
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise IntegrityError(f"the manifest of the bundle makes no sense: {error}") from error
+    return manifest
+
+
+def manifest_size(header: bytes) -> int:
+    """The size of the manifest, from the first block of the archive; raises `IntegrityError`."""
+    name, _, _ = header[:100].partition(b"\0")
+    text = header[124:136].rstrip(b"\0 ")
+    if len(header) != BLOCK or name != MANIFEST or not text.isdigit():
+        raise IntegrityError("not a bundle: it does not begin with a manifest")
+    try:
+        size = int(text, 8)
+    except ValueError:
+        size = MANIFEST_MAX + 1
+    if size > MANIFEST_MAX:
+        raise IntegrityError("the manifest of the bundle is larger than any that is written")
+    return size
+
+
+def members(manifest: Manifest, manifest_bytes: int) -> Members:
+    """Where everything is. Raises `IntegrityError` for two sizes of one blob."""
+    position = BLOCK + padded(manifest_bytes)
+    blobs: dict[Digest, Member] = {}
+    for item in manifest.items:
+        digest = Digest(bytes.fromhex(item.sha256))
+        before = blobs.get(digest)
+        if before is None:
+            name = b"blobs/" + item.sha256.encode()
+            blobs[digest] = Member(name, position + BLOCK, item.size)
+            position += BLOCK + padded(item.size)
+        elif before.size != item.size:
+            raise IntegrityError(f"the bundle says two sizes of blob {digest}")
+    inputs = []
+    for number, each in enumerate(manifest.inputs):
+        if each.size is not None:
+            base = each.name.rpartition("/")[2].encode("utf-8", "replace")[:80]
+            name = b"inputs/%d-%s" % (number, base)
+            inputs.append(Member(name, position + BLOCK, each.size))
+            position += BLOCK + padded(each.size)
+    sources = None
+    if manifest.sources is not None and manifest.sources.size is not None:
+        sources = Member(SOURCES, position + BLOCK, manifest.sources.size)
+    return Members(blobs, inputs, sources)
+
+
+def header(name: bytes, size: int) -> bytes:
+    """The block before a file (POSIX ustar; a size that octal digits cannot hold as GNU has it)."""
+    field = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    before = name.ljust(100, b"\0") + b"0000444\0" + b"0000000\0" * 2 + field + b"%011o\0" % 0
+    after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
+    block = (before + b" " * 8 + after).ljust(BLOCK, b"\0")
+    return before + b"%06o\0 " % sum(block) + block[156:]
+
+
+def padded(size: int) -> int:
+    """``size`` in whole blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def end() -> bytes:
+    """What the archive ends with."""
+    return _END

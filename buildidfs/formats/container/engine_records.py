@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What container engines note down of images and containers in the directories they keep them in.
+
+Sources: moby, image/store.go, layer/filestore.go and container/container.go (Docker's overlay2);
+containers/storage, images.go, layers.go and containers.go (Podman, Buildah, CRI-O, Skopeo);
+containerd, internal/cri/annotations; CRI-O, internal/annotations.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+
+from buildidfs.formats.archive.common import Damaged
+from buildidfs.formats.container import oci
+
+NOTES_MAX: Final = 64 << 20
+"""A list of all layers or images is not larger: a few KB for each."""
+SETTINGS_MAX: Final = 64 << 10
+"""Nor are an engine's settings, which people write."""
+
+_COMPONENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+_IMAGE_ID: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+#: Of an OCI runtime's config.json: CRI-O's name of the image, the ID it was asked for by, its ID or
+#: digest; that of containerd for Kubernetes, also of what holds the namespaces of a pod.
+_ANNOTATIONS: Final = (
+    "io.kubernetes.cri-o.ImageName",
+    "io.kubernetes.cri-o.Image",
+    "io.kubernetes.cri-o.ImageRef",
+    "io.kubernetes.cri.image-name",
+    "io.kubernetes.cri.podsandbox.image-name",
+)
+
+
+class RunImage(msgspec.Struct, frozen=True):
+    """The image that a container runs: ``name`` as its engine has it, ``digest`` its ID.
+
+    Either is empty where it is not known. ``str()`` has a line for each that is, fit to be shown on
+    a terminal.
+    """
+
+    name: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(line for line in (oci.shown_name(self.name), self.digest) if line)
+
+
+def run_image(*said: str) -> RunImage:
+    """What is said of an image, each time by name or by ID: the first of each counts."""
+    name = digest = ""
+    for text in said:
+        found = _IMAGE_ID.fullmatch(text)
+        if found is None:
+            name = name or text
+        else:
+            digest = digest or f"sha256:{found[1]}"
+    return RunImage(name, digest)
+
+
+class Repositories(msgspec.Struct, frozen=True, rename="pascal"):
+    """Docker's repositories.json: by repository, image IDs by name."""
+
+    repositories: dict[str, dict[str, str]] = {}
+
+
+class _DockerConfig(msgspec.Struct, frozen=True, rename="pascal"):
+    image: str = ""
+
+
+class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
+    """Part of Docker's config.v2.json; ``image`` is an ID, and in ``config`` what was asked for."""
+
+    name: str = ""
+    image: str = ""
+    config: _DockerConfig | None = None
+
+    @property
+    def run_image(self) -> RunImage:
+        """What it runs."""
+        return run_image(self.config.image if self.config else "", self.image)
+
+
+class DockerSettings(msgspec.Struct, frozen=True, rename="kebab"):
+    """Part of Docker's daemon.json."""
+
+    data_root: str = ""
+
+
+class StorageSettings(msgspec.Struct, frozen=True):
+    """Part of the ``[storage]`` of storage.conf: what is kept, and what is gone with the boot."""
+
+    graphroot: str = ""
+    runroot: str = ""
+
+
+class _StorageConf(msgspec.Struct, frozen=True):
+    storage: StorageSettings = StorageSettings()
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True):
+    """Part of the config.json that an OCI runtime is given."""
+
+    annotations: dict[str, str] | None = None
+
+    @property
+    def run_image(self) -> RunImage:
+        """What it runs. Docker, Podman and nerdctl do not say so here."""
+        annotations = self.annotations or {}
+        return run_image(*(annotations.get(key, "") for key in _ANNOTATIONS))
+
+
+class StoredImage(msgspec.Struct, frozen=True):
+    """An image in images.json of containers/storage; ``layer`` is its uppermost."""
+
+    id: str
+    digest: str = ""
+    names: list[str] | None = None
+    layer: str = ""
+
+
+class StoredLayer(msgspec.Struct, frozen=True, rename="kebab"):
+    """A layer in layers.json of containers/storage, which lies on its ``parent``."""
+
+    id: str
+    parent: str = ""
+    diff_digest: str = ""
+
+
+class _StoredMetadata(msgspec.Struct, frozen=True, rename="kebab"):
+    image_name: str = ""
+    image_id: str = ""
+
+
+class StoredContainer(msgspec.Struct, frozen=True):
+    """A container in containers.json of containers/storage; it writes to ``layer``.
+
+    ``image`` is an ID, ``metadata`` is JSON in which Podman and CRI-O keep what is theirs.
+    """
+
+    id: str
+    names: list[str] | None = None
+    layer: str = ""
+    metadata: str = ""
+    image: str = ""
+
+    @property
+    def run_image(self) -> RunImage:
+        """What it runs."""
+        try:
+            metadata = decoded(self.metadata.encode("utf-8", "replace"), _StoredMetadata)
+        except Damaged:
+            metadata = _StoredMetadata()
+        return run_image(metadata.image_name, self.image, metadata.image_id)
+
+    @property
+    def manager(self) -> str:
+        """Who runs it, in the words of labels: CRI-O notes down the pod."""
+        return "k8s" if '"pod-id"' in self.metadata else "podman"
+
+
+Noted = TypeVar("Noted", StoredImage, StoredLayer, StoredContainer)
+_Value = TypeVar("_Value")
+
+
+def decoded(data: bytes, kind: type[_Value]) -> _Value:
+    """One of these; raises `Damaged`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"notes of a container engine that are none: {error}") from error
+
+
+def storage_settings(data: bytes) -> StorageSettings:
+    """What storage.conf of containers/storage says; raises `Damaged`."""
+    if len(data) > SETTINGS_MAX:
+        raise Damaged(f"settings of more than {SETTINGS_MAX} bytes")
+    try:
+        return msgspec.toml.decode(data, type=_StorageConf).storage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Damaged(f"settings of containers/storage that are none: {error}") from error
+
+
+def component(text: str) -> str:
+    """The same; raises `Damaged` unless it is fit to be the name of a directory."""
+    if _COMPONENT.fullmatch(text) is None:
+        raise Damaged(f"no name of a layer: {text[:80]!r}")
+    return text
+
+
+def stack(top: str, layers: dict[str, StoredLayer]) -> list[StoredLayer]:
+    """A layer and those it lies on, the uppermost first.
+
+    Raises `Damaged` if one is missing, or they lie on each other.
+    """
+    found: list[StoredLayer] = []
+    seen: set[str] = set()
+    while top:
+        layer = layers.get(top)
+        if layer is None or top in seen:
+            raise Damaged(f"layer {top[:80]!r} is missing or lies on itself")
+        seen.add(top)
+        found.append(layer)
+        top = layer.parent
+    return found

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What images of containers consist of: indexes, manifests, configurations, and their names.
+
+Sources: the OCI image specification 1.1; Docker's "Image Manifest Version 2, Schema 2" and "Image
+Specification v1.2" (what ``docker save`` writes); the reference grammar of distribution/reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import msgspec
+
+from buildidfs.formats.archive.common import Damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DOCUMENT_MAX: Final = 4 << 20
+"""No index, manifest or configuration is larger: registries take no more."""
+DOCUMENTS_MAX: Final = 4096
+"""How many manifests an index may list, and how many layers an image may have."""
+
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+_PREFIX: Final = re.compile(r"(?:sha256:|sha512:)?([0-9a-f]{4,128})")
+_UNPRINTABLE: Final = re.compile(r"[^\w./:@+-]", re.ASCII)
+_NAME_MAX: Final = 255
+_SHORT: Final = 12
+
+_IMAGE_CONFIGS: Final = frozenset(
+    (
+        "application/vnd.oci.image.config.v1+json",
+        "application/vnd.docker.container.image.v1+json",
+        "",
+    )
+)
+_NAMES: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+_ATTESTATION: Final = "vnd.docker.reference.type"
+
+
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image is for, in Go's words; an empty ``variant`` is that of any.
+
+    ``str()`` is fit to be shown on a terminal.
+    """
+
+    os: str = ""
+    architecture: str = ""
+    variant: str = ""
+
+    def __str__(self) -> str:
+        parts = (self.os, self.architecture, self.variant)
+        return shown_name("/".join(part for part in parts if part))
+
+    def takes(self, other: Platform) -> bool:
+        """Whether somebody who asked for this one is given the other one."""
+        return (
+            (self.os, self.architecture) == (other.os, other.architecture)
+            and (not self.variant or not other.variant or self.variant == other.variant)
+        )  # fmt: skip
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
+    """A reference to a blob: ``size`` bytes with that digest. Raises nothing: see `checked`."""
+
+    digest: str
+    size: Size
+    media_type: str = ""
+    platform: Platform | None = None
+    annotations: dict[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the image is called, if an index says so."""
+        for key in _NAMES:
+            if self.annotations and self.annotations.get(key):
+                return self.annotations[key]
+        return ""
+
+    @property
+    def is_attestation(self) -> bool:
+        """Whether it says something about another image, and is none."""
+        return self.annotations is not None and _ATTESTATION in self.annotations
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a filesystem that can be read: of an unknown kind or in a tar archive."""
+        kind = self.media_type
+        return not kind or (".tar" in kind and not kind.endswith("+encrypted"))
+
+
+class Document(msgspec.Struct, frozen=True, rename="camel"):
+    """An index, with ``manifests``, or the manifest of an image, with ``config`` and ``layers``."""
+
+    media_type: str = ""
+    manifests: list[Descriptor] | None = None
+    config: Descriptor | None = None
+    layers: list[Descriptor] | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is the manifest of something that containers are made of."""
+        return (
+            self.manifests is None
+            and self.layers is not None
+            and self.config is not None
+            and self.config.media_type in _IMAGE_CONFIGS
+        )
+
+
+class _RootFs(msgspec.Struct, frozen=True):
+    diff_ids: list[str] = []
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The configuration of an image. ``diff_ids`` are the digests of its layers, not compressed,
+    the lowest first.
+    """
+
+    os: str = ""
+    architecture: str = ""
+    variant: str = ""
+    rootfs: _RootFs = _RootFs()
+
+    @property
+    def platform(self) -> Platform:
+        """What it is for."""
+        return Platform(os=self.os, architecture=self.architecture, variant=self.variant)
+
+    @property
+    def diff_ids(self) -> list[str]:
+        """The digests of the layers; raises `Damaged` for what is no digest."""
+        return [checked_digest(text) for text in self.rootfs.diff_ids]
+
+
+class Saved(msgspec.Struct, frozen=True, rename="pascal"):
+    """One image in manifest.json of ``docker save``: names of files in the archive."""
+
+    config: str
+    layers: list[str]
+    repo_tags: list[str] | None = None
+
+
+_Value = TypeVar("_Value")
+
+
+def _decoded(data: bytes, kind: type[_Value], what: str) -> _Value:
+    if len(data) > DOCUMENT_MAX:
+        raise Damaged(f"{what} of more than {DOCUMENT_MAX} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"{what} that is none: {error}") from error
+
+
+def document(data: bytes) -> Document:
+    """An index or a manifest; raises `Damaged`."""
+    found = _decoded(data, Document, "a manifest")
+    for listed in (found.manifests, found.layers):
+        if listed is not None and len(listed) > DOCUMENTS_MAX:
+            raise Damaged(f"a manifest that lists more than {DOCUMENTS_MAX} others")
+    for descriptor in (*(found.manifests or ()), *(found.layers or ())):
+        checked_digest(descriptor.digest)
+    if found.config is not None:
+        checked_digest(found.config.digest)
+    return found
+
+
+def config(data: bytes) -> Config:
+    """The configuration of an image; raises `Damaged`."""
+    return _decoded(data, Config, "a configuration")
+
+
+def saved(data: bytes) -> list[Saved]:
+    """The images of ``docker save``; raises `Damaged`."""
+    found = _decoded(data, list[Saved], "a list of images")
+    if len(found) > DOCUMENTS_MAX or any(len(image.layers) > DOCUMENTS_MAX for image in found):
+        raise Damaged(f"a list of more than {DOCUMENTS_MAX} images or layers")
+    return found
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+
+def checked_digest(text: str) -> str:
+    """The same; raises `Damaged` unless it is a SHA-256 or SHA-512, so fit to be a file name."""
+    if _DIGEST.fullmatch(text) is None:
+        raise Damaged(f"no digest that is understood: {text[:80]!r}")
+    return text
+
+
+def hasher(digest: str) -> hashlib._Hash:
+    """What computes digests of the same kind; for a checked one."""
+    return hashlib.new(digest.partition(":")[0])
+
+
+def chain_ids(diff_ids: Sequence[str]) -> list[str]:
+    """What Docker calls each layer together with those below it, the lowest first."""
+    found: list[str] = []
+    for diff_id in diff_ids:
+        if not found:
+            found.append(diff_id)
+            continue
+        both = f"{found[-1]} {diff_id}".encode()
+        found.append(f"sha256:{hashlib.sha256(both).hexdigest()}")
+    return found
+
+
+def short(digest: str) -> str:
+    """The first digits of a digest, as people name images."""
+    return digest.partition(":")[2][:_SHORT]
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def shown_name(name: str) -> str:
+    """A name, fit to be shown on a terminal."""
+    return _UNPRINTABLE.sub("?", name[:_NAME_MAX])
+
+
+def full_names(name: str) -> list[str]:
+    """The names, with registry and tag, that a name may stand for in which they are left out.
+
+    Docker's own first; what was built here and given no registry is called localhost by Podman.
+    """
+    domain, slash, rest = name.partition("/")
+    given = slash and (set(domain) & {".", ":"} or domain == "localhost")
+    if not given:
+        domain, rest = "docker.io", name
+    if ":" not in rest.rpartition("/")[2]:
+        rest += ":latest"
+    own = f"library/{rest}" if domain == "docker.io" and "/" not in rest else rest
+    return [f"{domain}/{own}"] if given else [f"{domain}/{own}", f"localhost/{rest}"]
+
+
+def is_meant(reference: str, names: Sequence[str], digests: Sequence[str]) -> bool:
+    """Whether who said ``reference`` means the image with these names and digests.
+
+    It may be a name, as docker(1) takes it, a digest or the beginning of one, or both with ``@``
+    in between.
+    """
+    name, at, digest = reference.rpartition("@")
+    if at:
+        return _has_digest(digest, digests) and (not name or _has_name(name, names))
+    return reference in names or _has_name(reference, names) or _has_digest(reference, digests)
+
+
+def _has_name(name: str, names: Sequence[str]) -> bool:
+    meant = full_names(name)
+    return any(full_names(each)[0] in meant for each in names)
+
+
+def _has_digest(text: str, digests: Sequence[str]) -> bool:
+    found = _PREFIX.fullmatch(text)
+    if found is None:
+        return False
+    if ":" in text:
+        return any(digest.startswith(text) for digest in digests)
+    return any(digest.rpartition(":")[2].startswith(found[1]) for digest in digests)
+
+
+_MACHINES: Final = {
+    "x86_64": ("amd64", ""), "aarch64": ("arm64", ""), "armv7l": ("arm", "v7"),
+    "armv6l": ("arm", "v6"), "i686": ("386", ""), "i386": ("386", ""),
+}  # fmt: skip
+
+
+def platform_of(machine: str) -> Platform:
+    """What images have to be for to run on Linux on that machine, as uname(2) names it."""
+    architecture, variant = _MACHINES.get(machine, (machine, ""))
+    return Platform(os="linux", architecture=architecture, variant=variant)
+
+
+def parsed_platform(text: str) -> Platform | None:
+    """``linux/arm64`` or ``linux/arm/v7``; None if it is neither."""
+    parts = text.split("/")
+    if not 2 <= len(parts) <= 3 or not all(parts):
+        return None
+    return Platform(os=parts[0], architecture=parts[1], variant="".join(parts[2:]))

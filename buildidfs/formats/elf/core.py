@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core files: whose memory it was, which files were mapped, and their build IDs.
+
+The dump of a process says which files it had mapped (the note NT_FILE), and of each ELF file among
+them the kernel dumps the first page (bit 4 of /proc/PID/coredump_filter, on by default), where the
+build ID is. So a core tells which binaries it is about when none of them is left. It is read as
+gdb(1) and elfutils read it; one that was cut off tells as much as there is of it.
+
+Sources: core(5), elf(5), and vma_dump_size of the kernel's fs/coredump.c; gcore(1) goes by them,
+too. The notes are read in `corenotes`.
+
+Everything in a core was written by the process that crashed. Every size, count, offset and address
+is a claim; what is read is bounded by the size of the file, and no input raises, except what
+``read_at`` raises itself.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.formats.elf import core_notes, identify, segments
+from buildidfs.formats.elf.core_notes import MappedFile
+from buildidfs.formats.elf.header import (
+    ET_CORE,
+    LAYOUTS,
+    MAGIC,
+    PN_XNUM,
+    PT_LOAD,
+    PT_NOTE,
+    TABLE_MAX,
+    Layout,
+    ReadAt,
+    Source,
+)
+from buildidfs.model import BuildId, ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+VDSO: Final = b"[vdso]"
+"""What stands for the path of the vDSO."""
+
+# Mappings of one file that are looked at for its headers and notes, which are in the first.
+_MOST_PARTS: Final = 16
+_VDSO_MAX: Final = 1 << 20
+_ADDRESS_MAX: Final = 1 << 64
+_DELETED: Final = b" (deleted)"
+
+
+class Unknown(enum.StrEnum):
+    """Why the build ID of a module is not known."""
+
+    NOT_DUMPED = "its first page is not in the core"
+    CUT_OFF = "the core was cut off before its first page"
+    NO_BUILD_ID = "no build ID in what the core has of it"
+
+
+class Module(msgspec.Struct, frozen=True):
+    """A binary that was mapped, from its first address to its last.
+
+    ``path`` is that of the process, in its own root; `VDSO` for the vDSO; empty where the core
+    says nothing of files. ``deleted`` says that it had lost that name by then, ``main`` that it is
+    the program itself. Either ``build_id`` or ``unknown`` is set.
+    """
+
+    path: bytes
+    start: int
+    end: int
+    build_id: BuildId | None = None
+    unknown: Unknown | None = None
+    deleted: bool = False
+    main: bool = False
+
+
+class Core(msgspec.Struct, frozen=True):
+    """What a core file says.
+
+    ``pid`` is that of the process in its own PID namespace, ``name`` its first 15 bytes,
+    ``arguments`` the first 79 of its command line; ``signal`` is what ended it, 0 if nothing did
+    (gcore). ``claimed`` is the size that the file should have, which is more than it has when it
+    was cut off. ``lists_files`` tells that there is a list of mapped files. ``vdso`` is where in
+    the core the vDSO is, if all of it is.
+    """
+
+    bits: int
+    little_endian: bool
+    machine: int
+    pid: int
+    name: bytes
+    arguments: bytes
+    signal: int
+    threads: int
+    modules: tuple[Module, ...]
+    claimed: int
+    lists_files: bool
+    vdso: ByteRange | None = None
+
+
+def is_core(head: bytes) -> bool:
+    """Whether a file that begins so (32 bytes are enough) is an ELF core file."""
+    layout = LAYOUTS.get(head[4:6])
+    if head[:4] != MAGIC or layout is None or len(head) < 18:
+        return False
+    return int.from_bytes(head[16:18], "little" if layout.little_endian else "big") == ET_CORE
+
+
+def parse(read_at: ReadAt, size: int) -> Core | None:
+    """What a file of ``size`` bytes says, None if it is no core file.
+
+    Reads as much of it as its notes and one or two pages for each module take.
+    """
+    head = read_at(0, min(size, identify.HEAD_SIZE))
+    if not is_core(head):
+        return None
+    layout = LAYOUTS[head[4:6]]
+    if len(head) < layout.ehdr_size:
+        return None
+    note, memory = _segments(layout, head, read_at, size)
+    said = core_notes.Notes(layout)
+    if note is not None:
+        said = core_notes.read(layout, note, read_at, size)
+    files = said.files()
+    finder = _Modules(memory, said.auxiliary())
+    modules = finder.of_files(files) if files else finder.of_memory()
+    return Core(
+        layout.bits,
+        layout.little_endian,
+        layout.ehdr.unpack_from(head, 16)[1],
+        said.pid(),
+        said.name(),
+        said.arguments(),
+        said.signal(),
+        said.threads,
+        tuple(modules),
+        max(memory.claimed, note.offset + note.size if note is not None else 0),
+        bool(files),
+        finder.vdso_range,
+    )
+
+
+# --- program headers -----------------------------------------------------------------------------
+
+
+class _Memory:
+    """The memory of the process, as far as it was dumped. Reads no more of it than it is given."""
+
+    def __init__(self, read_at: ReadAt, size: int, loads: Iterable[segments.Segment]) -> None:
+        self._read_at = read_at
+        self._size = size
+        self._starts, self._offsets, self._sizes = array("Q"), array("Q"), array("Q")
+        self._ends = array("Q")
+        self._executable = bytearray()
+        self.claimed = 0
+        # Pages of one core lie beside each other: whoever needs more than all of it reads some of
+        # it again and again.
+        self._budget = 2 * size + (64 << 10)
+        for load in sorted(loads, key=lambda load: load.address):
+            end = load.address + load.memory
+            if not load.memory or end > _ADDRESS_MAX - 1:
+                continue
+            self._starts.append(load.address)
+            self._ends.append(end)
+            self._offsets.append(load.offset)
+            self._sizes.append(min(load.size, load.memory))
+            self._executable.append(load.flags & segments.PF_X)
+            self.claimed = max(self.claimed, load.offset + load.size)
+
+    def starts(self) -> Iterable[int]:
+        """Where what was mapped begins."""
+        return self._starts
+
+    def _at(self, address: int) -> int:
+        """The number of the mapping that an address is in, -1 if it is in none."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        return index if index >= 0 and address < self._ends[index] else -1
+
+    def is_executable(self, address: int) -> bool:
+        """Whether code is mapped there."""
+        index = self._at(address)
+        return index >= 0 and bool(self._executable[index])
+
+    def is_cut_off(self, address: int) -> bool:
+        """Whether that byte was dumped, and the file ends before it."""
+        index = self._at(address)
+        if index < 0:
+            return False
+        skip = address - self._starts[index]
+        return skip < self._sizes[index] and self._offsets[index] + skip >= self._size
+
+    def whole(self, address: int) -> tuple[int, ByteRange | None]:
+        """Where the mapping ends that an address is in (0: in none), and its bytes if all are here.
+
+        That is, if it begins there.
+        """
+        index = self._at(address)
+        if index < 0:
+            return 0, None
+        size, offset, end = self._sizes[index], self._offsets[index], self._ends[index]
+        if self._starts[index] != address or size != end - address or offset + size > self._size:
+            return end, None
+        return end, ByteRange(offset, size)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Up to ``size`` bytes from an address; fewer where no more were dumped."""
+        index = self._at(address)
+        if index < 0:
+            return b""
+        skip = address - self._starts[index]
+        offset = self._offsets[index] + skip
+        size = min(size, self._sizes[index] - skip, self._size - offset, self._budget)
+        if size <= 0:
+            return b""
+        self._budget -= size
+        return self._read_at(offset, size)
+
+
+def _segments(
+    layout: Layout, head: bytes, read_at: ReadAt, size: int
+) -> tuple[segments.Segment | None, _Memory]:
+    """The notes, and what was dumped of the memory."""
+    header = layout.ehdr.unpack_from(head, 16)
+    phoff, shoff, phnum = header[4], header[5], header[9]
+    source = Source(head, read_at, size)
+    if phnum == PN_XNUM:
+        phnum = _many(layout, source, phoff, shoff)
+    table = source.read(phoff, min(phnum * layout.phdr.size, TABLE_MAX)) if phoff else b""
+    note: segments.Segment | None = None
+    loads = []
+    for segment in segments.segments(layout, table):
+        if segment.kind == PT_LOAD:
+            loads.append(segment)
+        elif segment.kind == PT_NOTE and note is None:
+            note = segment
+    return note, _Memory(read_at, size, loads)
+
+
+def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
+    """How many program headers there are if they are too many for the ELF header.
+
+    The number is in section header 0, which the kernel puts at the very end. Where that is lost,
+    the notes tell, which begin where the program headers end.
+    """
+    first = source.read(shoff, layout.shdr.size) if shoff else b""
+    if len(first) == layout.shdr.size:
+        return int(layout.shdr.unpack(first)[6])
+    for segment in segments.segments(layout, source.read(phoff, layout.phdr.size)):
+        if segment.kind == PT_NOTE and segment.offset > phoff:
+            return (segment.offset - phoff) // layout.phdr.size
+    return PN_XNUM
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+
+class _Modules:
+    """Finds the binaries in the memory of a process with that auxiliary vector."""
+
+    def __init__(self, memory: _Memory, auxiliary: dict[int, int]) -> None:
+        self._memory = memory
+        self._vdso = auxiliary.get(core_notes.AT_SYSINFO_EHDR, 0)
+        self._main = auxiliary.get(core_notes.AT_PHDR) or auxiliary.get(core_notes.AT_ENTRY, 0)
+        self.vdso_range: ByteRange | None = None
+
+    def of_files(self, files: list[MappedFile]) -> Iterator[Module]:
+        """The binaries among mapped files, and the vDSO, by address."""
+        found = []
+        group: list[MappedFile] = []
+        for file in files:
+            if group and not self._continues(group, file):
+                found += self._module(group)
+                group = []
+            group.append(file)
+        found += self._module(group)
+        found += self._vdso_at(self._vdso)
+        return iter(sorted(found, key=lambda module: module.start))
+
+    def of_memory(self) -> Iterator[Module]:
+        """The ELF files that memory begins with somewhere, for a core that lists no files."""
+        for start in self._memory.starts():
+            if start == self._vdso:
+                yield from self._vdso_at(start)
+            elif self._memory.read(start, 4) == MAGIC:
+                end, _ = self._memory.whole(start)
+                yield self._described(b"", [MappedFile(start, end, 0, b"")])
+
+    def _continues(self, group: list[MappedFile], file: MappedFile) -> bool:
+        """Whether a mapping belongs to the file that was mapped right before."""
+        if file.path != group[0].path:
+            return False
+        if file.offset or self._memory.read(file.start, 4) != MAGIC:
+            return True
+        # Its beginning may be mapped twice. Or another file was there, which had that name then.
+        return self._identify([file]) == self._identify(group)
+
+    def _module(self, group: list[MappedFile]) -> list[Module]:
+        """The module that mappings of a file are; none if it is no binary."""
+        if not group:
+            return []
+        if self._memory.read(group[0].start, 4) != MAGIC and not any(
+            self._memory.is_executable(file.start) for file in group
+        ):
+            return []  # data, or nobody knows
+        return [self._described(group[0].path, group)]
+
+    def _vdso_at(self, address: int) -> list[Module]:
+        if not address:
+            return []
+        end, self.vdso_range = self._memory.whole(address)
+        if not end:
+            return []
+        if self.vdso_range is not None and self.vdso_range.size > _VDSO_MAX:
+            self.vdso_range = None
+        return [self._described(VDSO, [MappedFile(address, end, 0, VDSO)])]
+
+    def _described(self, path: bytes, group: list[MappedFile]) -> Module:
+        answer = self._identify(group)
+        return Module(
+            path.removesuffix(_DELETED),
+            group[0].start,
+            group[-1].end,
+            answer if isinstance(answer, BuildId) else None,
+            None if isinstance(answer, BuildId) else answer,
+            path.endswith(_DELETED),
+            bool(self._main) and any(file.start <= self._main < file.end for file in group),
+        )
+
+    def _identify(self, group: list[MappedFile]) -> BuildId | Unknown:
+        """The build ID of a file that is mapped so."""
+        first = group[0]
+
+        def read_at(offset: int, size: int) -> bytes:
+            offset += first.offset
+            for file in group[:_MOST_PARTS]:
+                skip = offset - file.offset
+                if 0 <= skip < (length := file.end - file.start):
+                    return self._memory.read(file.start + skip, min(size, length - skip))
+            return b""
+
+        head = read_at(0, identify.HEAD_SIZE)
+        if not head:
+            cut_off = self._memory.is_cut_off(first.start)
+            return Unknown.CUT_OFF if cut_off else Unknown.NOT_DUMPED
+        answer = identify.identify(head, read_at)
+        return answer if isinstance(answer, BuildId) else Unknown.NO_BUILD_ID

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``.gnu_debugdata``: the symbols that a stripped executable carries, as an ELF file of its own.
+
+What distributions put there, compressed by xz, is a debug file that has the functions which are not
+in the executable's ``.dynsym``, and those only (gdb manual, "MiniDebugInfo"). Who reads it out of
+the executable puts both together. Who is given it as a debug file of its own, as perf and elfutils
+are, takes the names in ``.dynsym`` for gone, since a debug file has all there are: so they are
+added here. Nothing raises for any input, and the work is bounded by the limits below.
+"""
+
+from __future__ import annotations
+
+import bisect
+from struct import Struct
+from typing import Final, NamedTuple
+
+from buildidfs.formats.elf.contents import SectionHeader, Sections
+from buildidfs.formats.elf.header import SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ReadAt
+
+SYMBOLS_MAX_BYTES: Final = 4 << 20
+"""No larger ``.dynsym`` is looked at: that of libLLVM, among the largest, has one megabyte."""
+NAMES_MAX_BYTES: Final = 16 << 20
+
+_SHF_TLS: Final = 0x400
+_SHN_UNDEF: Final = 0
+_SHN_LORESERVE: Final = 0xFF00
+_ALIGN: Final = 8
+# STB_GLOBAL, STB_WEAK and STB_GNU_UNIQUE; STT_NOTYPE, STT_OBJECT, STT_FUNC and STT_GNU_IFUNC
+_BINDINGS: Final = frozenset((1, 2, 10))
+_TYPES: Final = frozenset((0, 1, 2, 10))
+
+# Elf64_Sym and Elf32_Sym, and where in them name, value, size, info, other and section index are.
+_FORMS: Final = {64: ("IBBHQQ", (0, 4, 5, 1, 2, 3)), 32: ("IIIBBH", (0, 1, 2, 3, 4, 5))}
+
+
+class DynamicSymbols(NamedTuple):
+    """The contents of ``.dynsym`` and of the string table that goes with it."""
+
+    symbols: bytes = b""
+    names: bytes = b""
+
+
+def dynamic_symbols(read_at: ReadAt, size: int) -> DynamicSymbols | None:
+    """Those of an ELF file of ``size`` bytes, empty if it has none; None if they are too many."""
+    sections = Sections(read_at, size)
+    found = sections.typed(SHT_DYNSYM)
+    if found is None:
+        return DynamicSymbols()
+    _, header = found
+    if header.link >= len(sections.headers):
+        return None
+    symbols = sections.contents(header, SYMBOLS_MAX_BYTES)
+    names = sections.contents(sections.headers[header.link], NAMES_MAX_BYTES)
+    return DynamicSymbols(symbols, names) if symbols and names else None
+
+
+def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | None:
+    """The debug file with the symbols of ``.dynsym`` in its ``.symtab``; None if it is damaged.
+
+    What was there stays where it is. The longer tables follow it, and their section headers lead
+    there.
+    """
+    sections = Sections(lambda offset, size: mini[offset : offset + size], len(mini))
+    found = sections.typed(SHT_SYMTAB)
+    if found is None:
+        return None
+    number, header = found
+    old = sections.contents(header, len(mini))
+    if not old or header.link >= len(sections.headers) or header.link == number:
+        return None
+    names_header = sections.headers[header.link]
+    names = sections.contents(names_header, len(mini))
+    if not names.endswith(b"\0"):
+        return None
+    places = _Places(sections.headers)
+    added = _added(sections, dynamic, places, len(names))
+    if not added:
+        return mini
+    symbols_at = len(mini) + -len(mini) % _ALIGN
+    symbols = old + added
+    names += dynamic.names + b"\0"
+    whole = bytearray(mini.ljust(symbols_at, b"\0") + symbols + names)
+    _move(sections, whole, number, symbols_at, len(symbols))
+    _move(sections, whole, header.link, symbols_at + len(symbols), len(names))
+    return bytes(whole)
+
+
+class _Places:
+    """Which section of the debug file an address is in: numbers of sections are its own."""
+
+    def __init__(self, headers: list[SectionHeader]) -> None:
+        spans = sorted(
+            (each.address, each.address + each.size, number)
+            for number, each in enumerate(headers)
+            if each.flags & SHF_ALLOC
+            and each.size
+            and number < _SHN_LORESERVE
+            # What starts as thread-local zeros is nowhere in memory; its address is the next one's.
+            and not (each.flags & _SHF_TLS and each.type == SHT_NOBITS)
+        )
+        self._starts = [start for start, _, _ in spans]
+        self._spans = spans
+
+    def section_of(self, address: int) -> int:
+        """Its number, 0 if there is none. The end of a section is still in it: ``_end``."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0 or address > self._spans[at][1]:
+            return _SHN_UNDEF
+        return self._spans[at][2]
+
+
+def _added(sections: Sections, dynamic: DynamicSymbols, places: _Places, names_at: int) -> bytes:
+    """The symbols of ``.dynsym`` that are defined, as they are to be in the debug file."""
+    form, order = _FORMS[sections.bits]
+    packed = Struct(("<" if sections.little_endian else ">") + form)
+    symbols = dynamic.symbols
+    added = bytearray()
+    for fields in packed.iter_unpack(symbols[: len(symbols) - len(symbols) % packed.size]):
+        name, value, size, info, other, index = (fields[at] for at in order)
+        if not 0 < name < len(dynamic.names) or not _SHN_UNDEF < index < _SHN_LORESERVE:
+            continue
+        if info >> 4 not in _BINDINGS or info & 15 not in _TYPES:
+            continue
+        section = places.section_of(value)
+        if not section or name + names_at > 0xFFFFFFFF:
+            continue
+        values = (name + names_at, value, size, info, other, section)
+        row: list[int] = [0] * len(order)
+        for at, each in zip(order, values, strict=True):
+            row[at] = each
+        added += packed.pack(*row)
+    return bytes(added)
+
+
+def _move(sections: Sections, whole: bytearray, number: int, offset: int, size: int) -> None:
+    """Let the header of a section lead to ``size`` bytes at ``offset``."""
+    at = sections.table + number * sections.form.size
+    fields = list(sections.form.unpack_from(whole, at))
+    fields[4:6] = offset, size
+    whole[at : at + sections.form.size] = sections.form.pack(*fields)

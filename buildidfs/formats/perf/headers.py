@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf.data: what the headers of a profile say.
+
+A file begins with sizes and places: of the events, of the records (`perfstream`), and, behind the
+records, of features such as the build IDs of files. What was written to a pipe has records for all
+of that instead. Either byte order. Source: tools/perf/Documentation/perf.data-file-format.txt and
+tools/perf/util/header.c.
+
+Every size, count and offset is a claim; nothing is read or allocated beyond fixed bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from buildidfs.errors import UsageError
+from buildidfs.formats.perf.attributes import ATTR_MIN, Attr, parse_attr
+from buildidfs.model import ByteRange
+
+ReadAt = Callable[[int, int], bytes]
+"""(offset, size) -> bytes, fewer only at the end of the file."""
+
+BUILD_ID: Final = 2
+HOSTNAME: Final = 3
+OSRELEASE: Final = 4
+AUXTRACE: Final = 18
+SAMPLE_TIME: Final = 21
+DIR_FORMAT: Final = 24
+COMPRESSED: Final = 27
+CLOCK_DATA: Final = 29
+"""Numbers of features, HEADER_* of tools/perf/util/header.h."""
+
+FEATURES: Final = 256
+HEADER_SIZE: Final = 104
+PIPE_HEADER_SIZE: Final = 16
+
+_ORDERS: Final = {b"PERFILE2": "<", b"2ELIFREP": ">"}
+_OLD: Final = (b"PERFFILE", b"ELIFFREP")
+_MAX_ATTRS: Final = 1 << 14
+_MAX_ATTR_SIZE: Final = 1 << 12
+_MAX_IDS: Final = 1 << 20
+_MAX_TEXT: Final = 1 << 20
+_CHUNK: Final = 1 << 16
+_PATH_MAX: Final = 4096
+
+_RECORD: Final = 67  # PERF_RECORD_HEADER_BUILD_ID
+_MISC_HAS_SIZE: Final = 1 << 15
+_ID_FIELD: Final = 24
+MIN_ID: Final = 2
+MAX_ID: Final = 20
+"""The shortest and the longest build ID that a profile can hold."""
+
+CPUMODE: Final = 7
+KERNEL: Final = 1
+USER: Final = 2
+
+
+class Header(msgspec.Struct):
+    """Where things are in a file, and of what events it tells.
+
+    ``order`` is that of struct ("<", ">"); ``data`` are the records. Without ``is_pipe``,
+    ``features`` says by number where each is; ``flags`` has bit 1<<number. ``truncated`` says in
+    words what is missing at the end. All else are the bytes as they are, for who writes another.
+    """
+
+    order: str
+    is_pipe: bool
+    data: ByteRange
+    attrs: list[Attr]
+    features: dict[int, ByteRange]
+    flags: int = 0
+    attr_size: int = 0
+    attr_table: ByteRange = ByteRange(0, 0)
+    event_types: ByteRange = ByteRange(0, 0)
+    truncated: str = ""
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """That the clock of the events and that of the day said these at one moment, in nanoseconds."""
+
+    clockid: int
+    wall_ns: int
+    event_ns: int
+
+
+class Named(msgspec.Struct, frozen=True):
+    """An entry of the table of build IDs: the file of that name has this one.
+
+    ``misc`` is that of the record, whose ``CPUMODE`` bits tell files of the kernel and of guests
+    (``pid`` is then that of the guest) from others.
+    """
+
+    name: bytes
+    build_id: bytes
+    misc: int = USER
+    pid: int = -1
+
+
+def parse_header(read_at: ReadAt, size: int) -> Header:
+    """Read the headers of a file of ``size`` bytes. Raises `UsageError` for what is none."""
+    head = read_at(0, HEADER_SIZE)
+    order = _ORDERS.get(head[:8])
+    if order is None:
+        if head[:8] in _OLD:
+            raise UsageError("is a profile in the format of perf before Linux 3.0, not read here")
+        raise UsageError("is not a perf.data file" if head else "is empty, not a perf.data file")
+    if len(head) < PIPE_HEADER_SIZE:
+        raise UsageError("is only the beginning of a perf.data file")
+    (header_size,) = Struct(f"{order}Q").unpack_from(head, 8)
+    if header_size == PIPE_HEADER_SIZE:
+        data = ByteRange(PIPE_HEADER_SIZE, size - PIPE_HEADER_SIZE)
+        return Header(order, True, data, [], {})
+    if len(head) < HEADER_SIZE or header_size < HEADER_SIZE:
+        raise UsageError("is only the beginning of a perf.data file")
+    words = Struct(f"{order}13Q").unpack_from(head)
+    attr_size, attrs, data = words[2], ByteRange(*words[3:5]), ByteRange(*words[5:7])
+    flags = sum(word << 64 * number for number, word in enumerate(words[9:13]))
+    header = Header(order, False, data, [], {}, flags, attr_size, attrs, ByteRange(*words[7:9]))
+    header.attrs = list(_attrs(read_at, header, size))
+    if not HEADER_SIZE <= data.offset <= size:
+        raise UsageError("is only the beginning of a perf.data file")
+    _find_end(read_at, header, size)
+    return header
+
+
+def _attrs(read_at: ReadAt, header: Header, size: int) -> Iterator[Attr]:
+    section = Struct(f"{header.order}QQ")
+    entry = header.attr_size
+    if not ATTR_MIN + section.size <= entry <= _MAX_ATTR_SIZE:
+        raise UsageError(f"is a damaged perf.data file: events of {entry} bytes each")
+    budget = _MAX_IDS
+    table = header.attr_table
+    if table.offset + table.size > size:
+        raise UsageError("is only the beginning of a perf.data file")
+    for number in range(min(table.size // entry, _MAX_ATTRS)):
+        data = read_at(table.offset + number * entry, entry)
+        if len(data) < entry:
+            raise UsageError("is only the beginning of a perf.data file")
+        offset, length = section.unpack_from(data, entry - section.size)
+        count = min(length // 8, budget)
+        budget -= count
+        ids = read_at(offset, count * 8) if count and offset + count * 8 <= size else b""
+        numbers = Struct(f"{header.order}{len(ids) // 8}Q").unpack_from(ids)
+        yield parse_attr(data, header.order, numbers)
+
+
+def _find_end(read_at: ReadAt, header: Header, size: int) -> None:
+    """Find the features behind the records, or what there is instead."""
+    data = header.data
+    if not data.size or data.offset + data.size > size:
+        # perf writes the size last: this one was killed, or is not all here.
+        header.data = ByteRange(data.offset, max(size - data.offset, 0))
+        header.truncated = "its end is missing"
+        return
+    section = Struct(f"{header.order}QQ")
+    present = [number for number in range(FEATURES) if header.flags & 1 << number]
+    table = read_at(data.offset + data.size, section.size * len(present))
+    for place, number in enumerate(present[: len(table) // section.size]):
+        found = ByteRange(*section.unpack_from(table, place * section.size))
+        if found.offset + found.size <= size:
+            header.features[number] = found
+    if len(header.features) < len(present):
+        header.truncated = "some of what stands behind the records is missing"
+
+
+def feature(read_at: ReadAt, header: Header, number: int) -> bytes:
+    """The bytes of a small feature of a file; empty where it has none, or too much."""
+    place = header.features.get(number)
+    if place is None or place.size > _MAX_TEXT:
+        return b""
+    return read_at(place.offset, place.size)
+
+
+def text(data: bytes, order: str) -> bytes:
+    """What a feature that is one string says."""
+    if len(data) < 4:
+        return b""
+    (size,) = Struct(f"{order}I").unpack_from(data)
+    return data[4 : 4 + size].partition(b"\0")[0]
+
+
+def clock(data: bytes, order: str) -> Clock | None:
+    """What the feature `CLOCK_DATA` says."""
+    form = Struct(f"{order}IIQQ")
+    if len(data) < form.size:
+        return None
+    version, clockid, wall, event = form.unpack_from(data)
+    return Clock(clockid, wall, event) if version == 1 else None
+
+
+def times(data: bytes, order: str) -> tuple[int, int] | None:
+    """What the feature `SAMPLE_TIME` says: when the first and the last sample was taken.
+
+    None if it says nothing: `perf record --no-buildid` looks at no sample, and writes zeros.
+    """
+    form = Struct(f"{order}QQ")
+    if len(data) < form.size:
+        return None
+    first, last = form.unpack_from(data)
+    return (first, last) if 0 < first <= last else None
+
+
+def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:
+    """The entries of the feature `BUILD_ID`, which may be many."""
+    place = header.features.get(BUILD_ID)
+    if place is None:
+        return
+    form = Struct(f"{header.order}IHH")
+    at, end = place.offset, place.offset + place.size
+    buffer = b""
+    while at + form.size <= end:
+        if len(buffer) < form.size or len(buffer) < form.unpack_from(buffer)[2]:
+            buffer = read_at(at, min(_CHUNK, end - at))
+            if len(buffer) < form.size:
+                return
+        _, misc, size = form.unpack_from(buffer)
+        if size < form.size or size > len(buffer):
+            return
+        found = named(buffer, 0, size, misc, header.order)
+        if found is not None:
+            yield found
+        buffer = buffer[size:]
+        at += size
+
+
+def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | None:
+    """What struct perf_record_header_build_id at ``at`` says; None if it says nothing."""
+    name = at + 8 + 4 + _ID_FIELD
+    if name >= at + size:
+        return None
+    (pid,) = Struct(f"{order}i").unpack_from(data, at + 8)
+    raw = data[at + 12 : at + 12 + MAX_ID]
+    if misc & _MISC_HAS_SIZE:
+        raw = raw[: data[at + 12 + MAX_ID]]
+    elif not any(raw[16:]):
+        # Before there was a size, shorter ones were filled up with zeros: those of 16 bytes (MD5).
+        raw = raw[:16]
+    path = data[name : at + size].partition(b"\0")[0]
+    if len(raw) < MIN_ID or not any(raw) or len(path) >= _PATH_MAX:
+        return None
+    return Named(path, raw, misc, pid)
+
+
+def pack_named(entry: Named, order: str) -> bytes:
+    """The inverse of `named`, as a record of its own."""
+    fixed = 8 + 4 + _ID_FIELD
+    size = fixed + len(entry.name) + 1
+    size += -size % 8
+    head = Struct(f"{order}IHHi").pack(_RECORD, entry.misc | _MISC_HAS_SIZE, size, entry.pid)
+    build_id = entry.build_id.ljust(MAX_ID, b"\0") + bytes((len(entry.build_id), 0, 0, 0))
+    return (head + build_id + entry.name).ljust(size, b"\0")

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a perf.data file, one after the other, whole, decompressed.
+
+What is in memory is a few chunks, whatever the file claims. Compressed records (``perf record -z``)
+hold pieces of one zstd stream, and are replaced by what is in it. Trace data of hardware follows a
+record instead of being in it, and is never read.
+Source: tools/perf/util/session.c, tools/perf/builtin-record.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from buildidfs.errors import UsageError
+from buildidfs.model import ByteRange
+
+if TYPE_CHECKING:
+    from buildidfs.formats.perf.headers import ReadAt
+
+HEADER_SIZE: Final = 8
+
+TRACING_DATA: Final = 66
+FINISHED_ROUND: Final = 68
+AUXTRACE: Final = 71
+_COMPRESSED: Final = 81
+_COMPRESSED2: Final = 83
+
+_CHUNK: Final = 1 << 18
+_MAX_RECORD: Final = 1 << 16
+
+# A block of zstd takes 4 bytes and may stand for 128 KiB of the same byte: what comes of so much is
+# 32 MiB at most. The window is that of the highest level of zstd.
+_SLICE: Final = 1 << 10
+_MAX_WINDOW: Final = 1 << 27
+
+# The most that perf (since Linux 6.16) puts into one record.
+_PIECE: Final = 65519
+
+_WANT_ZSTD: Final = (
+    "is compressed: install python3-zstandard, or buildidfs[zstd] with pip, to read it"
+)
+
+
+class Raw(NamedTuple):
+    """One record: ``size`` bytes of ``data`` from ``at`` on, header and all.
+
+    ``position`` is where it is in the file, for one that was compressed where that was;
+    ``payload`` the bytes of the file that follow it and belong to it.
+    """
+
+    kind: int
+    misc: int
+    data: bytes
+    at: int
+    size: int
+    position: int
+    payload: ByteRange | None = None
+
+
+# Half of what it takes to make one from arguments, which is done millions of times.
+_raw: Final = partial(tuple.__new__, Raw)
+
+
+class _Decompressor(Protocol):
+    def decompress(self, data: bytes) -> bytes: ...
+
+
+class Stream:
+    """The records in the range ``data`` of a file; iterate once.
+
+    ``is_pipe`` says that the file was written to a pipe; with ``kinds`` only records of these come,
+    and those that have a payload. After the end, ``truncated`` says in words
+    what is wrong there, or is empty. Iterating raises `UsageError` where zstd is wanted and not
+    installed.
+    """
+
+    def __init__(
+        self,
+        read_at: ReadAt,
+        data: ByteRange,
+        order: str,
+        *,
+        is_pipe: bool,
+        kinds: frozenset[int] | None = None,
+    ) -> None:
+        self._read_at = read_at
+        self._start = data.offset  # of the buffer, in the file
+        self._end = data.offset + data.size
+        self._buffer = b""
+        self._form = Struct(f"{order}IHH")
+        self._word = Struct(f"{order}Q")
+        self._int = Struct(f"{order}I")
+        self._special = _SPECIAL | {TRACING_DATA} if is_pipe else _SPECIAL
+        self._kinds = kinds
+        self._decompressor: _Decompressor | None = None
+        self._unpacked = b""  # and not yet a whole record
+        self._pieces = 0  # bytes of records that were written as one
+        self.truncated = ""
+
+    def __iter__(self) -> Iterator[Raw]:
+        unpack, special, kinds = self._form.unpack_from, self._special, self._kinds
+        while self._fill():
+            buffer, start = self._buffer, self._start
+            at, last = 0, len(buffer) - HEADER_SIZE
+            while at <= last:
+                kind, misc, size = unpack(buffer, at)
+                if kind in special or size < HEADER_SIZE or at + size > last + HEADER_SIZE:
+                    break
+                if kinds is None or kind in kinds:
+                    yield _raw((kind, misc, buffer, at, size, start + at, None))
+                at += size
+            if at:
+                self._skip(at)
+                continue
+            yield from self._first()
+            if self.truncated:
+                return
+        if (self._buffer or self._unpacked) and not self.truncated:
+            self._stop("the last record is not all there")
+
+    def _fill(self) -> bool:
+        """Have as much in the buffer as a record may be long; whether there is any."""
+        if len(self._buffer) < _MAX_RECORD:
+            position = self._start + len(self._buffer)
+            more = min(_CHUNK, self._end - position)
+            if more > 0:
+                self._buffer += self._read_at(position, more)
+        return len(self._buffer) >= HEADER_SIZE
+
+    def _skip(self, size: int) -> None:
+        if size <= len(self._buffer):
+            self._buffer = self._buffer[size:]
+        else:
+            self._buffer = b""
+        self._start += size
+
+    def _stop(self, why: str) -> None:
+        self.truncated = f"{why} (at byte {self._start})"
+
+    def _first(self) -> Iterator[Raw]:
+        """Deal with a record at the beginning of the buffer that is not like others."""
+        buffer, position = self._buffer, self._start
+        kind, misc, size = self._form.unpack_from(buffer)
+        if kind == _COMPRESSED2:
+            yield from self._compressed2(size)
+        elif size < HEADER_SIZE:
+            self._stop("a record without a size")
+        elif size > len(buffer):
+            self._stop("the last record is not all there")
+        elif kind == _COMPRESSED:
+            self._skip(size)
+            yield from self._unpack(buffer[HEADER_SIZE:size])
+        else:
+            payload = self._payload(kind, size)
+            self._skip(size + payload.size)
+            yield Raw(kind, misc, buffer, 0, size, position, payload)
+            if self._start > self._end:
+                self._stop("trace data that is not all there")
+
+    def _payload(self, kind: int, size: int) -> ByteRange:
+        """What follows a record, by the size it claims."""
+        length = 0
+        if kind == AUXTRACE and size >= HEADER_SIZE + 8:
+            (length,) = self._word.unpack_from(self._buffer, HEADER_SIZE)
+        elif kind == TRACING_DATA and size >= HEADER_SIZE + 4:
+            (length,) = self._int.unpack_from(self._buffer, HEADER_SIZE)
+            length += -length % 8
+        return ByteRange(self._start + size, length)
+
+    # --- compressed records ----------------------------------------------------------------
+
+    def _compressed2(self, size: int) -> Iterator[Raw]:
+        """A record of a later kind: its size is a multiple of 8, and that of its data apart.
+
+        perf lets the size overflow 16 bits, and then adds nothing to fill it up; of several
+        such records that it writes at once it makes the first say how long all of them are.
+        """
+        head = HEADER_SIZE + 8
+        if len(self._buffer) < head:
+            self._stop("the last record is not all there")
+            return
+        (length,) = self._word.unpack_from(self._buffer, HEADER_SIZE)
+        step = size
+        if self._pieces:
+            length = size - head
+            self._pieces -= size
+        elif head + length + -length % 8 > size:
+            if length > _PIECE:
+                self._pieces, length = length - _PIECE, _PIECE
+            step = head + length
+        if length < 0 or self._pieces < 0 or step > len(self._buffer):
+            self._stop("a compressed record that is not all there")
+            return
+        data = self._buffer[head : head + length]
+        self._skip(step)
+        yield from self._unpack(data)
+
+    def _unpack(self, data: bytes) -> Iterator[Raw]:
+        """The records that are complete with the next piece of the compressed stream."""
+        unpack, position, kinds = self._form.unpack_from, self._start, self._kinds
+        for begin in range(0, len(data), _SLICE):
+            plain = self._unpacked + self._decompress(data[begin : begin + _SLICE])
+            if self.truncated:
+                return
+            at, last = 0, len(plain) - HEADER_SIZE
+            while at <= last:
+                kind, misc, size = unpack(plain, at)
+                if size < HEADER_SIZE:
+                    self._stop("a compressed record without a size")
+                    return
+                if at + size > last + HEADER_SIZE:
+                    break
+                if kinds is None or kind in kinds:
+                    yield _raw((kind, misc, plain, at, size, position, None))
+                at += size
+            self._unpacked = plain[at:]
+
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            import zstandard
+        except ImportError:
+            raise UsageError(_WANT_ZSTD) from None
+        try:
+            if self._decompressor is None:
+                opener = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+                self._decompressor = opener.decompressobj(read_across_frames=True)
+            assert self._decompressor is not None
+            return self._decompressor.decompress(data)
+        except zstandard.ZstdError as error:
+            self._stop(f"compressed records that are damaged: {error}")
+            return b""
+
+
+_SPECIAL: Final = frozenset((AUXTRACE, _COMPRESSED, _COMPRESSED2))

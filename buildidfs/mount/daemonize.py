@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What outlives the command that started it: a mount, or whatever else runs until it is ended.
+
+The process detaches before it opens the index or starts an event loop, neither of which survives a
+fork, and tells its parent through a pipe how it went: the parent returns when files can be read,
+or raises what the child raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import signal
+from typing import TYPE_CHECKING, NoReturn
+
+from buildidfs import errors
+from buildidfs.store.blobs import export
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.mount.options import MountOptions
+
+    Work = Callable[[Callable[[], None]], None]
+
+_READY = b"ready"
+_SYSLOG = "/dev/log"
+
+log = logging.getLogger(__name__)
+
+
+def start(options: MountOptions, log_file: str | None = None) -> None:
+    """Mount a store in the background; returns when it answers.
+
+    Messages then go to ``log_file``, or else to syslog where there is one. Raises what
+    `session.run` raises.
+    """
+
+    def serve(ready: Callable[[], None]) -> None:
+        from buildidfs.mount import session
+
+        session.run(options, ready)
+
+    detach(serve, log_file)
+
+
+def detach(work: Work, log_file: str | None = None) -> None:
+    """Do ``work`` in a process of its own; returns when that calls the function it is given.
+
+    It has no terminal, and / for its directory; messages go where `start` says. An error of ours
+    that it raises before it is ready is raised here.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _leave(work, writing, log_file)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    if said != _READY:
+        raise _error(said)
+
+
+def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
+    """Become a process of its own, and run. Never returns into the parent's code."""
+    code = 1
+    try:
+        os.setsid()
+        if os.fork() != 0:
+            os._exit(0)
+        os.chdir("/")
+        # As from a fresh start: whatever the parent did with these was for itself.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        code = _run(work, writing, log_file)
+    except errors.BuildIdFsError as error:
+        code = error.exit_code
+    except BaseException:
+        log.exception("ended by an error that is a fault of this program")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _run(work: Work, writing: int, log_file: str | None) -> int:
+    pending = [writing]
+
+    def tell(text: bytes) -> None:
+        while pending:
+            fd = pending.pop()
+            os.write(fd, text)
+            os.close(fd)
+
+    try:
+        _redirect(log_file)
+        work(lambda: tell(_READY))
+    except errors.BuildIdFsError as error:
+        if not pending:
+            log.error("%s", error)  # the parent is gone
+        tell(f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
+        raise
+    except BaseException as error:
+        tell(f"BuildIdFsError\n{type(error).__name__}: {error}".encode(errors="replace"))
+        raise
+    return 0
+
+
+def _redirect(log_file: str | None) -> None:
+    """Let go of the terminal; messages go to the file, or to syslog."""
+    handler: logging.Handler = logging.NullHandler()
+    if log_file is not None:
+        try:
+            target = export.open_log(log_file)
+        except OSError as error:
+            raise errors.MountError(f"cannot write {log_file}: {error.strerror}") from error
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    else:
+        target = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if os.path.exists(_SYSLOG):
+            handler = logging.handlers.SysLogHandler(
+                _SYSLOG, logging.handlers.SysLogHandler.LOG_DAEMON
+            )
+            handler.setFormatter(logging.Formatter(f"buildidfs[{os.getpid()}]: %(message)s"))
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    os.close(nothing)
+    logger = logging.getLogger("buildidfs")
+    logger.handlers[:] = [handler]
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+    logger.propagate = False
+
+
+def _error(said: bytes) -> errors.BuildIdFsError:
+    """What the child raised, from what it wrote."""
+    name, _, text = said.decode(errors="surrogateescape").partition("\n")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):
+        return kind(text)
+    return errors.MountError("the process in the background was killed before it was ready")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressing what nobody has used for long: from the oldest use on, one blob after the other.
+
+The file is replaced first, and then its row: a reader who comes in between finds another file than
+the row speaks of, reads all of it, and sees that it is right (`verified`). A crash there leaves it
+so, until it is next verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import IntegrityError
+from buildidfs.model import Digest
+from buildidfs.store import lock
+from buildidfs.store.blobs import hashing, sync
+from buildidfs.store.blobs.zstd import compress
+from buildidfs.store.index.queries import prefixed
+from buildidfs.store.schema import schema
+from buildidfs.store.write.transaction import load_counters
+
+if TYPE_CHECKING:
+    from buildidfs.store.blobs.files import Blobs, Staged
+    from buildidfs.store.blobs.verify import VerifiedBlobs
+    from buildidfs.store.index.environment import Environment, Txn
+
+_CLASSES: Final = (1, 0)
+_PAGE: Final = 64
+# What is small takes a block or two whatever is done to it.
+_MIN_BYTES: Final = 16 << 10
+_WORTH_IT: Final = 0.9
+_DONE_KEY: Final = b"compressed"
+
+
+class Compressed(msgspec.Struct):
+    """A blob that was compressed: bytes it took on the disk ``before`` and takes ``after``."""
+
+    before: int
+    after: int
+
+
+class Compressor:
+    """Compresses the blobs of one store."""
+
+    def __init__(self, environment: Environment, blobs: Blobs, verified: VerifiedBlobs) -> None:
+        self._env = environment
+        self._blobs = blobs
+        self._verified = verified
+
+    def run(
+        self, unused_since: int, enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Digest, Compressed]]:
+        """Compress the blobs that were last used before that time (Unix time, s); see `Store`.
+
+        Blobs that are damaged are passed over, for `check`.
+        """
+        for digest in self._unused(self._done(), unused_since):
+            if enough():
+                return
+            try:
+                done = self._compress(digest)
+            except IntegrityError:
+                continue
+            if done is not None:
+                yield digest, done
+        self._env.write(lambda txn: self._note(txn, unused_since))
+
+    def _done(self) -> int:
+        """All that was last used before that time (s) has been looked at."""
+        value = self._env.get(self._env.tables["meta"], _DONE_KEY)
+        return 0 if value is None else int.from_bytes(value, "big")
+
+    def _note(self, txn: Txn, unused_since: int) -> None:
+        txn.put(_DONE_KEY, schema.U32.pack(unused_since), db=self._env.tables["meta"])
+
+    def _unused(self, begin: int, end: int) -> Iterator[Digest]:
+        for number in _CLASSES:
+            start, stop = schema.USE.pack(number, begin, b""), schema.USE.pack(number, end, b"")
+            while True:
+                with self._env.read() as txn:
+                    rows = prefixed(txn, self._env.tables["uses"], bytes([number]), start)
+                    keys = [key for key, _ in islice(rows, _PAGE)]
+                for key in keys:
+                    if key < stop:
+                        yield Digest(schema.USE.unpack(key)[2])
+                if len(keys) < _PAGE or keys[-1] >= stop:
+                    break
+                start = keys[-1] + b"\0"
+
+    def _row(self, digest: Digest) -> schema.DigestRow | None:
+        """The row of a blob that could be compressed."""
+        value = self._env.get(self._env.tables["digests"], digest)
+        row = None if value is None else schema.DigestRow.unpack(value)
+        return row if row is not None and row.form == schema.FORM_PLAIN else None
+
+    def _compress(self, digest: Digest) -> Compressed | None:
+        row = self._row(digest)
+        if row is None or row.size < _MIN_BYTES:
+            return None
+        with self._blobs.draft() as draft:
+            fd = self._verified.open(digest).fd
+            try:
+                hasher = hashing.sha256()
+                compress(fd, draft.fd, hasher)
+            finally:
+                os.close(fd)
+            if hasher.digest() != digest:
+                raise IntegrityError(f"blob {digest} has other bytes")
+            size = os.fstat(draft.fd).st_size
+            # Nobody removes the blob meanwhile, and leaves its file without a row.
+            with lock.naming(self._env.root):
+                if self._row(digest) is None:
+                    return None
+                if size > row.size * _WORTH_IT:
+                    self._env.write(lambda txn: self._note_dense(txn, digest))
+                    return None
+                sync.sync([draft.fd])  # nobody else waits for that
+                self._env.write(lambda txn: self._replace(txn, digest, draft))
+        return Compressed(row.stored, size)
+
+    def _note_dense(self, txn: Txn, digest: Digest) -> None:
+        table = self._env.tables["digests"]
+        value = txn.get(digest, db=table)
+        if value is not None:
+            row = schema.DigestRow.unpack(value)
+            row.form = schema.FORM_DENSE
+            txn.put(digest, row.pack(), db=table)
+
+    def _replace(self, txn: Txn, digest: Digest, draft: Staged) -> None:
+        """Put the file in its place, and record it: no other writer comes in between."""
+        if draft.name is not None:  # else this is done again, since the map had to grow
+            self._blobs.replace(digest, draft)
+        table = self._env.tables["digests"]
+        value, file = txn.get(digest, db=table), self._blobs.file(digest)
+        if value is None or file is None or file.inode != os.fstat(draft.fd).st_ino:
+            return
+        row = schema.DigestRow.unpack(value)
+        counters = load_counters(self._env, txn)
+        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        counters.stored_bytes += row.taken - before
+        row.form = schema.FORM_ZSTD
+        row.stored, row.inode, row.ctime_ns = file
+        txn.put(digest, row.pack(), db=table)
+        txn.put(schema.COUNTERS_KEY, counters.pack(), db=self._env.tables["meta"])

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes out of the store, verified against their digest before anybody gets them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import tempfile
+from typing import TYPE_CHECKING, BinaryIO
+
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from buildidfs.model import Artifact
+    from buildidfs.store.store import Store
+
+_CHUNK = 1 << 20
+
+
+def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
+    """Write the artifact to a stream, after all of it has been verified.
+
+    Raises `IntegrityError` before the first byte is written, and OSError of the stream.
+    """
+    with open(store.open_blob(artifact.digest), "rb", buffering=0) as blob:
+        if hashlib.file_digest(blob, "sha256").digest() != artifact.digest:
+            raise _damaged(store, artifact)
+        blob.seek(0)
+        while chunk := blob.read(_CHUNK):
+            stream.write(chunk)
+
+
+def open_through(path: str | bytes) -> int | None:
+    """What is at ``path``, open for writing, if output goes to that and nothing may take its place.
+
+    That is what is neither a file nor absent: /dev/null of a root who only wants to see the
+    messages, a FIFO that somebody reads, a symbolic link. Where others than its owner and root may
+    put names into the directory, a link, and what belongs to another user, may be a trap: it leads
+    to a file of ours, or waits for what we alone may read.
+
+    Raises OSError: EPERM for such a trap.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(status.st_mode):
+        return None
+    if not _is_open_to_others(os.path.dirname(path) or os.curdir):
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
+    pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Judged before it is opened: a FIFO that nobody reads would never let us go on.
+        now = os.fstat(pinned)
+        if stat.S_ISREG(now.st_mode) or not _is_ours(now):
+            raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+        return os.open(f"/proc/self/fd/{pinned}", os.O_WRONLY | os.O_CLOEXEC)
+    finally:
+        os.close(pinned)
+
+
+def open_draft(path: str | bytes) -> int:
+    """A file that only we can read and write, open for both: new, or the one that we have left.
+
+    Raises OSError: EPERM if what is there belongs to another user.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, flags)
+        found = os.fstat(fd)
+        is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+        if found.st_uid == os.geteuid() and is_private and found.st_nlink == 1:
+            return fd
+        os.close(fd)
+        if found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{show(os.fsencode(path))} belongs to another user")
+        os.unlink(path)  # others may have it open
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def open_log(path: str | bytes) -> int:
+    """A file to append messages to, made if there is none. Raises OSError as `open_through` does.
+
+    It is ours, and what it is called, where others may put names into its directory.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if not _is_open_to_others(os.path.dirname(path) or os.curdir):
+        return os.open(path, flags, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(fd)
+    if not _is_ours(found) or found.st_nlink > 1:
+        os.close(fd)
+        raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether it belongs to us or to root, who is whoever has / where root has no number."""
+    return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
+
+
+def _is_open_to_others(directory: str | bytes) -> bool:
+    status = os.stat(directory)
+    return not _is_ours(status) or bool(status.st_mode & 0o022)
+
+
+def to_file(store: Store, artifact: Artifact, path: str) -> None:
+    """Make ``path`` a file with the artifact's bytes and time; whole and verified, or not at all.
+
+    What is hashed is what was written. A device, FIFO or symbolic link that is there already is
+    written to, not replaced. Raises `IntegrityError`, and `UsageError` when the file cannot be
+    made.
+    """
+    try:
+        through = open_through(path)
+        if through is not None:
+            with open(through, "wb") as stream:
+                to_stream(store, artifact, stream)
+            return
+        directory, name = os.path.split(path)
+        fd, draft = tempfile.mkstemp(prefix=f".{name[:200]}.", dir=directory or ".")
+        try:
+            with open(fd, "wb") as stream:
+                _copy_verified(store, artifact, stream)
+            os.rename(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {show(os.fsencode(path))}: {error.strerror}") from error
+
+
+def _copy_verified(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
+    hasher = hashlib.sha256()
+    with open(store.open_blob(artifact.digest), "rb", buffering=0) as blob:
+        while chunk := blob.read(_CHUNK):
+            hasher.update(chunk)
+            stream.write(chunk)
+    if hasher.digest() != artifact.digest:
+        raise _damaged(store, artifact)
+    stream.flush()
+    umask = os.umask(0o077)
+    os.umask(umask)
+    os.fchmod(stream.fileno(), (0o600 | artifact.mode) & ~umask)
+    os.utime(stream.fileno(), ns=(artifact.mtime_ns, artifact.mtime_ns))
+
+
+def _damaged(store: Store, artifact: Artifact) -> IntegrityError:
+    where = show(store.blob_path(artifact.digest))
+    return IntegrityError(f"{where}: its bytes do not match their digest; capture the file again")

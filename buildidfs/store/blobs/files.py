@@ -1,0 +1,509 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes: staged in a file without a name, linked under their SHA-256 when they are safe.
+
+A staged file is O_TMPFILE in the blobs filesystem, so that a process killed at any moment leaves
+nothing behind. It gets its name only after fsync, and the index learns of it only after that:
+a name under ``blobs/`` therefore always has all of its bytes. Where the filesystem has no
+O_TMPFILE (NFS, vfat), the file lives under ``staging/`` and is locked while in use; what is not
+locked is swept at the next open.
+
+Linking the original itself is never done: it would be the same inode, and an overwrite in place
+would put other bytes under the digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import fcntl
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.linux import copy, statfs
+from buildidfs.model import Digest
+from buildidfs.store.blobs import hashing, sync
+from buildidfs.store.errors import FULL, full, show, translated
+from buildidfs.store.write import sidecar
+
+_ZEROS = bytes(hashing.CHUNK)
+
+_BLOCK = 4096
+
+#: Of a sparse file, what is left out if it is all zeros.
+_PIECE = 16 << 10
+
+#: What is allocated to a file beyond its end and given back at once.
+_EXCESS = 64 << 10
+
+_DIRECTORIES_S = 60.0
+
+# linux/magic.h
+_XFS = 0x58465342
+
+#: Extended attributes of a blob have a block of their own where its inode has no room for them.
+_ATTRIBUTES = 2 * _BLOCK
+
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+
+
+class Staged:
+    """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
+
+    ``fd`` reads them (identify these, not the source). ``changed`` says that the source was
+    written to meanwhile: the bytes are still exactly those of ``digest``. ``doubtful`` says that
+    an fsync failed: the next may succeed, and the bytes still not be on the disk. ``losses`` is how
+    many blobs had been evicted for good when they were staged, ``counted`` is called when they need
+    not be counted as staged any more.
+    """
+
+    __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "losses", "name", "size")
+
+    def __init__(self, fd: int, name: bytes | None) -> None:
+        self.fd = fd
+        self.name = name
+        self.size = 0
+        self.digest = Digest(bytes(32))
+        self.changed = False
+        self.doubtful = False
+        self.losses = 0
+        self.counted: Callable[[], None] | None = None
+
+    def disk_bytes(self) -> int:
+        """Bytes that they take on the disk."""
+        return taken(os.fstat(self.fd))
+
+    def uncount(self) -> None:
+        """Count them as staged no more; safe to call twice."""
+        counted, self.counted = self.counted, None
+        if counted is not None:
+            counted()
+
+    def close(self) -> None:
+        """Drop the bytes unless they were sealed; safe to call twice."""
+        self.uncount()
+        if self.name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.name)
+            self.name = None
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BlobFile(NamedTuple):
+    """What stat(2) says of the file of a blob: ``stored`` bytes, and what tells it from another."""
+
+    stored: int
+    inode: int
+    ctime_ns: int
+
+
+class Standing(enum.Enum):
+    """What lies under the name that staged bytes are to get."""
+
+    MISSING = enum.auto()
+    DAMAGED = enum.auto()
+    """Other bytes."""
+    NEW = enum.auto()
+    """These bytes, whose name may not be on the disk yet: no row speaks of them."""
+    KEPT = enum.auto()
+
+
+class Blobs:
+    """The ``blobs/`` directory of a store. Safe to use from several threads."""
+
+    def __init__(self, root: bytes, *, writable: bool, anonymous: bool = True) -> None:
+        self.root = root
+        self._directory_path = os.path.join(root, b"blobs")
+        self._staging_path = os.path.join(root, b"staging")
+        try:
+            self._directory = os.open(self._directory_path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise StoreError(
+                f"{show(self._directory_path)}: {error.strerror}: the store is damaged"
+            ) from error
+        self._anonymous = anonymous
+        self._no_reflink: set[int] = set()
+        # XFS allocates as much again to a file that grows, and keeps that until it is closed.
+        self._preallocates = statfs.magic(self._directory) == _XFS
+        self._directories_since = -math.inf
+        self._directory_bytes = 0
+        if writable:
+            self._sweep()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._directory >= 0:
+            fd, self._directory = self._directory, -1
+            os.close(fd)
+
+    def path(self, digest: Digest) -> bytes:
+        """Absolute path of a blob, whether it exists or not."""
+        return os.path.join(self._directory_path, os.fsencode(_name(digest)))
+
+    def open(self, digest: Digest) -> int:
+        """Open a blob for reading; raises `IntegrityError` when it is gone."""
+        try:
+            return os.open(_name(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+        except FileNotFoundError as error:
+            raise IntegrityError(f"blob {digest} is missing from {show(self.root)}") from error
+        except OSError as error:
+            raise StoreError(f"blob {digest} of {show(self.root)}: {error.strerror}") from error
+
+    def size(self, digest: Digest) -> int | None:
+        """Size of a blob in bytes, None when there is none."""
+        try:
+            return os.stat(_name(digest), dir_fd=self._directory).st_size
+        except FileNotFoundError:
+            return None
+
+    def file(self, digest: Digest) -> BlobFile | None:
+        """The file of a blob, None when there is none."""
+        try:
+            status = os.stat(_name(digest), dir_fd=self._directory)
+        except FileNotFoundError:
+            return None
+        return BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
+
+    def disk_bytes(self, digest: Digest) -> int:
+        """Bytes that the file of a blob takes on the disk; 0 when there is none."""
+        try:
+            return taken(os.stat(_name(digest), dir_fd=self._directory))
+        except FileNotFoundError:
+            return 0
+
+    def names(self) -> Iterable[Digest]:
+        """Every blob in the directory, in no order; other names are passed over."""
+        for prefix in os.listdir(self._directory_path):
+            with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+                for name in os.listdir(os.path.join(self._directory_path, prefix)):
+                    with contextlib.suppress(ValueError):
+                        yield Digest(bytes.fromhex(name.decode("ascii", "replace")))
+
+    # --- what is not bytes -------------------------------------------------------------------
+
+    def origin(self, digest: Digest) -> bytes:
+        """What is kept beside a blob of where it comes from, see `provenance`; may be nothing."""
+        return sidecar.read(self._directory, _name(digest))
+
+    def keep_origin(self, digest: Digest, data: bytes) -> None:
+        """Replace it, of a blob that is there. Its change time is another then."""
+        with translated(self.root):
+            fd = self.open(digest)
+            try:
+                if self._keep_origin(fd, digest, data):
+                    self._unlink(_name(digest) + sidecar.SUFFIX)
+            finally:
+                os.close(fd)
+
+    def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
+        """Keep it in an attribute, which is True, or in a file beside."""
+        if not data or sidecar.attach(fd, data):
+            return True
+        name = _name(digest)
+        self._make_bucket(name)
+        with self._new_named() as draft:
+            _write_all(draft.fd, memoryview(data), 0)
+            os.fsync(draft.fd)
+            self._give_name(name + sidecar.SUFFIX, draft)
+        return False
+
+    def draft(self) -> Staged:
+        """An empty file to be filled, and then to `replace` a blob's with."""
+        with translated(self.root):
+            return self._new_named()
+
+    def replace(self, digest: Digest, draft: Staged) -> None:
+        """Put other bytes in the place of a blob's, durably; what is kept beside it stays."""
+        with translated(self.root):
+            data = self.origin(digest)
+            if data:
+                sidecar.attach(draft.fd, data)
+            sync.sync([draft.fd])
+            self._give_name(_name(digest), draft)
+            sync.sync_directories(self._directory, {digest.hex()[:2]})
+
+    def unlink(self, digest: Digest) -> None:
+        """Remove a blob and what is kept beside it; nothing happens if it is gone."""
+        with translated(self.root):
+            self._unlink(_name(digest))
+            self._unlink(_name(digest) + sidecar.SUFFIX)
+
+    def set_aside(self, digest: Digest) -> None:
+        """Move what lies in the place of a blob to ``quarantine/``, over what was there of it."""
+        with translated(self.root):
+            directory = os.path.join(self.root, b"quarantine")
+            os.makedirs(directory, 0o700, exist_ok=True)
+            for suffix in ("", sidecar.SUFFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    target = os.path.join(directory, (digest.hex() + suffix).encode())
+                    os.rename(_name(digest) + suffix, target, src_dir_fd=self._directory)
+
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory)
+
+    def filesystem(self) -> os.statvfs_result:
+        """How much there is on the filesystem, and how much of it is free."""
+        return os.fstatvfs(self._directory)
+
+    def free_bytes(self) -> int:
+        """Bytes that an unprivileged writer may still use on the filesystem."""
+        usage = self.filesystem()
+        return usage.f_bavail * usage.f_frsize
+
+    def directory_bytes(self) -> int:
+        """Bytes that the directories of blobs take, as they were within the minute."""
+        now = time.monotonic()
+        if now - self._directories_since > _DIRECTORIES_S:
+            self._directories_since = now
+            with os.scandir(self._directory) as entries:
+                self._directory_bytes = sum(e.stat().st_blocks * 512 for e in entries if e.is_dir())
+        return self._directory_bytes
+
+    # --- staging ---------------------------------------------------------------------------
+
+    def stage(
+        self,
+        fd: int,
+        limit: int | None = None,
+        expected: int = 0,
+        more: Callable[[int], None] = lambda size: None,
+    ) -> Staged:
+        """Take the bytes of an open file, hashed; see `Store.stage`.
+
+        ``more`` is asked before more than ``expected`` bytes are written.
+        """
+        before = os.fstat(fd)
+        staged = self._new_staged()
+        try:
+            if limit is None:
+                limit = hashing.limit(before.st_size)
+            if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
+                if self._preallocates and 0 < expected >= before.st_size:
+                    with translated(self.root):
+                        os.posix_fallocate(staged.fd, 0, min(before.st_size, limit))
+                self._copy(fd, limit, staged, _Grant(expected, more), _is_sparse(before))
+            if self.size(staged.digest) is None:
+                copy.start_writeback(staged.fd)  # the fsync of `seal` will wait less
+            after = os.fstat(fd)
+            staged.changed = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+                after.st_size,
+                after.st_mtime_ns,
+                after.st_ctime_ns,
+            )
+        except BaseException:
+            staged.close()
+            raise
+        return staged
+
+    def _new_staged(self) -> Staged:
+        with translated(self.root):
+            if self._anonymous:
+                try:
+                    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+                    return Staged(os.open(self._directory_path, flags, 0o400), None)
+                except OSError as error:
+                    if error.errno not in _NO_TMPFILE:
+                        raise
+                    self._anonymous = False
+            return self._new_named()
+
+    def _new_named(self) -> Staged:
+        os.makedirs(self._staging_path, 0o700, exist_ok=True)
+        while True:
+            name = os.path.join(self._staging_path, os.urandom(8).hex().encode())
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return Staged(fd, name)
+            except BlockingIOError:
+                pass  # swept between creation and lock: it is the sweeper's now
+            os.close(fd)
+
+    def _sweep(self) -> None:
+        """Remove what processes that died left in ``staging/``."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            for name in os.listdir(self._staging_path):
+                path = os.path.join(self._staging_path, name)
+                with contextlib.suppress(OSError):
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(path)
+                    finally:
+                        os.close(fd)
+
+    def _reflink(self, fd: int, device: int, staged: Staged) -> bool:
+        if device in self._no_reflink:
+            return False
+        try:
+            if not copy.reflink(fd, staged.fd):
+                self._no_reflink.add(device)
+                return False
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+            return False  # it is the source's fault: reading it will tell
+        with translated(self.root):
+            staged.size = os.fstat(staged.fd).st_size
+            staged.digest = hashing.digest_of(staged.fd)
+        return True
+
+    def _copy(self, fd: int, limit: int, staged: Staged, grant: _Grant, sparse: bool) -> None:
+        """Copy and hash in one pass; what is hashed is what was written."""
+        hasher = hashing.sha256()
+        offset, hole = 0, False
+        with hashing.Buffer() as buffer:
+            while offset < limit:
+                got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
+                if not got:
+                    break
+                chunk = buffer.view[:got]
+                hasher.update(chunk)
+                hole = got == hashing.CHUNK and buffer.raw.startswith(_ZEROS)
+                if not hole:
+                    pieces = _pieces(chunk) if sparse else ((0, chunk),)
+                    for at, piece in pieces:
+                        grant.write(len(piece))
+                        with translated(self.root):
+                            _write_all(staged.fd, piece, offset + at)
+                    hole = sparse
+                offset += got
+        status = os.fstat(staged.fd)
+        if hole or status.st_size != offset or status.st_blocks * 512 > offset + _EXCESS:
+            with translated(self.root):
+                os.ftruncate(staged.fd, offset)
+        staged.size = offset
+        staged.digest = Digest(hasher.digest())
+
+    # --- sealing ---------------------------------------------------------------------------
+
+    def seal(
+        self,
+        batch: Iterable[Staged],
+        standing: Callable[[Staged], Standing],
+        origin: Callable[[Digest], bytes] = lambda digest: b"",
+    ) -> set[Digest]:
+        """Make staged bytes durable and give them their names; returns the digests added.
+
+        ``standing`` tells what is there already: what is damaged goes to quarantine. ``origin``
+        gives what is to be kept beside a new blob, see `provenance`. Raises `StoreFull`,
+        `StoreError`.
+        """
+        missing: dict[Digest, Staged] = {}
+        present: set[Digest] = set()
+        with translated(self.root):
+            for staged in batch:
+                digest = staged.digest
+                if digest in missing or digest in present:
+                    continue
+                there = standing(staged)
+                if there is Standing.NEW:
+                    present.add(digest)
+                elif there is not Standing.KEPT:
+                    missing[digest] = staged
+                    if there is Standing.DAMAGED:
+                        self.set_aside(digest)
+            for digest, staged in missing.items():
+                self._keep_origin(staged.fd, digest, origin(digest))
+            for staged in missing.values():
+                staged.doubtful = True
+            sync.sync([staged.fd for staged in missing.values()])
+            for staged in missing.values():
+                staged.doubtful = False
+            for digest, staged in missing.items():
+                self._link(digest, staged)
+            sync.sync_directories(
+                self._directory, {digest.hex()[:2] for digest in (*missing, *present)}
+            )
+        return set(missing)
+
+    def _link(self, digest: Digest, staged: Staged) -> None:
+        name = _name(digest)
+        self._make_bucket(name)
+        try:
+            self._give_name(name, staged)
+        except FileExistsError:
+            if self.size(digest) == staged.size:
+                return  # another process was faster
+            os.unlink(name, dir_fd=self._directory)
+            self._give_name(name, staged)
+
+    def _make_bucket(self, name: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name[:2], 0o700, dir_fd=self._directory)
+
+    def _give_name(self, name: str, staged: Staged) -> None:
+        if staged.name is not None:
+            os.rename(staged.name, name, dst_dir_fd=self._directory)
+            staged.name = None
+            return
+        copy.link_fd(staged.fd, self._directory, name.encode())
+
+
+def _name(digest: Digest) -> str:
+    text = digest.hex()
+    return f"{text[:2]}/{text}"
+
+
+class _Grant:
+    """Bytes that may be written without asking for more."""
+
+    def __init__(self, left: int, more: Callable[[int], None]) -> None:
+        self._left = left
+        self._more = more
+
+    def write(self, size: int) -> None:
+        """So many bytes are about to be written. Raises what ``more`` does."""
+        if size > self._left:
+            self._more(size - self._left)
+            self._left = size
+        self._left -= size
+
+
+def _is_sparse(status: os.stat_result) -> bool:
+    return status.st_blocks * 512 < status.st_size - _PIECE
+
+
+def _pieces(chunk: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(offset, bytes) of what is not all zeros, in pieces."""
+    for at in range(0, len(chunk), _PIECE):
+        piece = chunk[at : at + _PIECE]
+        if piece != _ZEROS[: len(piece)]:
+            yield at, piece
+
+
+def taken(status: os.stat_result) -> int:
+    """Bytes that a file takes on the disk, as stat(2) tells.
+
+    A sparse file takes less than its size. Blocks that XFS allocates beyond the end of a file that
+    grows are not counted: they are given back when it is closed.
+    """
+    most = -(-status.st_size // _BLOCK) * _BLOCK + _ATTRIBUTES
+    return min(status.st_blocks * 512, most)
+
+
+def _write_all(fd: int, chunk: memoryview, offset: int) -> None:
+    while chunk:
+        written = os.pwrite(fd, chunk, offset)
+        chunk = chunk[written:]
+        offset += written

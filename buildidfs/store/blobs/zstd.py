@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blobs that are compressed because nobody has used them for long: written, and read anywhere.
+
+The seekable format of zstd (`formats.archive.seekable_zstd`), in frames of `FRAME_BYTES` with a
+checksum each: who reads a page in the middle decodes one frame, and bytes that were damaged since
+are noticed. Needs the package zstandard (the extra ``zstd``), for reading too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.formats.archive import seekable_zstd
+
+if TYPE_CHECKING:
+    import hashlib
+
+FRAME_BYTES: Final = 256 << 10
+
+_LEVEL: Final = 9
+_FAST_LEVEL: Final = 3
+# More than a frame of content that cannot be compressed takes.
+_FRAME_MOST: Final = FRAME_BYTES + (8 << 10)
+_FRAMES_KEPT: Final = 4
+
+_of_thread = threading.local()
+"""Its ``decompressor``: one decodes one frame at a time, and says of two that both are damaged."""
+
+
+def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
+    """Write the content of ``source`` to ``target``, and feed it to ``hasher``.
+
+    Raises OSError, and `StoreError` without the package.
+    """
+    writer = FrameWriter(target, _LEVEL)
+    offset = 0
+    while chunk := _read(source, FRAME_BYTES, offset):
+        hasher.update(chunk)
+        writer.write(chunk)
+        offset += len(chunk)
+    writer.finish()
+
+
+class FrameWriter:
+    """Writes content to a file or pipe, one frame after the other; `finish` writes the table.
+
+    Raises OSError, and `StoreError` without the package.
+    """
+
+    def __init__(self, fd: int, level: int = _FAST_LEVEL, *, resume: bool = False) -> None:
+        """``resume``: what is in the file already is kept as far as it is what is written again."""
+        self._fd = fd
+        self._compressor = _zstandard().ZstdCompressor(level=level, write_checksum=True)
+        self._entries: list[tuple[int, int]] = []
+        self._pending = bytearray()
+        self._resuming = resume
+        self._end = 0
+        self.kept = 0
+        """Bytes of the file that were there before."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write content."""
+        self._pending += data
+        while len(self._pending) >= FRAME_BYTES:
+            self._frame(bytes(self._pending[:FRAME_BYTES]))
+            del self._pending[:FRAME_BYTES]
+
+    def finish(self) -> None:
+        """Write the rest."""
+        if self._pending:
+            self._frame(bytes(self._pending))
+            self._pending.clear()
+        self._cut()
+        _write(self._fd, seekable_zstd.pack(self._entries))
+
+    def _frame(self, content: bytes) -> None:
+        size = self._there(content) if self._resuming else 0
+        if size:
+            self.kept += size
+        else:
+            self._cut()
+            frame = self._compressor.compress(content)
+            _write(self._fd, frame)
+            size = len(frame)
+        self._end += size
+        self._entries.append((size, len(content)))
+
+    def _there(self, content: bytes) -> int:
+        """The size of the frame that follows in the file, if it has that content; else 0."""
+        data = _read(self._fd, _FRAME_MOST, self._end)
+        decoder = _zstandard().ZstdDecompressor().decompressobj()
+        try:
+            found = decoder.decompress(data)
+        except _zstandard().ZstdError:
+            return 0
+        return len(data) - len(decoder.unused_data) if decoder.eof and found == content else 0
+
+    def _cut(self) -> None:
+        """Begin to write where what was there before stops being the same."""
+        if self._resuming:
+            self._resuming = False
+            os.ftruncate(self._fd, self._end)
+            os.lseek(self._fd, self._end, os.SEEK_SET)
+
+
+def inflate(fd: int) -> int:
+    """A file without a name that has the content; closes ``fd``.
+
+    Raises OSError, `IntegrityError`.
+    """
+    with contextlib.closing(CompressedBlob(fd)) as blob, tempfile.TemporaryFile() as file:
+        for offset in range(0, blob.size, FRAME_BYTES):
+            file.write(blob.pread(FRAME_BYTES, offset))
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        return os.dup(file.fileno())
+
+
+class CompressedBlob:
+    """The content of a compressed file, read from any offset. May be used from several threads.
+
+    Raises `IntegrityError` for a file that is none, `StoreError` without the package.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Takes ``fd`` over."""
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._frames: OrderedDict[int, bytes] = OrderedDict()
+        try:
+            _zstandard()
+            end = os.fstat(fd).st_size
+            footer = _read(fd, seekable_zstd.FOOTER_SIZE, max(end - seekable_zstd.FOOTER_SIZE, 0))
+            length = seekable_zstd.table_size(footer)
+            if length > end:
+                raise IntegrityError("the table of a compressed blob's frames is cut off")
+            self._table = seekable_zstd.unpack(_read(fd, length, end - length), end)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor of the compressed file."""
+        return self._fd
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return self._table.size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``, fewer at the end.
+
+        Raises OSError, `IntegrityError`.
+        """
+        end = min(offset + size, self.size)
+        parts = []
+        while offset < end:
+            number = self._table.at(offset)
+            frame = self._table.frame(number)
+            part = self._frame(number)[offset - frame.start : end - frame.start]
+            parts.append(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _frame(self, number: int) -> bytes:
+        with self._lock:
+            data = self._frames.get(number)
+            if data is not None:
+                self._frames.move_to_end(number)
+                return data
+        frame = self._table.frame(number)
+        if frame.length > FRAME_BYTES:
+            raise IntegrityError("a frame of a compressed blob is larger than any that was written")
+        try:
+            raw = _read(self._fd, frame.size, frame.offset)
+            data = bytes(_decompressor().decompress(raw, max_output_size=frame.length))
+        except _zstandard().ZstdError as error:
+            raise IntegrityError(f"a frame of a compressed blob is damaged: {error}") from error
+        if len(data) != frame.length:
+            raise IntegrityError("a frame of a compressed blob has not the length it should have")
+        with self._lock:
+            self._frames[number] = data
+            while len(self._frames) > _FRAMES_KEPT:
+                self._frames.popitem(last=False)
+        return data
+
+
+def _decompressor() -> Any:
+    """That of this thread: making one takes as long as decoding a small frame."""
+    try:
+        return _of_thread.decompressor
+    except AttributeError:
+        _of_thread.decompressor = _zstandard().ZstdDecompressor()
+        return _of_thread.decompressor
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise StoreError(
+            "blobs of this store are compressed, and the Python package zstandard is missing: "
+            "install buildidfs[zstd]"
+        ) from error
+    return zstandard
+
+
+def _read(fd: int, size: int, offset: int) -> bytes:
+    """All of ``size`` bytes, fewer only at the end of the file."""
+    data = os.pread(fd, size, offset)
+    while 0 < len(data) < size:
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of an index and how they are mended: what the rules of `rules` and `placerules` work with.
+
+A rule looks at one row, and at those that it belongs to, within one transaction, so that what is
+committed meanwhile cannot look like a fault. The same rules run in a write transaction when faults
+are to be mended: each fault brings along what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import lmdb
+import msgspec
+
+from buildidfs.errors import BuildIdFsError
+from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.schema import raw, schema
+from buildidfs.store.write.last_used import UseWriter
+from buildidfs.store.write.transaction import load_counters
+from buildidfs.store.write.variants import VariantWriter
+
+if TYPE_CHECKING:
+    from buildidfs.store.blobs.files import Blobs
+    from buildidfs.store.index.environment import Environment, Txn
+
+
+_KINDS: Final = tuple(int(kind) for kind in Kind)
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that is not as it should be, in one line; and what it is about, if that is known.
+
+    ``mend`` puts the row right, or takes it away; None where that takes more than the index.
+    """
+
+    text: str
+    digest: Digest | None = None
+    build_id: BuildId | None = None
+    mend: Callable[[Mending], object] | None = None
+
+
+class Rows:
+    """The index at one moment."""
+
+    def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
+        self.env = env
+        self.txn = txn
+        self.blobs = blobs
+        self.tables = env.tables
+
+    @cached_property
+    def said(self) -> schema.Counters:
+        """The counters."""
+        return load_counters(self.env, self.txn)
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The value of a row; None if there is none, and for what cannot be a key."""
+        try:
+            return self.txn.get(key, db=self.tables[table])
+        except lmdb.BadValsizeError:
+            return None
+
+    def having(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key begins with that."""
+        return prefixed(self.txn, self.tables[table], prefix)
+
+    def named(self, ordinal: int) -> schema.OrdinalRow | None:
+        """A row of *ordinals*, None also if it does not decode."""
+        value = self.get("ordinals", schema.U64.pack(ordinal))
+        try:
+            return None if value is None else schema.OrdinalRow.unpack(value)
+        except DAMAGE:
+            return None
+
+    def digest_row(self, digest: bytes) -> schema.DigestRow | None:
+        """A row of *digests*, None also if it does not decode."""
+        value = self.get("digests", digest)
+        try:
+            return None if value is None else schema.DigestRow.unpack(value)
+        except DAMAGE:
+            return None
+
+    def variant(self, ordinal: int, kind: int, number: int) -> Artifact | None:
+        """A variant, served or not; None also if its row does not decode."""
+        wanted = number.to_bytes(2, "big")
+        value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
+        if value is None or value[:2] != wanted:
+            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
+            value = self.get("variants", key)
+        try:
+            if value is None or value[:2] != wanted:
+                return None
+            return schema.unpack_artifact(ordinal, kind, value)
+        except DAMAGE:
+            return None
+
+    def has_variant(self, ref: tuple[int, int, int], digest: bytes) -> bool:
+        """Whether there is a variant, served or not, that has a blob."""
+        ordinal, kind, number = ref
+        value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
+        if raw.is_variant(value, number, digest):
+            return True
+        value = self.get("variants", schema.ORDINAL_KIND_VARIANT.pack(*ref))
+        return raw.is_variant(value, number, digest)
+
+    def is_checked(self, artifact: Artifact) -> bool:
+        """Whether the row of a variant says what it has to be: those of earlier versions do not."""
+        key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
+        value = self.get("artifacts", key)
+        if value is None or value[:2] != artifact.variant.to_bytes(2, "big"):
+            value = self.get("variants", key + schema.U16.pack(artifact.variant))
+        return value is None or schema.is_checked(value)
+
+    def kinds(self, ordinal: int) -> int:
+        """Bitmask of the kinds that there is an artifact of."""
+        mask, get, table = 0, self.txn.get, self.tables["artifacts"]
+        for kind in _KINDS:
+            if get(schema.ORDINAL_KIND.pack(ordinal, kind), db=table) is not None:
+                mask |= 1 << kind
+        return mask
+
+    def is_there(self, ordinal: bytes) -> bool:
+        """Whether anything may speak of a build ID's number: it has artifacts, or is going."""
+        return self.get("ordinals", ordinal) is not None
+
+
+class Mending(Rows):
+    """The index while it is put right, within one write transaction; call `finish` last."""
+
+    def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
+        super().__init__(env, txn, blobs)
+        self.counters = load_counters(env, txn)
+        self.changed: set[int] = set()
+        self.variants = VariantWriter(env, txn, self.counters, self.changed)
+        self.uses = UseWriter(env, txn)
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row."""
+        self.txn.put(key, value, db=self.tables[table])
+
+    def delete(self, table: str, key: bytes) -> None:
+        """Take a row away."""
+        self.txn.delete(key, db=self.tables[table])
+
+    def change_named(self, ordinal: int, **fields: object) -> None:
+        """Change fields of a row of *ordinals*."""
+        row = self.named(ordinal)
+        if row is not None:
+            row = msgspec.structs.replace(row, **fields)
+            self.put("ordinals", schema.U64.pack(ordinal), row.pack())
+            self.changed.add(ordinal)
+
+    def finish(self) -> None:
+        """Write the counters."""
+        self.counters.announced += bool(self.changed)
+        self.put("meta", schema.COUNTERS_KEY, self.counters.pack())
+
+
+Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
+"""What is wrong with a row, given its key and value. Raises what decoding it raises."""
+
+
+def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[Fault]:
+    """What a rule finds; a row that does not decode is a fault, too."""
+    found = []
+    try:
+        for fault in rule(rows, key, value):
+            found.append(fault)  # noqa: PERF402 - those before an exception count
+    except (*DAMAGE, BuildIdFsError) as error:
+        text = f"row {key.hex()} of {table} cannot be read: {error}"
+        found.append(Fault(text, mend=lambda mending: mending.delete(table, key)))
+    return found

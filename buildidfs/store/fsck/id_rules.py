@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to hold of rows about build IDs, artifacts and blobs; see `rows`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import BuildId, Digest
+from buildidfs.store.fsck.faults import Fault, Mending, Rows
+from buildidfs.store.index.paths import ROOT
+from buildidfs.store.index.queries import DAMAGE, executable_in, executable_key, is_withheld, rank
+from buildidfs.store.schema import raw, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.model import Artifact
+    from buildidfs.store.fsck.faults import Rule
+
+_FORMS: Final = (schema.FORM_PLAIN, schema.FORM_ZSTD, schema.FORM_DENSE)
+_CLASSES: Final = (0, 1)
+
+
+def ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID leads to the number that leads to it."""
+    (ordinal,) = schema.U64.unpack(value)
+    named = rows.named(ordinal)
+    if named is None or named.build_id != key:
+        yield Fault(
+            f"build ID {key.hex()} has no ordinal that knows of it",
+            build_id=BuildId(key),
+            mend=lambda mending: _name_again(mending, key, ordinal),
+        )
+    elif not named.kinds:
+        yield Fault(
+            f"build ID {key.hex()} has no artifact",
+            build_id=BuildId(key),
+            mend=lambda mending: mending.delete("ids", key),
+        )
+
+
+def _name_again(mending: Mending, build_id: bytes, ordinal: int) -> None:
+    """The row behind a number is lost: make it again for its artifacts."""
+    if mending.named(ordinal) is not None or not mending.kinds(ordinal):
+        mending.delete("ids", build_id)
+        return
+    row = schema.OrdinalRow(BuildId(build_id), mending.kinds(ordinal))
+    row.origins = sum(1 for _ in mending.having("origins", schema.U64.pack(ordinal)))
+    for kind in schema.KINDS_OF_MASK[row.kinds]:
+        row.next_variant[kind - 1] = _next_variant(mending, ordinal, kind)
+    mending.put("ordinals", schema.U64.pack(ordinal), row.pack())
+    mending.changed.add(ordinal)
+
+
+def _next_variant(rows: Rows, ordinal: int, kind: int) -> int:
+    prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
+    values = [value for _, value in rows.having("variants", prefix)]
+    values.append(rows.get("artifacts", prefix) or bytes(2))
+    return min(max(int.from_bytes(value[:2], "big") for value in values) + 1, schema.MAX_VARIANT)
+
+
+def ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A number has the kinds, the places and the path that are counted in its row."""
+    (ordinal,) = schema.U64.unpack(key)
+    if not 0 < ordinal <= schema.MAX_NUMBER:
+        raise ValueError("there is no such number")
+    row = schema.OrdinalRow.unpack(value)
+    build_id = BuildId(row.build_id)
+    kinds = rows.kinds(ordinal)
+    if ordinal >= rows.said.next_ordinal:
+        yield Fault(
+            f"the next ordinal would be {rows.said.next_ordinal}, but {ordinal} is used",
+            mend=lambda mending: _count_up(mending, next_ordinal=ordinal + 1),
+        )
+    if row.kinds != kinds:
+        yield Fault(
+            f"the kinds of {build_id} are not those that there are",
+            build_id=build_id,
+            mend=lambda mending: mending.change_named(ordinal, kinds=kinds),
+        )
+    if kinds and rows.get("ids", build_id) != key:
+        yield Fault(
+            f"build ID {build_id} does not lead to its number {ordinal}",
+            build_id=build_id,
+            mend=lambda mending: _lead_to(mending, build_id, ordinal),
+        )
+    if not kinds and rows.get("gone", key) is None:
+        yield Fault(
+            f"build ID number {ordinal} has no artifact",
+            build_id=build_id,
+            mend=lambda mending: mending.put("gone", key, b""),
+        )
+    path = schema.U32.pack(row.primary_path)
+    if row.primary_path != ROOT and rows.get("paths", path) is None:
+        yield Fault(
+            f"the first path of {build_id} does not exist",
+            build_id=build_id,
+            mend=lambda mending: mending.change_named(ordinal, primary_path=ROOT),
+        )
+
+
+def _lead_to(mending: Mending, build_id: BuildId, ordinal: int) -> None:
+    other = mending.get("ids", build_id)
+    if other is not None and len(other) == 8:
+        named = mending.named(int.from_bytes(other, "big"))
+        if named is not None and named.build_id == build_id:
+            # Two numbers for one build ID: nothing leads to this one, so its artifacts go.
+            for table in ("artifacts", "variants"):
+                for key, _ in list(mending.having(table, schema.U64.pack(ordinal))):
+                    mending.delete(table, key)
+            return
+    mending.put("ids", build_id, schema.U64.pack(ordinal))
+    mending.changed.add(ordinal)
+
+
+def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """What is served belongs to a build ID."""
+    ordinal, kind = schema.ORDINAL_KIND.unpack(key)
+    artifact = schema.unpack_artifact(ordinal, kind, value)
+    if is_withheld(artifact, _executable(rows, artifact)):
+        yield Fault(
+            f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
+            " and is served",
+            mend=lambda mending: mending.variants.choose(ordinal, kind),
+        )
+    yield from _artifact(rows, artifact)
+
+
+def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """What is not served belongs to something that is, and is better."""
+    ordinal, kind, number = schema.ORDINAL_KIND_VARIANT.unpack(key)
+    variant = schema.unpack_artifact(ordinal, kind, value)
+    if variant.variant != number:
+        text = f"variant {ordinal}/{kind}/{number} says that it is another"
+        yield Fault(text, mend=lambda mending: mending.delete("variants", key))
+        return
+    served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
+    if served is None:
+        if not is_withheld(variant, _executable(rows, variant)):
+            yield Fault(
+                f"there are variants of {ordinal}/{kind} of which none is served",
+                mend=lambda mending: mending.variants.choose(ordinal, kind),
+            )
+    elif served[:2] == value[:2]:
+        text = f"variant {number} of {ordinal}/{kind} is there twice"
+        yield Fault(text, mend=lambda mending: mending.delete("variants", key))
+        return
+    elif _is_better(rows, variant, served):
+        yield Fault(
+            f"variant {number} of {ordinal}/{kind} should be served",
+            mend=lambda mending: mending.variants.choose(ordinal, kind),
+        )
+    yield from _artifact(rows, variant)
+
+
+def _is_better(rows: Rows, variant: Artifact, served: bytes) -> bool:
+    try:
+        best = schema.unpack_artifact(variant.ordinal, variant.kind, served)
+    except DAMAGE:
+        return False  # a fault of that row
+    executable = _executable(rows, variant)
+    return rank(variant, executable) < rank(best, executable)
+
+
+def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
+    """The executable that is served for the same build ID; None also if its row is a fault."""
+    value = rows.get("artifacts", executable_key(artifact.ordinal))
+    try:
+        return executable_in(artifact.ordinal, value)
+    except DAMAGE:
+        return None
+
+
+def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
+    """What holds of a variant whether it is served or not."""
+    ordinal, kind, number = artifact.ordinal, artifact.kind, artifact.variant
+    spelled = f"{ordinal}/{int(kind)}/{number}"
+    named = rows.named(ordinal)
+    if named is None:
+        yield Fault(
+            f"artifact {spelled} is not known to its build ID",
+            artifact.digest,
+            mend=lambda mending: _drop(mending, artifact),
+        )
+        return
+    if named.next_variant[kind - 1] <= number < schema.MAX_VARIANT:
+        following = [*named.next_variant]
+        following[kind - 1] = number + 1
+        yield Fault(
+            f"the next variant of {ordinal}/{int(kind)} would be one that there is",
+            artifact.digest,
+            named.build_id,
+            lambda mending: mending.change_named(ordinal, next_variant=following),
+        )
+    row = rows.get("digests", artifact.digest)
+    ref = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
+    if row is None or not raw.has_ref(row, ref):
+        yield Fault(
+            f"artifact {spelled} has no blob",
+            artifact.digest,
+            named.build_id,
+            lambda mending: _refer(mending, artifact),
+        )
+    elif (size := raw.size_in(row)) != artifact.size:
+        yield Fault(
+            f"artifact {spelled} has {artifact.size} bytes, and its blob {size}",
+            artifact.digest,
+            named.build_id,
+            lambda mending: _resize(mending, artifact, size),
+        )
+
+
+def _drop(mending: Mending, artifact: Artifact) -> None:
+    """Take a variant away that nothing else speaks of."""
+    key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
+    mending.delete("variants", key + artifact.variant.to_bytes(2, "big"))
+    value = mending.get("artifacts", key)
+    if value is not None and value[:2] == artifact.variant.to_bytes(2, "big"):
+        mending.delete("artifacts", key)
+        mending.variants.choose(artifact.ordinal, artifact.kind)
+    mending.changed.add(artifact.ordinal)
+
+
+def _refer(mending: Mending, artifact: Artifact) -> None:
+    """Have a blob speak of its artifact, if there is the blob."""
+    digest = artifact.digest
+    row = mending.digest_row(digest)
+    if row is None:
+        file = mending.blobs.file(digest)
+        if file is None:
+            _drop(mending, artifact)
+            return
+        # Of which file it is has to be found out by reading it.
+        row = schema.DigestRow(artifact.size, stored=file.stored)
+        if file.stored != artifact.size:
+            row.form = schema.FORM_ZSTD
+        mending.uses.add(digest, row, schema.stamp_of(artifact.first_seen_ns), artifact.trust)
+    row.refs.append((artifact.ordinal, artifact.kind, artifact.variant))
+    mending.put("digests", digest, row.pack())
+
+
+def _resize(mending: Mending, artifact: Artifact, size: int) -> None:
+    mending.variants.change(msgspec.structs.replace(artifact, size=size))
+
+
+def digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A blob has artifacts, and its place in the order of uses; `scrub` looks at its file."""
+    digest = Digest(key)
+    row = schema.DigestRow.unpack(value)
+    lost = []
+    for ref in row.refs:
+        if not rows.has_variant(ref, key):
+            lost.append(ref)
+            spelled = "/".join(map(str, ref))
+            yield Fault(f"blob {digest} has no artifact {spelled}", digest)
+    if lost or not row.refs:
+        kept = [ref for ref in row.refs if ref not in lost]
+        text = f"blob {digest} is said to have {len(row.refs)} artifacts, and has {len(kept)}"
+        yield Fault(text, digest, mend=lambda mending: _keep_refs(mending, digest, kept))
+        return
+    if len(set(row.refs)) != len(row.refs):
+        once = sorted(set(row.refs))
+        text = f"blob {digest} has an artifact twice"
+        yield Fault(text, digest, mend=lambda mending: _keep_refs(mending, digest, once))
+    if row.form not in _FORMS:
+        text = f"blob {digest} has a form that there is not: {row.form}"
+        yield Fault(text, digest, mend=lambda mending: _make_plain(mending, digest))
+    place = schema.USE.pack(row.rank, row.used, digest)
+    if row.rank not in _CLASSES:
+        yield Fault(
+            f"blob {digest} has a class that there is not: {row.rank}",
+            digest,
+            mend=lambda mending: _reclass(mending, digest),
+        )
+    elif rows.get("uses", place) is None:
+        yield Fault(
+            f"blob {digest} has no place in the order of uses",
+            digest,
+            mend=lambda mending: mending.put("uses", place, b""),
+        )
+
+
+def _keep_refs(mending: Mending, digest: Digest, refs: list[tuple[int, int, int]]) -> None:
+    row = mending.digest_row(digest)
+    if row is not None and refs:
+        row.refs = refs
+        mending.put("digests", digest, row.pack())
+    elif row is not None:
+        mending.uses.remove(digest, row)
+        mending.delete("digests", digest)
+
+
+def _make_plain(mending: Mending, digest: Digest) -> None:
+    """Reading it will tell; until then it is of no file."""
+    row = mending.digest_row(digest)
+    if row is not None:
+        row.form, row.inode, row.ctime_ns = schema.FORM_PLAIN, 0, 0
+        mending.put("digests", digest, row.pack())
+
+
+def _reclass(mending: Mending, digest: Digest) -> None:
+    row = mending.digest_row(digest)
+    if row is not None:
+        row.rank = max(_CLASSES)
+        mending.put("digests", digest, row.pack())
+        mending.put("uses", schema.USE.pack(row.rank, row.used, digest), b"")
+
+
+def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A place in the order of uses is that of a blob."""
+    number, used, digest = schema.USE.unpack(key)
+    row = rows.digest_row(digest)
+    if row is None or (row.rank, row.used) != (number, used):
+        yield Fault(
+            f"the order of uses has a place for blob {digest.hex()} that is not its own",
+            Digest(digest),
+            mend=lambda mending: mending.delete("uses", key),
+        )
+
+
+def gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """What is going was there."""
+    (ordinal,) = schema.U64.unpack(key)
+    if not rows.is_there(key):
+        yield Fault(
+            f"build ID number {ordinal} is going, and was never there",
+            mend=lambda mending: mending.delete("gone", key),
+        )
+
+
+def pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A pin can be read."""
+    _, name = schema.pin_of(key)
+    schema.U64.unpack(value)
+    if len(name) > schema.MAX_PIN_NAME:
+        raise ValueError("a name that is too long")
+    yield from ()
+
+
+def _count_up(mending: Mending, *, next_ordinal: int) -> None:
+    mending.counters.next_ordinal = max(mending.counters.next_ordinal, next_ordinal)
+
+
+RULES: Final[dict[str, Rule]] = {
+    "ids": ids,
+    "ordinals": ordinals,
+    "variants": variants,
+    "artifacts": artifacts,
+    "digests": digests,
+    "uses": uses,
+    "gone": gone,
+    "pins": pins,
+}

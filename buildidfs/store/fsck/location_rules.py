@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to hold of rows about places: origins, paths, names, memo, journal; see `rows`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.model import BuildId
+from buildidfs.store.fsck.faults import Fault, Rows
+from buildidfs.store.index.containers import (
+    MAX_LABEL,
+    ContainerRow,
+    offset_of,
+    pack_container,
+    unpack_container,
+    unpack_entry,
+)
+from buildidfs.store.index.paths import NAMES, ROOT
+from buildidfs.store.index.queries import DAMAGE
+from buildidfs.store.schema import locations, raw, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store.fsck.faults import Mending, Rule
+
+_MEMO_HEAD: Final = schema.SEEN.size
+_DIGEST_BYTES: Final = 32
+
+
+def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A place is of a build ID, and in its place."""
+    digest = locations.place_of(key, value)
+    if not rows.is_there(key[:8]):
+        yield Fault(
+            f"origin {key.hex()} is of an unknown build ID",
+            digest,
+            mend=lambda mending: mending.delete("origins", key),
+        )
+        return
+    if digest is None:
+        yield Fault(
+            f"origin {key.hex()} is not where it should be",
+            mend=lambda mending: _drop_origin(mending, key),
+        )
+        return
+    row = rows.get("digests", digest)
+    known = row is not None and raw.has_ref(row, key[:8])
+    if not known and rows.get("gone", key[:8]) is None:
+        yield Fault(
+            f"origin {key.hex()} is of a blob that its build ID does not have",
+            digest,
+            mend=lambda mending: _drop_origin(mending, key),
+        )
+
+
+def _drop_origin(mending: Mending, key: bytes) -> None:
+    mending.delete("origins", key)
+    count = sum(1 for _ in mending.having("origins", key[:8]))
+    mending.change_named(int.from_bytes(key[:8], "big"), origins=count)
+
+
+def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name in a path is that of the path that it leads to."""
+    number = value[:4]
+    if value[4:] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    if rows.get("paths", number) != key:
+        yield Fault(
+            f"name {key.hex()} leads to a path that has another",
+            mend=lambda mending: mending.delete("names", key),
+        )
+
+
+def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A path is in its parent, which exists."""
+    (number,) = schema.U32.unpack(key)
+    if not 0 < number <= schema.MAX_NUMBER:
+        raise ValueError("there is no such number")
+    (parent,) = schema.U32.unpack_from(value)
+    if number >= rows.said.next_path:
+        yield Fault(
+            f"the next path would be {rows.said.next_path}, but {number} is used",
+            mend=lambda mending: _count_up(mending, next_path=number + 1),
+        )
+    stray = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
+    if stray and parent != NAMES:
+        yield Fault(
+            f"path {number} has no parent",
+            mend=lambda mending: _drop_path(mending, key, value),
+        )
+        return
+    there = rows.get("names", value)
+    if there is None or there[:4] != key:
+        yield Fault(
+            f"path {number} is not in its parent",
+            mend=lambda mending: _name_path(mending, key, value, there),
+        )
+
+
+def _drop_path(mending: Mending, key: bytes, value: bytes) -> None:
+    mending.delete("paths", key)
+    if (mending.get("names", value) or b"")[:4] == key:
+        mending.delete("names", value)
+
+
+def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) -> None:
+    """Let its parent lead to a path, unless that leads to another one, rightly."""
+    if there is not None and mending.get("paths", there[:4]) == value:
+        mending.delete("paths", key)
+    elif 4 < len(value) <= 4 + 255:
+        mending.put("names", value, key)
+    else:
+        mending.delete("paths", key)
+
+
+def _count_up(mending: Mending, **numbers: int) -> None:
+    for field, number in numbers.items():
+        setattr(mending.counters, field, max(getattr(mending.counters, field), number))
+
+
+def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID that hangs from a path exists, and so does the path."""
+    if value not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    return _hanging("pathids", rows, key)
+
+
+def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The same for the last names of paths. How often they are counted, `placecounts` looks at."""
+    schema.U16.unpack_from(value)
+    if value[schema.U16.size :] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    yield from _hanging("nameids", rows, key)
+    path = rows.get("paths", key[:4])
+    if path is not None and path[:4] != schema.U32.pack(NAMES):
+        yield Fault(
+            f"what hangs from path {key[:4].hex()} as from a name hangs from none",
+            mend=lambda mending: mending.delete("nameids", key),
+        )
+
+
+def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
+    number, ordinal = schema.PATH_ORDINAL.unpack(key)
+    if rows.get("paths", key[:4]) is None:
+        what = f"path {number} does not exist, and build ID number {ordinal} hangs from it"
+    elif not rows.is_there(key[4:]):
+        what = f"an unknown build ID number {ordinal} hangs from path {number}"
+    else:
+        return
+    yield Fault(what, mend=lambda mending: mending.delete(table, key))
+
+
+def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name of a file that dwz made is of a build ID."""
+    referred = schema.DwzRow.unpack(key, value).referred
+    is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
+    if not rows.is_there(value[:8]) or not is_id:
+        yield Fault(
+            f"/.dwz/ name {key!r} is of an unknown build ID",
+            mend=lambda mending: mending.delete("dwz", key),
+        )
+
+
+def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the memo says what it is."""
+    _, tag = schema.SEEN.unpack_from(value)
+    length = len(value) - _MEMO_HEAD
+    if len(key) != 16 or length != (0 if tag else _DIGEST_BYTES):
+        raise ValueError("of another length")
+    yield from ()
+
+
+def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the journal has its place in the order of time."""
+    record = locations.unpack_journal(key, value)
+    if record.last_seen_ns < record.first_seen_ns:
+        first = record.last_seen_ns
+        row = locations.TIMES.pack(first, first) + value[locations.TIMES.size :]
+        yield Fault(
+            f"journal row {key.hex()} was last seen before it was first seen",
+            mend=lambda mending: mending.put("journal", key, row),
+        )
+    order = schema.U64.pack(record.last_seen_ns) + key
+    if rows.get("recent", order) is None:
+        yield Fault(
+            f"journal row {key.hex()} has no place in the order of time",
+            mend=lambda mending: mending.put("recent", order, b""),
+        )
+
+
+def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A place in the order of time is that of a row of the journal."""
+    row = rows.get("journal", key[8:])
+    if row is None or row[8:16] != key[:8]:
+        yield Fault(
+            f"the order of time has a place for journal row {key[8:].hex()} that is not its own",
+            mend=lambda mending: mending.delete("recent", key),
+        )
+
+
+def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A container has a name that leads to it."""
+    (number,) = schema.U32.unpack(key)
+    container, row = unpack_container(number, value)
+    if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
+        raise ValueError("no number, or no name, of a container")
+    if number >= rows.said.next_container:
+        yield Fault(
+            f"the next container would be {rows.said.next_container}, but {number} is used",
+            mend=lambda mending: _count_up(mending, next_container=number + 1),
+        )
+    if container.first_seen_ns > container.last_seen_ns:
+        both = pack_container(container.last_seen_ns, container.last_seen_ns, row)
+        yield Fault(
+            f"container {number} was last seen before it was first seen",
+            mend=lambda mending: mending.put("containers", key, both),
+        )
+    there = rows.get("labels", container.name)
+    if there == key:
+        return
+    other = None if there is None else _container_row(rows, there)
+    if other is None or other.name != container.name:
+        yield Fault(
+            f"container {number} is not found under its name",
+            mend=lambda mending: mending.put("labels", container.name, key),
+        )
+    else:
+        yield Fault(
+            f"container {number} has the name of another",
+            mend=lambda mending: mending.delete("containers", key),
+        )
+
+
+def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
+    """The row of a container, None also if it does not decode."""
+    value = rows.get("containers", key)
+    try:
+        return None if value is None else unpack_container(0, value)[1]
+    except DAMAGE:
+        return None
+
+
+def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name is that of a container."""
+    schema.U32.unpack(value)
+    row = _container_row(rows, value)
+    if row is None or row.name != key:
+        yield Fault(
+            f"name {key!r} leads to a container that there is not, or has another",
+            mend=lambda mending: mending.delete("labels", key),
+        )
+
+
+def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """What is in a container stands where its name is looked for. The artifact may be gone."""
+    entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
+    below = int.from_bytes(key[4:8], "big")
+    if (
+        container is None
+        or entry.offset != offset_of(entry.name)
+        or 0 < entry.directory <= below  # they are numbered on the way down
+        or entry.directory > schema.MAX_CONTAINER
+    ):
+        yield Fault(
+            f"row {key.hex()} of contents is of no container, or not where its name belongs",
+            mend=lambda mending: mending.delete("contents", key),
+        )
+    elif max(entry.directory, below) >= container.next_directory:
+        yield Fault(
+            f"the next directory of container {key[:4].hex()} would be one that it has",
+            mend=lambda mending: _number_directory(mending, key[:4], max(entry.directory, below)),
+        )
+
+
+def _number_directory(mending: Mending, key: bytes, used: int) -> None:
+    first, last = locations.TIMES.unpack_from(mending.get("containers", key) or b"")
+    row = _container_row(mending, key)
+    if row is not None:
+        row.next_directory = max(row.next_directory, used + 1)
+        mending.put("containers", key, pack_container(first, last, row))
+
+
+RULES: Final[dict[str, Rule]] = {
+    "origins": origins,
+    "names": names,
+    "paths": paths,
+    "pathids": pathids,
+    "nameids": nameids,
+    "dwz": dwz,
+    "seen": seen,
+    "journal": journal,
+    "recent": recent,
+    "containers": containers,
+    "labels": labels,
+    "contents": contents,
+}

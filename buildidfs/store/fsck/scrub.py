@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blobs read through, one after the other: whether they are what they were, and what they are.
+
+Their files are looked at always, and read when they are not those that were written, or when all
+are to be read. What is right is written down: the file it is in, when it was read, what the program
+headers say, and whether the file is truncated; older stores did not keep the last two. What is
+wrong is struck from the row: a blob that is of no file (inode and change time 0) is given to
+nobody, and the next capture of the same bytes is read and takes its place.
+
+Where the filesystem offers fs-verity, blobs that were read get it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import IntegrityError
+from buildidfs.formats.elf import identify, sections
+from buildidfs.linux import fsverity
+from buildidfs.model import Absence, BuildId, Digest, Kind
+from buildidfs.store import notify
+from buildidfs.store.blobs.files import BlobFile
+from buildidfs.store.blobs.reader import content_of
+from buildidfs.store.blobs.verify import OpenBlob
+from buildidfs.store.fsck.faults import Fault, Mending, Rows
+from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.schema import raw, schema
+from buildidfs.store.write import provenance
+
+if TYPE_CHECKING:
+    from buildidfs.formats.elf.identify import ElfFile
+    from buildidfs.store.blobs.files import Blobs
+    from buildidfs.store.blobs.verify import VerifiedBlobs
+    from buildidfs.store.index.environment import Environment, Txn
+
+_ROWS: Final = 256
+_NOTES_AT_ONCE: Final = 256
+_NOTE_SECONDS: Final = 5.0
+#: Stands for the build ID of a file that has none, and was given one.
+GIVEN: Final = BuildId(bytes(BuildId.MAX_BYTES))
+
+_ELF_KINDS: Final = 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
+
+
+class _Seen(msgspec.Struct):
+    """What is to be written down of a blob: ``file`` and the rest if it is right.
+
+    ``row`` is what the row said of its file before it was read.
+    """
+
+    row: BlobFile
+    file: BlobFile | None
+    form: int = schema.FORM_PLAIN
+    segments: int = 0
+    truncated: bool = False
+
+
+class Scrubber:
+    """Looks at blobs, and writes down what it saw unless the store is only read.
+
+    ``pace`` hears of each piece that was read, in bytes, and may take its time. ``mark`` names the
+    row of *meta* in which `all` keeps how far it has come.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        blobs: Blobs,
+        verified: VerifiedBlobs,
+        pace: Callable[[int], None] = lambda size: None,
+        mark: bytes = b"",
+    ) -> None:
+        self._env = env
+        self._blobs = blobs
+        self._verified = verified
+        self._pace = pace
+        self._mark = mark
+        self._place = b""
+        self._seen: dict[Digest, _Seen] = {}
+        self._noted_at = time.monotonic()
+        self._verity = not env.read_only
+
+    def all(
+        self,
+        *,
+        whole: Callable[[schema.DigestRow], bool],
+        from_start: bool = False,
+    ) -> Iterator[Fault]:
+        """What is wrong with blobs; of those that are to be read ``whole`` all bytes are.
+
+        Goes on where it was broken off the last time.
+        """
+        if not from_start and self._mark:
+            self._place = self._env.get(self._env.tables["meta"], self._mark) or b""
+        try:
+            for digest, value in self._rows(self._place):
+                file = self._blobs.file(digest)
+                untouched = file is not None and raw.is_file(value, *file)
+                if not untouched or whole(schema.DigestRow.unpack(value)):
+                    yield from self.look(digest)
+                self._place = digest
+            self._place = b""
+        finally:
+            self.note()
+
+    def digests(self) -> Iterator[tuple[Digest, schema.DigestRow]]:
+        """All blobs, in order; rows that do not decode are passed over."""
+        for digest, value in self._rows(b""):
+            yield digest, schema.DigestRow.unpack(value)
+
+    def _rows(self, after: bytes) -> Iterator[tuple[Digest, bytes]]:
+        start = after + b"\0" if after else b""
+        while True:
+            with self._env.read() as txn:
+                table = self._env.tables["digests"]
+                found = list(islice(prefixed(txn, table, b"", start), _ROWS))
+            for key, value in found:
+                if raw.is_digest_row(key, value):
+                    yield Digest(key), value
+            if len(found) < _ROWS:
+                return
+            start = found[-1][0] + b"\0"
+
+    def look(self, digest: Digest) -> list[Fault]:
+        """What is wrong with one blob, found out by reading it."""
+        row = self._row(digest)
+        if row is None:
+            return []
+        try:
+            opened = self._opened(digest, row)
+        except IntegrityError as error:
+            if self._row(digest) is None:  # it was removed meanwhile
+                return []
+            self._remember(digest, _Seen(_file_in(row), None))
+            return [Fault(str(error), digest)]
+        try:
+            return self._right(digest, row, opened)
+        finally:
+            os.close(opened.fd)
+
+    def _row(self, digest: Digest) -> schema.DigestRow | None:
+        value = self._env.get(self._env.tables["digests"], digest)
+        return None if value is None else schema.DigestRow.unpack(value)
+
+    def _opened(self, digest: Digest, row: schema.DigestRow) -> OpenBlob:
+        """A blob that was read and is right; raises `IntegrityError` for any other."""
+        try:
+            fd = self._blobs.open(digest)
+        except IntegrityError:
+            raise IntegrityError(f"blob {digest} is missing") from None
+        try:
+            # What is in memory says nothing about the disk, and nobody else wants it there.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            form = self._verified.form_of(digest, fd, self._pace)
+            if form is None:
+                size = os.fstat(fd).st_size
+                if row.form != schema.FORM_ZSTD and size != row.size:
+                    text = f"blob {digest} has {size} bytes instead of {row.size}"
+                    raise IntegrityError(text)
+                raise IntegrityError(f"blob {digest} has other bytes")
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except BaseException:
+            os.close(fd)
+            raise
+        return OpenBlob(fd, form)
+
+    def _right(self, digest: Digest, row: schema.DigestRow, opened: OpenBlob) -> list[Fault]:
+        if self._verity:
+            try:
+                self._verity = fsverity.enable(opened.fd)
+            except OSError:  # somebody may have it open for writing, or it is not ours
+                self._verity = self._verity and os.geteuid() == 0
+        status = os.fstat(opened.fd)
+        file = BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
+        seen = _Seen(_file_in(row), file, opened.form)
+        if row.form == schema.FORM_DENSE and opened.form == schema.FORM_PLAIN:
+            seen.form = schema.FORM_DENSE
+        described = describe(opened)
+        if described is not None:
+            seen.segments = described.segments
+            seen.truncated = bool(described.truncated)
+        self._remember(digest, seen)
+        if described is None:
+            return []
+        with self._env.read() as txn:
+            moment = Rows(self._env, txn, self._blobs)
+            now = moment.digest_row(digest)
+            return [] if now is None else list(_differences(moment, digest, now, described))
+
+    def _remember(self, digest: Digest, seen: _Seen) -> None:
+        self._seen[digest] = seen
+        late = time.monotonic() - self._noted_at > _NOTE_SECONDS
+        if len(self._seen) >= _NOTES_AT_ONCE or late or seen.file is None:
+            self.note()
+
+    def note(self) -> None:
+        """Write down what was seen."""
+        seen, self._seen = self._seen, {}
+        self._noted_at = time.monotonic()
+        if self._env.read_only or not (seen or self._mark):
+            return
+
+        def work(txn: Txn) -> tuple[int, list[int]]:
+            mending = Mending(self._env, txn, self._blobs)
+            for digest, each in seen.items():
+                _write_down(mending, digest, each)
+            if self._mark and self._place:
+                mending.put("meta", self._mark, self._place)
+            elif self._mark:
+                mending.delete("meta", self._mark)
+            mending.finish()
+            return mending.counters.announced, sorted(mending.changed)
+
+        announced, changed = self._env.write(work)
+        if changed:
+            notify.announce(self._env.root, announced, changed)
+
+
+def _file_in(row: schema.DigestRow) -> BlobFile:
+    return BlobFile(row.stored, row.inode, row.ctime_ns)
+
+
+def describe(opened: OpenBlob) -> ElfFile | None:
+    """What the bytes say that they are; None if that is nothing, as with kallsyms."""
+    with content_of(opened) as content:
+        found = identify.describe(content.read_at, content.size)
+        if found is Absence.NO_BUILD_ID:
+            head = content.read_at(0, identify.HEAD_SIZE)
+            found = sections.classify(GIVEN, head, content.read_at, content.size)
+    return None if isinstance(found, Absence) else found
+
+
+def _differences(
+    moment: Rows, digest: Digest, row: schema.DigestRow, described: ElfFile
+) -> Iterator[Fault]:
+    kinds = schema.mask_of(described.kinds)
+    for ordinal, kind, number in row.refs:
+        artifact, named = moment.variant(ordinal, kind, number), moment.named(ordinal)
+        if artifact is None or named is None:
+            continue  # which a rule tells of
+        build_id = named.build_id
+        if described.build_id not in (build_id, GIVEN):
+            text = f"is of build ID {described.build_id}, and the index says {build_id}"
+            yield Fault(f"blob {digest} {text}", digest, build_id)
+        elif 1 << kind & _ELF_KINDS & ~kinds:
+            text = f"is not {Kind(kind).name.lower()}, as the index says of {build_id}"
+            yield Fault(f"blob {digest} {text}", digest, build_id)
+        elif artifact.quality != described.quality or artifact.scripts != described.scripts:
+            text = f"has other sections than the index says of {build_id}"
+            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
+            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+        elif artifact.segments not in (0, described.segments):
+            text = f"is loaded at other addresses than the index says of {build_id}"
+            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
+            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+
+
+def _describe_again(mending: Mending, ref: tuple[int, int, int], described: ElfFile) -> None:
+    artifact = mending.variant(*ref)
+    if artifact is not None:
+        mending.variants.change(
+            msgspec.structs.replace(
+                artifact,
+                quality=described.quality,
+                scripts=described.scripts,
+                segments=described.segments,
+                truncated=bool(described.truncated),
+            )
+        )
+        _choose(mending, artifact.ordinal, artifact.kind)
+
+
+def _choose(mending: Mending, ordinal: int, kind: int) -> None:
+    mending.variants.choose(ordinal, kind)
+    if kind == Kind.EXECUTABLE:
+        mending.variants.choose(ordinal, Kind.DEBUGINFO)
+
+
+def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
+    row = mending.digest_row(digest)
+    if row is None or _file_in(row) != seen.row:
+        return  # somebody else has written down what he saw
+    if seen.file is None:
+        if raw.is_struck(row.pack()):
+            return
+        row.inode = row.ctime_ns = 0
+        mending.changed.update(ref[0] for ref in row.refs)
+    elif mending.blobs.file(digest) == seen.file:
+        file = _kept_beside(mending, digest, row, seen.file)
+        before, row.taken = row.disk_bytes, mending.blobs.disk_bytes(digest)
+        mending.counters.stored_bytes += row.taken - before
+        row.stored, row.inode, row.ctime_ns = file
+        row.form, row.verified = seen.form, int(time.time())
+        for ref in row.refs:
+            _fill_in(mending, ref, seen)
+    mending.put("digests", digest, row.pack())
+
+
+def _kept_beside(
+    mending: Mending, digest: Digest, row: schema.DigestRow, file: BlobFile
+) -> BlobFile:
+    """Have beside a blob what the index says of it, which stores of format 1 did not keep. Gives
+    the file that it is then.
+    """
+    blobs = mending.blobs
+    try:
+        data = provenance.of_rows(mending.env, mending.txn, digest, row)
+    except DAMAGE:
+        return file  # rows that do not decode are faults of their own
+    if data == blobs.origin(digest):
+        return file
+    blobs.keep_origin(digest, data)
+    return blobs.file(digest) or file
+
+
+def _fill_in(mending: Mending, ref: tuple[int, int, int], seen: _Seen) -> None:
+    """Write into a row what earlier versions did not keep of a file."""
+    artifact = mending.variant(*ref)
+    if artifact is None:
+        return
+    segments = artifact.segments or seen.segments
+    known = msgspec.structs.replace(artifact, segments=segments, truncated=seen.truncated)
+    if known != artifact or not mending.is_checked(artifact):
+        # Others to choose from that do not decode are faults of their own, too.
+        with contextlib.suppress(*DAMAGE):
+            mending.variants.change(known)
+            _choose(mending, artifact.ordinal, artifact.kind)

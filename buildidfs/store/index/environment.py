@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMDB, as the store uses it: one environment to a directory and process, errors in our words.
+
+Every read is a transaction of its own (about half a microsecond), so what another process
+committed is seen at once and no reader holds old pages back. One thread at a time writes; other
+processes are kept out by LMDB itself.
+
+The map is 1 TiB of address space, so that it never has to grow: LMDB cannot move a map while a
+transaction is alive. Only where so much cannot be had (RLIMIT_AS, 32 bits) it starts smaller,
+grows on demand, and then each access takes a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+import lmdb
+
+from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
+from buildidfs.store.errors import FULL, full, not_to_be_written, show, translated
+from buildidfs.store.fsck.probe import is_readable
+from buildidfs.store.schema.schema import TABLES
+
+if TYPE_CHECKING:
+    Table = lmdb._Database
+    Txn = lmdb.Transaction[bytes]
+
+T = TypeVar("T")
+
+#: Bytes of address space, most wanted first.
+MAP_SIZES = (1 << 40, 1 << 36, 1 << 33, 1 << 30)
+
+#: About a thousand readers at a time, at 64 bytes each.
+_LOCK_BYTES = 64 << 10
+
+#: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
+_PROBE_BYTES = 16 << 20
+
+#: Seconds to wait for a process of another PID namespace that has the number of this one.
+_READER_WAIT_S = 10.0
+_READER_RETRY_S = 0.05
+
+_open: dict[tuple[int, int], Environment] = {}
+_open_lock = threading.Lock()
+
+
+class Environment:
+    """A shared LMDB environment; `acquire` one, `release` it as often as it was acquired."""
+
+    def __init__(
+        self,
+        root: bytes,
+        *,
+        read_only: bool,
+        create: bool,
+        map_size: int | None,
+        directory: bytes = b"index",
+    ) -> None:
+        self.root = root
+        self.read_only = read_only
+        self.users = 1
+        self.path = os.path.join(root, directory)
+        self._writing = threading.Lock()
+        with self._translated():
+            self._lmdb = self._map(map_size, create)
+            try:
+                self.tables = self._open_tables(create)
+                self._lmdb.reader_check()  # frees the slots of readers that were killed
+            except BaseException:
+                self._lmdb.close()
+                raise
+        self._gate = None if map_size is None and self._roomy else threading.RLock()
+
+    def _map(self, map_size: int | None, create: bool) -> lmdb.Environment:
+        data = os.path.join(self.path, b"data.mdb")
+        if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
+            raise damaged(self.root, "is missing")
+        self._allocate_lock_file()
+        sizes = MAP_SIZES if map_size is None else (map_size,)
+        for size in sizes:
+            try:
+                env = self._open_lmdb(size)
+            except (lmdb.MemoryError, MemoryError):
+                if size == sizes[-1]:
+                    raise
+                continue
+            self._roomy = size == MAP_SIZES[0]
+            self._check_length(env, data)
+            return env
+        raise AssertionError("no map size given")
+
+    def _allocate_lock_file(self) -> None:
+        """Take the room for lock.mdb: LMDB writes to it through a map, where a full disk kills."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(os.path.join(self.path, b"lock.mdb"), flags, 0o600)
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+            return  # a read-only filesystem, or one that LMDB will have an error for
+        try:
+            status = os.fstat(fd)
+            if status.st_size < _LOCK_BYTES or status.st_blocks * 512 < status.st_size:
+                os.posix_fallocate(fd, 0, max(_LOCK_BYTES, status.st_size))
+        except OSError as error:
+            if error.errno in FULL:
+                raise full(self.root, error.errno) from error
+        finally:
+            os.close(fd)
+
+    def _open_lmdb(self, size: int) -> lmdb.Environment:
+        def attempt(lock: bool) -> lmdb.Environment:
+            return lmdb.open(
+                path,
+                map_size=size,
+                max_dbs=64,
+                mode=0o600,
+                readonly=self.read_only,
+                lock=lock,
+                create=False,
+                readahead=False,
+            )
+
+        with _text(self.path) as path:
+            try:
+                return self._registered(functools.partial(attempt, lock=True))
+            except lmdb.Error:
+                # Without a lock file nobody can be writing either: a read-only filesystem.
+                if self.read_only and _on_read_only_filesystem(self.path):
+                    return attempt(lock=False)
+                raise
+
+    def _registered(self, attempt: Callable[[], lmdb.Environment]) -> lmdb.Environment:
+        """The index, which LMDB opens as soon as no other reader has the number of this process.
+
+        LMDB tells readers apart by process ID. Two containers may both run a process 1: the second
+        waits until the first has closed the index. Raises `StoreLocked`.
+        """
+        deadline = time.monotonic() + _READER_WAIT_S
+        while True:
+            try:
+                return attempt()
+            except lmdb.LockError as error:
+                if error.code != errno.EAGAIN:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise StoreLocked(
+                        f"store {show(self.root)}: a process of another PID namespace that has the"
+                        f" same number, {os.getpid()}, has its index open; run both in one PID"
+                        " namespace (--pid=host, hostPID: true), or end the other"
+                    ) from error
+            time.sleep(_READER_RETRY_S)
+
+    def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
+        """Refuse a file that was cut short: to read beyond its end would be SIGBUS.
+
+        A few pages at the end may be missing rightly (allocated and given back within one
+        transaction): then reading everything, in another process, shows that all is there.
+        """
+        info, page = env.info(), env.stat()["psize"]
+        if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
+            return
+        if not is_readable(self.path, info["map_size"]):
+            env.close()
+            raise damaged(self.root, "was cut short")
+
+    def _open_tables(self, create: bool) -> dict[str, Table]:
+        if self.read_only:
+            return {name: self._lmdb.open_db(name.encode(), create=False) for name in TABLES}
+        with self._lmdb.begin(write=True) as txn:
+            return {
+                name: self._lmdb.open_db(name.encode(), txn=txn, create=create) for name in TABLES
+            }
+
+    # --- transactions ----------------------------------------------------------------------
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """One value, as of now."""
+        try:
+            if self._gate is None:
+                txn = self._lmdb.begin(table)  # its context manager costs a sixth of the call
+                try:
+                    return txn.get(key)
+                finally:
+                    txn.abort()
+            with self.read() as txn:
+                return txn.get(key, db=table)
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
+    def get_by(
+        self, table: Table, key: bytes, other: Table, at: int = 0
+    ) -> tuple[bytes | None, bytes | None]:
+        """A value, and that of another table whose key it has from ``at`` on, of one moment."""
+        try:
+            if self._gate is None:
+                txn = self._lmdb.begin(table)
+                try:
+                    value = txn.get(key)
+                    link = value[at:] if value else None
+                    return value, txn.get(link, None, other) if link else None
+                finally:
+                    txn.abort()
+            with self.read() as txn:
+                value = txn.get(key, None, table)
+                link = value[at:] if value else None
+                return value, txn.get(link, None, other) if link else None
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Txn]:
+        """Several reads of one moment; keep it short, old pages cannot be used again meanwhile."""
+        try:
+            if self._gate is None:
+                with self._lmdb.begin() as txn:
+                    yield txn
+                return
+            with self._gate, self._begin_adopting(write=False) as txn:
+                yield txn
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+
+    def write(self, work: Callable[[Txn], T]) -> T:
+        """Run ``work`` in a write transaction and commit it, durably.
+
+        ``work`` is run again when the map had to grow: it must take all it knows from the
+        transaction. Raises `StoreFull`, `StoreError`; then nothing was written.
+        """
+        if self.read_only:
+            raise not_to_be_written(self.root)
+        with self._writing, self._translated(), self._gate or contextlib.nullcontext():
+            while True:
+                try:
+                    with self._begin_adopting(write=True) as txn:
+                        return work(txn)
+                except lmdb.MapFullError:
+                    self._grow()
+
+    def _begin_adopting(self, *, write: bool) -> Txn:
+        try:
+            return self._lmdb.begin(write=write)
+        except lmdb.MapResizedError:  # another process grew it
+            self._lmdb.set_mapsize(0)
+            return self._lmdb.begin(write=write)
+
+    def _grow(self) -> None:
+        if self._gate is None:
+            raise StoreError(f"store {show(self.root)}: its index has reached 1 TiB")
+        size = self._lmdb.info()["map_size"]
+        try:
+            self._lmdb.set_mapsize(size * 2)
+        except (lmdb.Error, MemoryError, OverflowError) as error:
+            self._lmdb.close()  # it has lost its map: any use would be the end of the process
+            raise StoreError(
+                f"store {show(self.root)}: no address space for an index of more than {size} bytes"
+            ) from error
+
+    # --- errors ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.Error, MemoryError) as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: Exception) -> StoreError:
+        """An error of LMDB as an error of the store."""
+        code = getattr(error, "code", 0)
+        reason = str(error) if code == 0 else getattr(error, "reason", str(error))
+        if isinstance(error, lmdb.DiskError) or code in FULL:
+            return full(self.root, code)
+        if code == errno.EIO and (found := self._probe()):
+            return full(self.root, found)  # LMDB calls a short write EIO
+        if isinstance(error, lmdb.LockError):
+            return StoreLocked(f"store {show(self.root)}: its index is locked: {reason}")
+        if isinstance(
+            error,
+            lmdb.InvalidError
+            | lmdb.VersionMismatchError
+            | lmdb.CorruptedError
+            | lmdb.PageNotFoundError
+            | lmdb.NotFoundError
+            | lmdb.IncompatibleError,
+        ):
+            return damaged(self.root, f"is damaged: {reason}")
+        return StoreError(f"store {show(self.root)}: its index: {reason}")
+
+    def _probe(self) -> int:
+        """ENOSPC or EDQUOT if there is no room to write to, else 0."""
+        try:
+            fd = os.open(self.path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            return error.errno if error.errno in FULL else 0
+        try:
+            os.posix_fallocate(fd, 0, _PROBE_BYTES)
+        except OSError as error:
+            return error.errno if error.errno in FULL else 0
+        finally:
+            os.close(fd)
+        return 0
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def entries(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        with self.read() as txn:
+            return {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
+
+    def bytes_used(self) -> int:
+        """Bytes the index takes on disk."""
+        return os.stat(os.path.join(self.path, b"data.mdb")).st_blocks * 512
+
+    def close(self) -> None:
+        """Unmap; only `release` calls this."""
+        self._lmdb.close()
+
+
+def acquire(
+    root: bytes, *, read_only: bool, create: bool = False, map_size: int | None = None
+) -> Environment:
+    """The environment of the store at ``root``; LMDB forbids to open one twice in a process.
+
+    Raises `StoreError` when the process has it open for reading and now wants to write.
+    """
+    key = _key(root)
+    with _open_lock:
+        found = _open.get(key)
+        if found is None:
+            found = Environment(root, read_only=read_only, create=create, map_size=map_size)
+            _open[key] = found
+            return found
+        if found.read_only and not read_only:
+            raise StoreError(f"store {show(root)} is open for reading only in this process")
+        found.users += 1
+        return found
+
+
+def damaged(root: bytes, how: str) -> StoreDamaged:
+    """The error for an index that cannot be used."""
+    return StoreDamaged(
+        f"store {show(root)}: its index {how}: buildidfs check --repair makes a new one"
+    )
+
+
+def _key(root: bytes) -> tuple[int, int]:
+    try:
+        status = os.stat(os.path.join(root, b"index"))
+    except OSError as error:
+        raise damaged(root, f"cannot be found ({error.strerror})") from error
+    return status.st_dev, status.st_ino
+
+
+def release(environment: Environment) -> None:
+    """Give up one use of an environment; the last one closes it."""
+    with _open_lock:
+        environment.users -= 1
+        if environment.users == 0:
+            for key, value in list(_open.items()):
+                if value is environment:
+                    del _open[key]
+            environment.close()
+
+
+@contextlib.contextmanager
+def nobody(root: bytes) -> Iterator[None]:
+    """Keep every process from opening the index of a store, in whatever state it is.
+
+    Raises `StoreLocked` when anybody has it open, which is known for certain: LMDB locks the first
+    byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
+    whoever opens one waits for us.
+    """
+    with _open_lock:
+        if _key(root) in _open:
+            raise StoreLocked(f"store {show(root)} is open in this process")
+        with translated(root):
+            fd = os.open(os.path.join(root, b"index", b"lock.mdb"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            except (BlockingIOError, PermissionError):
+                raise StoreLocked(f"store {show(root)} is in use") from None
+            yield
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _text(path: bytes) -> Iterator[str]:
+    """A name that the binding can take, which wants UTF-8."""
+    try:
+        yield path.decode()
+        return
+    except UnicodeDecodeError:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _on_read_only_filesystem(path: bytes) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)

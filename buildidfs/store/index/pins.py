@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be kept whatever the limits say: build IDs, each with the names it is kept for.
+
+A pin names a build ID, not bytes: what is captured of it later is kept too. The empty name stands
+for somebody's own decision; others are the path of a profile or core file, or made up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from buildidfs.errors import UsageError
+from buildidfs.store.index.queries import Index, prefixed, whole
+from buildidfs.store.records import Pin
+from buildidfs.store.schema import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from buildidfs.model import BuildId
+    from buildidfs.store.index.environment import Environment, Txn
+
+_ROWS = 4096
+
+
+def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int) -> int:
+    """Pin build IDs under a name; returns how many were not. Raises `UsageError`, `StoreError`."""
+    if len(name) > schema.MAX_PIN_NAME:
+        raise UsageError(
+            f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
+            f" ({schema.MAX_PIN_NAME} at most)"
+        )
+    keys = [schema.pin_key(build_id, name) for build_id in build_ids]
+    created = schema.U64.pack(now_ns)
+
+    def work(txn: Txn) -> int:
+        table = env.tables["pins"]
+        return sum(txn.put(key, created, overwrite=False, db=table) for key in keys)
+
+    return env.write(work)
+
+
+def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
+    """Take back the pins with the empty name; returns how many there were."""
+    return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])
+
+
+def unpin_name(env: Environment, name: bytes) -> int:
+    """Take back all pins with a name; returns how many there were. Looks at every pin."""
+    return _delete(env, [schema.pin_key(each.build_id, name) for each in every(env, name)])
+
+
+def every(env: Environment, name: bytes | None = None) -> Iterator[Pin]:
+    """All pins, or those with one name, in order of length and value of the build IDs."""
+    for key, value in Index(env).rows(env.tables["pins"], b"", None):
+        build_id, named = schema.pin_of(key)
+        if name is None or named == name:
+            yield Pin(build_id, named, int.from_bytes(value, "big"))
+
+
+@whole
+def of(env: Environment, build_id: BuildId) -> list[Pin]:
+    """The pins of one build ID."""
+    with env.read() as txn:
+        rows = list(prefixed(txn, env.tables["pins"], schema.pin_key(build_id, b"")))
+    return [
+        Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big")) for key, value in rows
+    ]
+
+
+def _delete(env: Environment, keys: Sequence[bytes]) -> int:
+    def work(txn: Txn) -> int:
+        return sum(txn.delete(key, db=env.tables["pins"]) for key in keys)
+
+    return env.write(work)

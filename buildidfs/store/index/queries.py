@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index as it is read: typed rows out of `schema`'s tables.
+
+Listings are generators that hold no transaction while the caller works: they read some rows,
+close the transaction, and go on behind the last key. What is committed meanwhile may or may not
+be in them; nothing is given twice and nothing old is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import wraps
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+import lmdb
+import msgspec
+
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.model import (
+    Artifact,
+    BuildId,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Standing,
+    Trust,
+)
+from buildidfs.store.records import Held, OriginRecord, Remembered
+from buildidfs.store.schema import locations, raw, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.store.index.environment import Environment, Table, Txn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Rows read in one transaction of a listing: few at first, since a directory is read in pages.
+_FIRST_ROWS, _MOST_ROWS = 64, 2048
+_NAME_AT: Final = schema.NAME_AT  # what is asked for most finds it faster here
+
+
+#: What decoding raises on a row that is not what it should be.
+DAMAGE = (
+    struct.error,
+    msgspec.MsgspecError,
+    IndexError,
+    ValueError,
+    InvalidBuildId,
+    RecursionError,
+)
+
+
+def damaged(error: Exception) -> IntegrityError:
+    """The error for a row that does not decode."""
+    return IntegrityError(f"a row of the index is damaged ({error})")
+
+
+def _crossed(what: str) -> IntegrityError:
+    """The error for two rows that should lead to each other."""
+    return IntegrityError(
+        f"the index is damaged: {what} leads to another one: run buildidfs check --repair"
+    )
+
+
+def whole(method: Callable[P, R]) -> Callable[P, R]:
+    """Make rows that do not decode an `IntegrityError`, not a traceback."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except DAMAGE as error:
+            raise damaged(error) from error
+
+    return checked
+
+
+class Index:
+    """Reads of an `Environment`; every method is one moment, every call a new one."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+        tables = environment.tables
+        self._ids = tables["ids"]
+        self._ordinals = tables["ordinals"]
+        self._artifacts = tables["artifacts"]
+        self._variants = tables["variants"]
+        self._digests = tables["digests"]
+        self._origins = tables["origins"]
+        self._dwz = tables["dwz"]
+        self._seen = tables["seen"]
+        self._gone = tables["gone"]
+
+    # --- one row ---------------------------------------------------------------------------
+
+    def ordinal(self, build_id: bytes) -> int | None:
+        """Number of a build ID."""
+        if not 0 < len(build_id) <= BuildId.MAX_BYTES:
+            return None
+        value, named = self._env.get_by(self._ids, build_id, self._ordinals)
+        if value is None:
+            return None
+        if named is None or named[_NAME_AT:] != build_id:
+            raise _crossed(f"build ID {build_id.hex()}")
+        return int.from_bytes(value)
+
+    def build_id(self, ordinal: int) -> BuildId | None:
+        """The build ID with that number."""
+        key = schema.U64.pack(ordinal)
+        value, back = self._env.get_by(self._ordinals, key, self._ids, schema.NAME_AT)
+        if value is None:
+            return None
+        try:
+            build_id = schema.build_id_of(value)
+        except DAMAGE as error:
+            raise damaged(error) from error
+        # What is being removed has no kinds any more, and nothing leads there.
+        if value[0] and back != key:
+            raise _crossed(f"build ID number {ordinal}")
+        return build_id
+
+    def kinds(self, ordinal: int) -> int:
+        """Bitmask, 1<<kind for each kind there is an artifact of; 0 for an unknown ordinal."""
+        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
+        return value[0] if value else 0
+
+    def is_going(self, ordinal: int) -> bool:
+        """Whether blobs of it were removed, and something of them is left to be cleared."""
+        return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
+
+    def primary_path(self, ordinal: int) -> int | None:
+        """The first path its executable was seen at."""
+        value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
+        return (schema.primary_path_of(value) or None) if value else None
+
+    def artifact(self, ordinal: int, kind: int) -> Artifact | None:
+        """The served variant."""
+        value = self._env.get(self._artifacts, schema.ORDINAL_KIND.pack(ordinal, kind))
+        if value is None:
+            return None
+        try:
+            return schema.unpack_artifact(ordinal, kind, value)
+        except DAMAGE as error:
+            raise damaged(error) from error
+
+    @whole
+    def artifact_variant(self, ordinal: int, kind: int, variant: int) -> Artifact | None:
+        """One variant, served or not."""
+        best = self.artifact(ordinal, kind)
+        if best is not None and best.variant == variant:
+            return best
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        value = self._env.get(self._variants, key)
+        found = None if value is None else schema.unpack_artifact(ordinal, kind, value)
+        if found is not None and found.variant != variant:
+            raise ValueError("it is that of another variant")
+        return found
+
+    @whole
+    def supplementary(self, name: bytes) -> int | None:
+        """Ordinal of the file recorded under ``/.dwz/`` as ``name``."""
+        if not 0 < len(name) <= schema.MAX_DWZ_NAME:
+            return None
+        value = self._env.get(self._dwz, name)
+        return None if value is None else self._supplement_in(name, value)
+
+    def _supplement_in(self, name: bytes, value: bytes) -> int | None:
+        """The ordinal that a row of *dwz* is about; None for a build ID that never came."""
+        row = schema.DwzRow.unpack(name, value)
+        return self.ordinal(row.referred) if row.referred else row.ordinal
+
+    def is_public_supplementary(self, name: bytes) -> bool:
+        """Whether everybody could read the file that is recorded under ``/.dwz/`` as ``name``."""
+        value = self._env.get(self._dwz, name)
+        try:
+            return value is not None and schema.DwzRow.unpack(name, value).public
+        except DAMAGE as error:
+            raise damaged(error) from error
+
+    # --- several rows ----------------------------------------------------------------------
+
+    @whole
+    def variants(self, ordinal: int, kind: int) -> list[Artifact]:
+        """All variants, best first."""
+        prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
+        with self._env.read() as txn:
+            value = txn.get(prefix, db=self._artifacts)
+            rows = [row for _, row in prefixed(txn, self._variants, prefix)]
+            if value is not None:
+                rows.append(value)
+            executable = executable_in(
+                ordinal, txn.get(executable_key(ordinal), db=self._artifacts)
+            )
+        found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
+        return sorted(found, key=lambda artifact: rank(artifact, executable))
+
+    def variants_after(self, ordinal: int, kind: int, after: int) -> Iterator[Artifact]:
+        """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
+        best = self.artifact(ordinal, kind)
+        prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
+        start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
+        for _, value in self.rows_at(self._variants, prefix, start):
+            try:
+                artifact = schema.unpack_artifact(ordinal, kind, value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            if best is not None and after < best.variant < artifact.variant:
+                yield best
+                after = best.variant
+            if artifact.variant > after:
+                yield artifact
+                after = artifact.variant
+        if best is not None and best.variant > after:
+            yield best
+
+    def conflicts(self) -> Iterator[tuple[int, int]]:
+        """(ordinal, kind) of all artifacts that have several variants, in order."""
+        start = b""
+        while True:
+            with self._env.read() as txn:
+                found = next(prefixed(txn, self._variants, b"", start), None)
+            if found is None:
+                return
+            try:
+                ordinal, kind, _ = schema.ORDINAL_KIND_VARIANT.unpack(found[0])
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield ordinal, kind
+            # Behind the last that it can have, of which there may be thousands.
+            start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, schema.MAX_VARIANT) + b"\0"
+
+    @whole
+    def variants_with(self, digest: Digest, ordinal: int) -> list[tuple[int, int]]:
+        """(kind, variant) of each of them that has those bytes."""
+        value = self._env.get(self._digests, digest)
+        if value is None:
+            return []
+        return [ref[1:] for ref in schema.DigestRow.unpack(value).refs if ref[0] == ordinal]
+
+    @whole
+    def origins(self, ordinal: int) -> list[OriginRecord]:
+        """Where bytes of a build ID were seen, newest first."""
+        with self._env.read() as txn:
+            rows = [row for _, row in prefixed(txn, self._origins, schema.U64.pack(ordinal))]
+        records = []
+        for row in rows:
+            digest, kinds, origin, first, last = locations.unpack_origin(row)
+            records.append(OriginRecord(origin, schema.KINDS_OF_MASK[kinds], digest, first, last))
+        records.sort(key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
+        return records
+
+    @whole
+    def held(self, digest: Digest) -> Held | None:
+        """What is known of bytes with that digest."""
+        with self._env.read() as txn:
+            value = txn.get(digest, db=self._digests)
+            if value is None:
+                return None
+            row = schema.DigestRow.unpack(value)
+            if not row.refs:
+                return None
+            ordinal = row.refs[0][0]
+            refs = [ref for ref in row.refs if ref[0] == ordinal]
+            artifact = self._variant_in(txn, *refs[0])
+            named = txn.get(schema.U64.pack(ordinal), db=self._ordinals)
+        if artifact is None or named is None:
+            raise IntegrityError(f"the index has no artifact for blob {digest}")
+        return Held(
+            digest,
+            row.size,
+            ordinal,
+            schema.build_id_of(named),
+            tuple(Kind(kind) for _, kind, _ in sorted(refs)),
+            artifact.quality,
+            artifact.scripts,
+            artifact.segments,
+            artifact.truncated,
+        )
+
+    def _variant_in(self, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
+        value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
+        if value is None or value[:2] != variant.to_bytes(2, "big"):
+            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+            value = txn.get(key, db=self._variants)
+        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+    @whole
+    def last_use(self, digest: Digest) -> int:
+        """When a blob was last of use, in seconds; 0 for one that is not there."""
+        value = self._env.get(self._digests, digest)
+        return 0 if value is None else schema.DigestRow.unpack(value).used
+
+    @whole
+    def recall(self, identity: FileIdentity) -> Remembered | None:
+        """What is known of an unchanged file."""
+        key = schema.seen_key(identity)
+        if key is None:
+            return None
+        # Three moments are as good as one here, and cheaper: what is missing is read again.
+        value = self._env.get(self._seen, key)
+        if value is None:
+            return None
+        _, tag = schema.SEEN.unpack_from(value)
+        if tag:
+            absence = schema.ABSENCES.get(tag)
+            return None if absence is None else Remembered(absence=absence)
+        row = self._env.get(self._digests, value[schema.SEEN.size :])
+        # What is damaged has to be read again.
+        ordinal = None if row is None or raw.is_struck(row) else schema.ordinal_in(row)
+        named = None if ordinal is None else self._env.get(self._ordinals, ordinal)
+        return None if named is None else Remembered(build_id=schema.build_id_of(named))
+
+    @whole
+    def knows_place(self, origin: Origin) -> bool:
+        """Whether there is a place of an unchanged file, and its reach."""
+        key = schema.seen_key(origin.identity)
+        value = None if key is None else self._env.get(self._seen, key)
+        if value is None or len(value) == schema.SEEN.size:
+            return False
+        digest = Digest(value[schema.SEEN.size :])
+        row = self._env.get(self._digests, digest)
+        ordinal = None if row is None else schema.ordinal_in(row)
+        if ordinal is None:
+            return False
+        place = locations.origin_key(int.from_bytes(ordinal, "big"), digest, origin)
+        found = self._env.get(self._origins, place)
+        return found is not None and locations.reach_in(found) != 0
+
+    # --- listings --------------------------------------------------------------------------
+
+    def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
+        """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
+        start = schema.U64.pack(after) + b"\0"
+        build_id_of = schema.build_id_of
+        rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
+        for key, value, back in rows:
+            if not value[0]:
+                continue  # it is removed, and only what is left of it is not cleared yet
+            ordinal = int.from_bytes(key, "big")
+            if back != key:
+                raise _crossed(f"build ID number {ordinal}")
+            yield ordinal, build_id_of(value)
+
+    def build_ids_with_prefix(
+        self, prefix: bytes, after: bytes | None
+    ) -> Iterator[tuple[BuildId, int]]:
+        """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
+        start = prefix if after is None or after < prefix else after + b"\0"
+        rows = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
+        for key, value, back in rows:
+            try:
+                build_id = BuildId(key)
+            except InvalidBuildId as error:
+                raise damaged(error) from error
+            if back is None or not schema.is_named(back, build_id):
+                raise _crossed(f"build ID {build_id}")
+            yield build_id, int.from_bytes(value, "big")
+
+    def supplementaries(self, prefix: bytes, after: bytes | None) -> Iterator[tuple[bytes, int]]:
+        """(name, ordinal) of the files under ``/.dwz/``."""
+        for key, value in self.rows(self._dwz, prefix, after):
+            try:
+                ordinal = self._supplement_in(key, value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            if ordinal is not None:
+                yield key, ordinal
+
+    def match(self, text: str) -> BuildId:
+        """The only build ID whose hex digits start with ``text``, or are exactly that."""
+        digits = text.lower()
+        if not digits or any(digit not in "0123456789abcdef" for digit in digits):
+            raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")
+        prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
+        start = bytes.fromhex(digits + "0" * (len(digits) % 2))
+        found: list[str] = []
+        for key, _ in self.rows_at(self._ids, prefix, start):
+            spelled = key.hex()
+            if spelled == digits:
+                return BuildId(key)
+            if spelled.startswith(digits):
+                found.append(spelled)
+            if len(found) > 3 or not spelled.startswith(digits):
+                break
+        if len(found) == 1:
+            return BuildId.from_hex(found[0])
+        if not found:
+            raise ArtifactMissing(f"nothing is known of build ID {digits}")
+        more = ", ..." if len(found) > 3 else ""
+        raise AmbiguousBuildId(f"{digits} is ambiguous: {', '.join(found[:3])}{more}")
+
+    def rows(
+        self, table: Table, prefix: bytes, after: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key starts with ``prefix``, behind the key ``after``, in order of keys."""
+        start = prefix if after is None or after < prefix else after + b"\0"
+        yield from self.rows_at(table, prefix, start)
+
+    def rows_at(self, table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key starts with ``prefix``, from the key ``start`` on, in order of keys."""
+        for rows in self._batches(table, prefix, start):
+            yield from rows
+
+    def _linked(
+        self,
+        table: Table,
+        prefix: bytes,
+        start: bytes,
+        link: Callable[[bytes], bytes],
+        other: Table,
+    ) -> Iterator[tuple[bytes, bytes, bytes | None]]:
+        """`rows_at`, each with the row of another table at the key that ``link`` finds in it."""
+
+        def back(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
+            try:
+                return [txn.get(link(value), db=other) for _, value in rows]
+            except (*DAMAGE, lmdb.BadValsizeError) as error:
+                raise damaged(error) from error
+
+        for rows, found in self._batches_with(table, prefix, start, back):
+            for (key, value), linked in zip(rows, found, strict=True):
+                yield key, value, linked
+
+    def _batches(
+        self, table: Table, prefix: bytes, start: bytes
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """`rows_at`, as many at once as one transaction read: generators cost each row."""
+        for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
+            yield rows
+
+    def _batches_with(
+        self,
+        table: Table,
+        prefix: bytes,
+        start: bytes,
+        more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
+    ) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
+        """`_batches`, and what ``more`` makes of each in the same transaction."""
+        count = _FIRST_ROWS
+        while True:
+            with self._env.read() as txn:
+                rows = list(islice(prefixed(txn, table, prefix, start), count))
+                found = more(txn, rows)
+            yield rows, found
+            if len(rows) < count:
+                return
+            start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
+
+
+def prefixed(
+    txn: Txn, table: Table, prefix: bytes, start: bytes | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Rows whose key starts with ``prefix``, from ``start``; only while ``txn`` lives."""
+    with txn.cursor(table) as cursor:
+        if not (cursor.set_range(start or prefix) if start or prefix else cursor.first()):
+            return
+        if prefix:
+            yield from takewhile(lambda row: row[0].startswith(prefix), cursor)
+        else:
+            yield from cursor
+
+
+def rank(artifact: Artifact, executable: Artifact | None) -> tuple[int, ...]:
+    """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
+    return (
+        is_withheld(artifact, executable),
+        artifact.truncated,
+        -artifact.trust,
+        -belief(artifact),
+        contradicts(artifact, executable),
+        artifact.first_seen_ns if is_settled(artifact) else 0,
+        -artifact.quality,
+        -artifact.size,  # no header tells what was cut off behind the last section
+        artifact.first_seen_ns,
+        artifact.variant,
+    )
+
+
+def is_settled(artifact: Artifact) -> bool:
+    """Return True if the variant seen first stays, however much another one tells.
+
+    Such are the host's executables: a container that can write to a directory of the host makes
+    any file of any quality. What the operator handed over may replace them.
+    """
+    return (
+        artifact.kind is Kind.EXECUTABLE
+        and artifact.trust is Trust.HOST
+        and artifact.standing is not Standing.GIVEN
+    )
+
+
+def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
+    """Whether debuginfo says something else of what is loaded where than the executable does."""
+    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
+        return False
+    return 0 not in (executable.segments, artifact.segments) and (
+        executable.segments != artifact.segments
+    )
+
+
+def is_withheld(artifact: Artifact, executable: Artifact | None) -> bool:
+    """Return True for debuginfo that must not name the functions of the served executable.
+
+    That is debuginfo which is believed less. Packages that the operator has handed over are
+    believed enough for everything. An executable that is truncated withholds nothing.
+    """
+    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
+        return False
+    return belief(artifact) < min(belief(executable), _ENOUGH)
+
+
+def belief(artifact: Artifact) -> int:
+    """How far an artifact is believed, as one number: by trust, and then by standing."""
+    return _OF_PLACES + artifact.standing if artifact.trust >= Trust.PACKAGE else artifact.trust
+
+
+_OF_PLACES: Final = int(Trust.PACKAGE)
+_ENOUGH: Final = _OF_PLACES + int(Standing.GIVEN)
+
+
+def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
+    """The executable of a row of *artifacts*; None where there is none."""
+    return None if value is None else schema.unpack_artifact(ordinal, Kind.EXECUTABLE, value)
+
+
+def executable_key(ordinal: int) -> bytes:
+    return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)

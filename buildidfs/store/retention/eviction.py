@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order blobs may go, and which may not.
+
+First all that can be had again: the host has the very file still, or the package file that it is
+in. Then whatever was not used for longest. What is pinned stays, with the debuginfo that dwz moved
+out of it, and so does what was used or captured a short while ago and cannot be had again.
+
+Nothing looks at the whole store. Both walks follow *uses* from its old end and remember how far
+they came, so that what has to stay is not looked at for each capture again. A blob that was filed
+as one that can be had again, and cannot any more, is filed anew: statx(2) is asked once for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.linux import machine, namespaces, statx
+from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
+from buildidfs.store.index import pins
+from buildidfs.store.index.journal import Journal
+from buildidfs.store.index.queries import Index
+from buildidfs.store.schema import schema
+from buildidfs.store.write.last_used import CLASSES, UseWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from buildidfs.model import FileIdentity, Origin
+    from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.records import OriginRecord
+
+    AltLinks = Callable[[Digest], BuildId | None]
+
+#: Of the places of a blob, those seen last that are asked whether they have it still.
+_ASKED: Final = 16
+
+#: Rows that are written in one transaction.
+_AT_ONCE: Final = 1024
+
+#: After so long it is worth to look again at what had to stay.
+_REMEMBERED_S: Final = 600
+
+#: From the sighting of a file to the row that says so.
+_WRITTEN_S: Final = 120
+
+_PINNED: Final = "pinned"
+
+#: Permission bits by which others than the owner of a file can change it.
+_OTHERS_WRITE: Final = 0o022
+
+#: The bit of `Origin.apart` that says that the mount namespace was not the host's.
+_APART_MNT: Final = 1 << NamespaceSet.__struct_fields__.index("mnt")
+
+#: A pinned build ID protects that many variants of a kind beside the one that is served: containers
+#: can make any number of them.
+_PINNED_VARIANTS: Final = 16
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A blob that somebody asks about.
+
+    ``size`` is in bytes on the disk, ``used`` in seconds of Unix time. ``again`` says where the
+    same bytes can be had, if that is known; ``stays`` why it may not go, if so.
+    """
+
+    digest: Digest
+    size: int
+    used: int
+    build_ids: tuple[BuildId, ...]
+    kinds: tuple[Kind, ...]
+    again: str = ""
+    stays: str = ""
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if somebody wants to keep it."""
+        return self.stays.startswith(_PINNED)
+
+
+class Candidates:
+    """The blobs of a store in the order in which they go. For one thread at a time.
+
+    ``min_age`` is in seconds; ``altlinks`` tells of the blob of a debug file which build ID its
+    .gnu_debugaltlink names.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        min_age: int = 0,
+        altlinks: AltLinks = lambda digest: None,
+    ) -> None:
+        self._env = env
+        self._index = Index(env)
+        self._min_age = min_age
+        self._altlinks = altlinks
+        self._links: dict[Digest, BuildId | None] = {}
+        self._needed: frozenset[BuildId] | None = None
+        self.rewind()
+
+    def refresh(self) -> None:
+        """Begin at the old end again if the last time is long ago."""
+        if time.monotonic() - self._since > _REMEMBERED_S:
+            self.rewind()
+
+    def rewind(self) -> None:
+        """Begin at the old end again."""
+        self._since = time.monotonic()
+        self._needed = None
+        self._again_after = b""
+        self._oldest_after = [b""] * len(CLASSES)
+        self.kept_pinned = 0
+        self.kept_young = False
+        self.stale: list[Digest] = []
+
+    def again(self, before: int | None = None) -> Iterator[Candidate]:
+        """What can be had again and may go, oldest use first.
+
+        ``before`` ends it at what was used then or later. A blob that nobody has any more is put
+        on `stale`, for `lower`.
+        """
+        for key, digest, used in self._uses(0, self._again_after):
+            if before is not None and used >= before:
+                return
+            if self._is_settled(used):
+                self._again_after = key
+            candidate = self.look(digest, ask=True)
+            if candidate is None:
+                continue
+            if candidate.again:
+                yield candidate
+            elif candidate.is_pinned:
+                self.kept_pinned += 1
+            else:
+                self.stale.append(digest)
+
+    def lower(self) -> None:
+        """File the blobs on `stale` as ones that cannot be had again. Raises `StoreError`."""
+        while batch := self.stale[:_AT_ONCE]:
+            self._env.write(lambda txn, batch=batch: lower(self._env, txn, batch))  # type: ignore[misc]
+            del self.stale[: len(batch)]
+
+    def oldest(
+        self, before: int | None = None, classes: Sequence[int] = CLASSES
+    ) -> Iterator[Candidate]:
+        """What may go, oldest use first; ``before`` ends it at what was used then or later."""
+        walks = [self._uses(number, self._oldest_after[number]) for number in classes]
+        for key, digest, used in heapq.merge(*walks, key=lambda use: use[0][1:]):
+            if before is not None and used >= before:
+                return
+            if self._is_young(used):
+                return
+            if self._is_settled(used):
+                self._oldest_after[key[0]] = key
+            candidate = self.look(digest)
+            if candidate is None:
+                continue
+            if candidate.stays:
+                self.kept_pinned += 1
+            else:
+                yield candidate
+
+    def everything(self) -> Iterator[Candidate]:
+        """Every blob, oldest use first, and why it stays if it has to."""
+        walks = [self._uses(number, b"") for number in CLASSES]
+        for _, digest, _ in heapq.merge(*walks, key=lambda use: use[0][1:]):
+            candidate = self.look(digest)
+            if candidate is not None:
+                yield candidate
+
+    def look(self, digest: Digest, *, ask: bool = False) -> Candidate | None:
+        """One blob, None if it is gone; ``ask`` finds out whether it can be had again."""
+        value = self._env.get(self._env.tables["digests"], digest)
+        if value is None:
+            return None
+        row = schema.DigestRow.unpack(value)
+        named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
+        build_ids = tuple([build_id for build_id in named if build_id is not None])
+        stays = ""
+        stays = self._pinned(row)
+        again = ""
+        if ask and not stays:
+            again = had_again(self._origins(digest, build_ids))
+        if not stays and not again and self._age(row.used) < self._min_age:
+            stays = "used within min-age"
+        return Candidate(
+            digest,
+            row.disk_bytes,
+            row.used,
+            build_ids,
+            tuple(sorted({Kind(ref[1]) for ref in row.refs})),
+            again,
+            stays,
+        )
+
+    def path(self, candidate: Candidate) -> bytes:
+        """Where its bytes were seen last; empty if nobody knows."""
+        last = self.place(candidate)
+        return b"" if last is None else last.origin.path
+
+    def place(self, candidate: Candidate) -> OriginRecord | None:
+        """The place where its bytes were seen last."""
+        return next(iter(self.places(candidate)), None)
+
+    def places(self, candidate: Candidate) -> list[OriginRecord]:
+        """Places where its bytes were seen, newest first; not all of them if there are many."""
+        origins = self._origins(candidate.digest, candidate.build_ids)
+        return sorted(origins, key=lambda each: -each.last_seen_ns)[:_ASKED]
+
+    def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:
+        ordinals = [self._index.ordinal(build_id) for build_id in build_ids]
+        found = [self._index.origins(ordinal) for ordinal in ordinals if ordinal is not None]
+        return [each for origins in found for each in origins if each.digest == digest]
+
+    def _uses(self, number: int, after: bytes) -> Iterator[tuple[bytes, Digest, int]]:
+        """(key, digest, last use) of a class, in order of time, behind the key ``after``."""
+        table, prefix = self._env.tables["uses"], bytes([number])
+        for key, _ in self._index.rows(table, prefix, after or None):
+            _, used, digest = schema.USE.unpack(key)
+            yield key, Digest(digest), used
+
+    def _is_settled(self, used: int) -> bool:
+        """Whether hardly anything will come that is older: what was just seen is being written."""
+        return used < time.time() - _WRITTEN_S
+
+    def _is_young(self, used: int) -> bool:
+        if self._age(used) >= self._min_age:
+            return False
+        self.kept_young = True
+        return True
+
+    def _age(self, used: int) -> int:
+        """The least number of seconds since the last use, which is known to the hour."""
+        return int(time.time()) - used - (schema.USE_SLACK_S if self._min_age else 0)
+
+    # --- pins ------------------------------------------------------------------------------
+
+    def _pinned(self, row: schema.DigestRow) -> str:
+        """Why somebody wants to keep it; empty if nobody does."""
+        for ordinal, kind, variant in row.refs:
+            build_id = self._index.build_id(ordinal)
+            if build_id is None:
+                continue
+            found = pins.of(self._env, names.package_owner(build_id) or build_id)
+            if found and self._is_protected(ordinal, kind, variant):
+                name = found[0].name
+                return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED
+            if kind == Kind.DEBUGINFO and build_id in self._needed_by_pins():
+                return f"{_PINNED}: dwz file of what is pinned"
+        return ""
+
+    def _is_protected(self, ordinal: int, kind: int, variant: int) -> bool:
+        if variant < _PINNED_VARIANTS:
+            return True
+        served = self._index.artifact(ordinal, kind)
+        return served is not None and served.variant == variant
+
+    def _needed_by_pins(self) -> frozenset[BuildId]:
+        """Build IDs of the dwz files that pinned debuginfo refers to."""
+        if self._needed is None:
+            self._needed = frozenset(self._all_needed())
+        return self._needed
+
+    def _all_needed(self) -> Iterator[BuildId]:
+        for pin in pins.every(self._env):
+            ordinal = self._index.ordinal(pin.build_id)
+            if ordinal is None:
+                continue
+            for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
+                artifact = self._index.artifact(ordinal, kind)
+                link = None if artifact is None else self._altlink(artifact)
+                if link is not None:
+                    yield link
+
+    def _altlink(self, artifact: Artifact) -> BuildId | None:
+        if artifact.digest not in self._links:
+            self._links[artifact.digest] = self._altlinks(artifact.digest)
+        return self._links[artifact.digest]
+
+
+# --- what can be had again ------------------------------------------------------------------------
+
+
+def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
+    """File blobs as ones that cannot be had again, until they are seen where they can."""
+    uses, table = UseWriter(env, txn), env.tables["digests"]
+    for digest in digests:
+        value = txn.get(digest, db=table)
+        if value is not None:
+            row = schema.DigestRow.unpack(value)
+            uses.lower(digest, row)
+            txn.put(digest, row.pack(), db=table)
+
+
+def had_again(origins: list[OriginRecord]) -> str:
+    """Where the bytes seen at these places can be had now, in words; empty if that is not known."""
+    believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
+    return next(filter(None, map(recapturable, believed[:_ASKED])), "")
+
+
+def recapturable(origin: Origin) -> str:
+    """Where the file seen at a place can be had now, in words; empty if it may be gone.
+
+    Only a place that is trusted is asked, by statx(2), and nothing is opened.
+    """
+    said = origin.identity
+    # What was unpacked from an executable has its identity, but for these.
+    is_part = said.scope is None and origin.trust is Trust.PACKAGE
+    if origin.archive:
+        now = _identity(origin.archive)
+        if now is not None and (is_part or archive_scope(now) == said.scope):
+            return "a package has it"
+    elif origin.host == machine.host_name() and (
+        origin.trust is Trust.HOST or (is_part and not origin.container)
+    ):
+        now = _identity(origin.path)
+        if now is not None and is_part:
+            now = msgspec.structs.replace(now, scope=None, mode=now.mode & ~0o111)
+        return "this host has it" if now == said else ""
+    return ""
+
+
+def can_be_had(env: Environment, origin: Origin) -> str:
+    """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+    return recapturable(origin) or had_by_host(env, origin)
+
+
+def had_by_host(env: Environment, origin: Origin) -> str:
+    """Where the host has the file that was seen at a place of another mount namespace, in words;
+    empty if the journal does not know of it.
+
+    Services with a mount namespace of their own, and containers that were given directories of the
+    host, run the host's files. Their word on it is not taken: the path was seen in the host's own
+    mount namespace and noted, since there was no room, and statx(2) finds the same inode there.
+    """
+    seen = origin.identity
+    if not origin.apart & _APART_MNT or origin.host != machine.host_name():
+        return ""
+    if seen.uid or seen.mode & _OTHERS_WRITE:
+        return ""
+    for row in Journal(env).at(_host_mnt_ns_id(), origin.path, statx.boot_id()):
+        is_hosts = row.host == origin.host and not row.apart & _APART_MNT
+        # The scope names the mount, of which each namespace has its own.
+        if row.noted is not None and is_hosts and _without_scope(row.noted) == _without_scope(seen):
+            return "this host has it" if _identity(row.path) == row.noted else ""
+    return ""
+
+
+def _without_scope(identity: FileIdentity) -> FileIdentity:
+    return msgspec.structs.replace(identity, scope=None)
+
+
+@functools.cache
+def _host_mnt_ns_id() -> int:
+    """`Origin.mnt_ns_id` of what is seen in the host's mount namespace; 0 if it is not known."""
+    try:
+        fd, number = namespaces.open_initial_root()
+    except OSError:
+        return 0
+    os.close(fd)
+    return number
+
+
+def _identity(path: bytes) -> FileIdentity | None:
+    """What identifies the file at a path of the host, if anything unambiguous does."""
+    with contextlib.suppress(OSError, ValueError):
+        # No server is asked: one that does not answer must not keep captures waiting for room.
+        fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            now = statx.identity_at(fd, path, follow=False, ask=False)
+        finally:
+            os.close(fd)
+        if now.scope is not None:
+            return now
+    return None

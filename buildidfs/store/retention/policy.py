@@ -1,0 +1,704 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is kept: room is made for what is captured, by removing what is worth least.
+
+`Keeper` does so before bytes are written that would go beyond a limit, and when the filesystem is
+full all the same. What can be had again never displaces what cannot: a file that this host still
+has is copied only while there is room, and all such blobs go before the first that cannot be had
+again. A file that nobody will see again fails to be captured only when nothing may be removed.
+
+Bytes are those that files take on the disk, inodes are counted as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from buildidfs.errors import Recapturable, StoreFull
+from buildidfs.model import BuildId, Digest, Sighting
+from buildidfs.store.errors import show
+from buildidfs.store.index.journal import Journal, JournalWriter
+from buildidfs.store.records import NewSeen, OriginRecord
+from buildidfs.store.retention import evicted, removal
+from buildidfs.store.retention.evicted import Evicted, Tally
+from buildidfs.store.retention.eviction import (
+    Candidate,
+    Candidates,
+    can_be_had,
+    had_by_host,
+    recapturable,
+)
+from buildidfs.store.schema import schema
+from buildidfs.store.write import use_log
+from buildidfs.store.write.transaction import load_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from buildidfs.model import Origin
+    from buildidfs.store.blobs.files import Blobs, Staged
+    from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.retention.eviction import AltLinks
+
+T = TypeVar("T")
+
+#: Attempts to write after room was made for it. Somebody else may be filling the filesystem.
+_TRIES: Final = 8
+
+#: Blobs removed before it is looked again how much room there is.
+_AT_ONCE: Final = 256
+
+_FOLD_S: Final = 60
+
+#: When nothing was found that may go, it is not looked for again for so long.
+_IN_VAIN_S: Final = 5
+
+#: What a blob takes besides its content: its rows, its place in a directory, its attributes.
+_EACH_BYTES: Final = 12 << 10
+
+#: Of that, its rows, which are written when it is committed.
+_INDEX_BYTES: Final = 6 << 10
+
+#: Of what a store may take, so much is left to files that cannot be had again; and bounds of that.
+_HEADROOM: Final = 32
+_LEAST_HEADROOM: Final = 1 << 20
+_MOST_HEADROOM: Final = 1 << 30
+
+#: A file that was only noted is copied after a day, or when such a part of the store is free.
+_AMPLE: Final = 2
+
+#: A row without bytes, such as that a file has no build ID.
+_ROW_BYTES: Final = 128
+
+#: A row of the journal.
+_NOTE_BYTES: Final = 512
+
+#: What this host has takes the place of what it has as well, and nobody has used for so long.
+_DISPLACED_S: Final = 86_400
+
+#: For so long it is waited for a filesystem to tell that it has freed what was removed.
+_FREED_S: Final = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What a store may take. Sizes in bytes, ages in seconds; None is no limit.
+
+    ``max_size`` covers blobs, directories and index, ``keep_free`` is what the filesystem is to
+    have left, and of its inodes the same share: where it has less, a store that ``yields`` gives
+    room back, and one that does not ceases to grow. What was not used for ``max_age`` goes whatever
+    room there is; what was used or captured within ``min_age`` stays, unless it can be had again.
+    """
+
+    max_size: int | None = None
+    keep_free: int = 0
+    yields: bool = True
+    max_age: int | None = None
+    min_age: int = 0
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A blob, where it was seen last, whether it goes, and why."""
+
+    candidate: Candidate
+    path: bytes
+    goes: bool
+    why: str
+
+
+class Room(NamedTuple):
+    """An amount of room: bytes, and inodes."""
+
+    bytes: int
+    inodes: int
+
+    def __add__(self, other: object) -> Room:
+        assert isinstance(other, Room)
+        return Room(self.bytes + other.bytes, self.inodes + other.inodes)
+
+    def __sub__(self, other: Room) -> Room:
+        return Room(self.bytes - other.bytes, self.inodes - other.inodes)
+
+    @property
+    def is_none(self) -> bool:
+        """True if no byte and no inode of it is left."""
+        return self.bytes <= 0 and self.inodes <= 0
+
+
+_LONG_AGO: Final = (-math.inf, Room(0, 0))
+
+
+class Usage(NamedTuple):
+    """What a store takes now, what its filesystem has free, and what that has in all."""
+
+    taken: Room
+    free: Room
+    total: Room
+
+    @property
+    def counts_inodes(self) -> bool:
+        """True if the filesystem has a limit of inodes."""
+        return self.total.inodes > 0
+
+
+class _FreeLimit:
+    """What is to stay free, of bytes or of inodes."""
+
+    def __init__(self, keep: int, yields: bool) -> None:
+        self.keep = keep
+        self._yields = yields
+        self._floor: int | None = None
+
+    def lack(self, taken: int, free: int, new: int) -> int:
+        """How much too much it is with ``new`` more; negative is room.
+
+        A store that does not yield may take what it took when there was last enough free, or when
+        it was first asked for: what others have taken since is not its doing.
+        """
+        spare = free - self.keep
+        if self._yields:
+            return new - spare
+        if spare >= 0 or self._floor is None:
+            self._floor = taken
+        return new - max(spare, self._floor - taken)
+
+
+class Keeper:
+    """Keeps a store within a policy. From any thread; one makes room at a time."""
+
+    def __init__(self, env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks) -> None:
+        self.policy = policy
+        self._env = env
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._candidates = Candidates(env, policy.min_age, altlinks)
+        self._displaced = Candidates(env, policy.min_age, altlinks)
+        self._displaced_in_vain: dict[int, tuple[float, Room]] = {}
+        self._found: Candidate | None = None
+        self._folded = -math.inf
+        self._in_vain: dict[int, tuple[float, Room]] = {}
+        self._why_in_vain = ""
+        self._staged = Room(0, 0)
+        self._counting = threading.Lock()
+        usage = look(env, blobs)
+        self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
+        self._free_inodes = _FreeLimit(_inodes_kept(policy, usage), policy.yields)
+        self._lack(Room(0, 0))
+        self._tally = Tally()
+
+    # --- for who writes --------------------------------------------------------------------
+
+    def staging(
+        self, origin: Origin | None, size: int, work: Callable[[Callable[[int], None]], Staged]
+    ) -> Staged:
+        """Do what brings a file of about ``size`` bytes onto the filesystem, with room for it.
+
+        ``work`` gets a function to ask with for more bytes than that. Raises what it does; OSError
+        (EFBIG) for more than there could ever be room for; `Recapturable` for a file that was seen
+        at ``origin`` and is still there, if there is no room; `StoreFull` when nothing may be
+        removed.
+        """
+        asked = size
+
+        def more(extra: int) -> None:
+            nonlocal asked
+            asked += extra
+            self._admit(origin, extra, size=asked)
+
+        self._admit(origin, size, size=size)
+        losses = self.losses()
+        staged = self._repeated(size, lambda: work(more), ())
+        staged.losses = losses
+        self._count(staged)
+        return staged
+
+    def writing(
+        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
+    ) -> T:
+        """Do what makes staged bytes count, with room made for their rows.
+
+        ``drop`` lets go of those that can be had again, and is True if there were any. Raises what
+        ``work`` does, and `StoreFull` when nothing may be removed.
+        """
+        lack = self._lack(Room(0, 0))
+        if not lack.is_none:
+            with self._lock:
+                self._prepare()
+                lack -= self._remove_recapturable(lack)
+            if lack.is_none or not drop() or not self._lack(Room(0, 0)).is_none:
+                self._make_room(Room(0, 0))
+        return self._repeated(0, work, staged)
+
+    def settle(self, staged: Sequence[Staged]) -> None:
+        """From now on the index counts these."""
+        for each in staged:
+            each.uncount()
+
+    def has_room_for_rows(self, count: int) -> bool:
+        """True if so many rows that can be done without may be written."""
+        return self._lack(Room(self._env.bytes_used() + count * _ROW_BYTES, 0)).is_none
+
+    def has_room_for_notes(self, count: int) -> bool:
+        """True if so many files may be noted: there is room, or blobs that can be had again."""
+        lack = self._lack(Room(self._env.bytes_used() + count * _NOTE_BYTES, 0))
+        if lack.is_none:
+            return True
+        with self._lock:
+            self._displaced.rewind()
+            return (lack - _sum(list(_worth(self._displaced.again(), lack)))).is_none
+
+    def losses(self) -> int:
+        """How many blobs were evicted, since the store was made, that cannot be had again."""
+        with self._env.read() as txn:
+            return evicted.load(self._env, txn).losses
+
+    def take_tally(self) -> Tally:
+        """What was removed since this was last called."""
+        with self._counting:
+            tally, self._tally = self._tally, Tally()
+        return tally
+
+    @property
+    def tally(self) -> Tally:
+        """What was removed since `take_tally` was called."""
+        return self._tally
+
+    def _repeated(self, size: int, work: Callable[[], T], staged: Sequence[Staged]) -> T:
+        for _ in range(_TRIES):
+            try:
+                return work()
+            except Recapturable:
+                raise
+            except StoreFull as error:
+                if any(each.doubtful for each in staged):
+                    raise
+                if not self._shrink(size):
+                    raise self._hopeless(error) from error
+        return work()
+
+    def _shrink(self, size: int) -> bool:
+        """Make room for ``size`` bytes on a full filesystem; False if nothing may be removed."""
+        with self._lock:
+            return self._evict(Room(size, 1))
+
+    def enforce(self) -> Tally:
+        """Remove what is too old, or beyond the limits; returns what was removed until now."""
+        with self._lock:
+            self._prepare()
+            self._expire()
+            lack = self._lack(Room(0, 0))
+            if not lack.is_none:
+                self._evict(lack, in_part=True)
+        return self._tally
+
+    @property
+    def most_staged(self) -> int:
+        """Bytes that may wait to be committed: they take room that nobody can make."""
+        return self._headroom(look(self._env, self._blobs)).bytes
+
+    # --- how much --------------------------------------------------------------------------
+
+    def _admit(self, origin: Origin | None, new: int, *, size: int) -> None:
+        """Have room for ``new`` bytes of a file of ``size`` bytes."""
+        wanted = Room(new + _EACH_BYTES, 1)
+        usage = look(self._env, self._blobs)
+        lack = self._lack(wanted, usage)
+        with self._env.read() as txn:
+            row = evicted.load(self._env, txn)
+        headroom = self._headroom(usage) + Room(row.reserved(), 0)
+        if (lack + headroom).is_none:
+            ample = Room(self._most(usage) // _AMPLE, 0)
+            if not row.noted or (lack + ample).is_none or not self._stays_noted(origin):
+                return
+            raise Recapturable("there was no room when it was seen before")
+        if origin is not None and can_be_had(self._env, origin):
+            idle_s = 0 if evicted.is_fresh(origin) else _DISPLACED_S
+            if not self._displace(lack + headroom, idle_s):
+                raise Recapturable(f"no room for {size} bytes that can be had again")
+        elif not lack.is_none:
+            self._refuse_giant(size, usage)
+            at_rest = origin is not None and origin.scanner == evicted.AT_REST
+            self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
+
+    def _stays_noted(self, origin: Origin | None) -> bool:
+        """True for a file that was noted within a day, and can still be had.
+
+        A scan that is repeated shall come to the same end, though removing a large blob left some
+        room over.
+        """
+        if origin is None:
+            return False
+        if had_by_host(self._env, origin):
+            return True
+        rows = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
+        since = time.time_ns() - _DISPLACED_S * 1_000_000_000
+        is_noted = any(row.noted == origin.identity and row.first_seen_ns >= since for row in rows)
+        return is_noted and bool(recapturable(origin))
+
+    def _most(self, usage: Usage) -> int:
+        """Bytes that the store may take."""
+        most = usage.taken.bytes + max(usage.free.bytes - self.policy.keep_free, 0)
+        return most if self.policy.max_size is None else min(most, self.policy.max_size)
+
+    def _headroom(self, usage: Usage) -> Room:
+        """What is to be left for files that cannot be had again, and for the index to grow.
+
+        A transaction writes each page of the index anew that it touches, which may be most.
+        """
+        share = self._most(usage) // _HEADROOM
+        share = min(max(share, _LEAST_HEADROOM), _MOST_HEADROOM) + self._env.bytes_used()
+        inodes = max(usage.free.inodes - self._free_inodes.keep, 0) // _HEADROOM
+        return Room(share, inodes)
+
+    def _make_room(self, wanted: Room, idle_s: int = 0) -> None:
+        """Make room by removing what nobody has used for ``idle_s`` seconds."""
+        if self._lack(wanted).is_none:
+            return
+        with self._lock:
+            for _ in range(_TRIES):  # others write meanwhile
+                lack = self._lack(wanted)
+                if lack.is_none:
+                    return
+                if not self._evict(lack, idle_s):
+                    raise self._hopeless(None, idle_s)
+
+    def _lack(self, new: Room, usage: Usage | None = None) -> Room:
+        """What exceeds the limits with so much more; negative is room."""
+        usage = usage or look(self._env, self._blobs)
+        rows = self._staged.inodes * _INDEX_BYTES
+        policy, taken = self.policy, usage.taken + self._staged + Room(rows, 0)
+        free = usage.free - Room(rows, 0)
+        lack, inodes = -(1 << 62), -(1 << 62)
+        if policy.keep_free:
+            lack = self._free_bytes.lack(taken.bytes, free.bytes, new.bytes)
+            if usage.counts_inodes:
+                inodes = self._free_inodes.lack(taken.inodes, usage.free.inodes, new.inodes)
+        if policy.max_size is not None:
+            lack = max(lack, taken.bytes + new.bytes - policy.max_size)
+        return Room(lack, inodes)
+
+    def _count(self, staged: Staged) -> None:
+        """Count staged bytes until they are committed, or dropped."""
+        room = Room(staged.disk_bytes(), 1)
+        with self._counting:
+            self._staged += room
+
+        def uncount() -> None:
+            with self._counting:
+                self._staged -= room
+
+        staged.counted = uncount
+
+    def _refuse_giant(self, size: int, usage: Usage) -> None:
+        """Remove nothing for what will not fit whatever is removed. Raises OSError (EFBIG)."""
+        policy = self.policy
+        most = usage.total.bytes - policy.keep_free
+        if policy.max_size is not None:
+            most = min(most, policy.max_size - self._env.bytes_used())
+        if size > max(most, 0):
+            raise OSError(errno.EFBIG, f"its {size} bytes are more than the store may ever take")
+
+    def _hopeless(self, error: StoreFull | None, idle_s: int = 0) -> StoreFull:
+        """What to say when there is no room, and none can be made."""
+        why = self._why_in_vain
+        if idle_s:
+            why = "what was used within a day does not make room for a file in a directory"
+        if error is not None:
+            return StoreFull(f"{error}; {why}")
+        store, usage = f"store {show(self._env.root)}", look(self._env, self._blobs)
+        if self.policy.max_size is not None:
+            over = usage.taken.bytes + self._staged.bytes - self.policy.max_size
+            if over + _EACH_BYTES > 0 or usage.free.bytes > self.policy.keep_free:
+                return StoreFull(f"{store} is as large as it may be: {why}")
+        what = "space"
+        if usage.counts_inodes and usage.free.inodes <= self._free_inodes.keep:
+            what = "inodes"
+        return StoreFull(f"{store}: no {what} left on its filesystem: {why}")
+
+    # --- removing --------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._candidates.refresh()
+        if time.monotonic() - self._folded > _FOLD_S:
+            use_log.fold(self._env)
+            self._folded = time.monotonic()
+
+    def _expire(self) -> None:
+        if self.policy.max_age is None:
+            return
+        rest = self._candidates.oldest(expiry(self.policy.max_age))
+        while batch := list(itertools.islice(rest, _AT_ONCE)):
+            done = removal.remove(self._env, self._blobs, [each.digest for each in batch])
+            self._tally.aged += done.blobs
+            self._tally.aged_bytes += done.bytes
+            self._tally.ids += done.ids
+            _log.info("removed %d blobs, %d bytes, by max-age", done.blobs, done.bytes)
+
+    def _evict(self, lack: Room, idle_s: int = 0, *, in_part: bool = False) -> bool:
+        """Remove so much, if there is so much that may go; False if nothing was removed.
+
+        ``idle_s`` spares what was used within so many seconds and cannot be had again, ``in_part``
+        removes what there is if that is less. What somebody else removes at the same
+        time counts as well.
+        """
+        self._prepare()
+        free = self._blobs.free_bytes()
+        beyond = self._headroom(look(self._env, self._blobs))
+        freed = self._remove_recapturable(lack + beyond)
+        if not (lack - freed).is_none:
+            lost = self._remove_losses(lack - freed, idle_s, in_part)
+            if lost is None:
+                return freed.inodes > 0
+            freed += lost
+        self._wait_until_freed(free, freed.bytes)
+        return True
+
+    def _remove_recapturable(self, wanted: Room) -> Room:
+        """Remove what can be had again, until so much is free; returns how much that was."""
+        freed = Room(0, 0)
+        found, self._found = self._found, None
+        walk = itertools.chain([found] if found else [], self._candidates.again())
+        while batch := list(itertools.islice(_worth(walk, wanted - freed), _AT_ONCE)):
+            freed += self._remove(batch)
+        self._candidates.lower()
+        return freed
+
+    def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
+        """Remove what cannot be had again, if that is enough; returns how much that was.
+
+        Nothing that can be had again is in the store at that moment: if others have just committed
+        some, nothing is removed.
+        """
+        chosen = self._chosen(lack, idle_s, in_part)
+        if chosen is None:
+            return None
+
+        def nothing_else() -> bool:
+            self._found = next(self._candidates.again(), None)
+            return self._found is None
+
+        return self._remove(chosen, nothing_else)
+
+    def _chosen(self, lack: Room, idle_s: int, in_part: bool) -> list[Candidate] | None:
+        """The blobs used longest ago that together have so much room, None if all have less."""
+        since, least = self._in_vain.get(idle_s, _LONG_AGO)
+        if time.monotonic() - since < _IN_VAIN_S and (
+            lack.bytes >= least.bytes and lack.inodes >= least.inodes
+        ):
+            return None
+        for _ in range(2):
+            before = int(time.time()) - idle_s - schema.USE_SLACK_S if idle_s else None
+            walk = _worth(self._candidates.oldest(before, classes=(1,)), lack)
+            chosen = list(walk)
+            if (lack - _sum(chosen)).is_none:
+                return chosen
+            # What was seen long ago and recorded just now is behind us.
+            pinned, young = self._candidates.kept_pinned, self._candidates.kept_young
+            self._candidates.rewind()
+            if (found := next(self._candidates.again(), None)) is not None:
+                self._found = found
+                return []  # which goes before any of them
+        if in_part:
+            return chosen
+        self._in_vain[idle_s] = time.monotonic(), lack
+        if idle_s:
+            return None
+        self._why_in_vain = _in_vain(_sum(chosen).bytes, pinned, young)
+        return None
+
+    def _displace(self, lack: Room, idle_s: int) -> bool:
+        """Remove what can be had again and was not used for so long, if that is enough."""
+        since, least = self._displaced_in_vain.get(idle_s, _LONG_AGO)
+        if time.monotonic() - since < _FOLD_S and lack.bytes >= least.bytes:
+            return False
+        with self._lock:
+            self._displaced.rewind()
+            before = int(time.time()) - idle_s - schema.USE_SLACK_S if idle_s else None
+            chosen = list(_worth(self._displaced.again(before), lack))
+            self._displaced.lower()
+            if not (lack - _sum(chosen)).is_none:
+                self._displaced_in_vain[idle_s] = time.monotonic(), lack
+                return False
+            free = self._blobs.free_bytes()
+            self._wait_until_freed(free, self._remove(chosen).bytes)
+            return True
+
+    def _remove(self, chosen: Sequence[Candidate], check: Callable[[], bool] | None = None) -> Room:
+        """Remove them to make room, unless ``check`` says, while nobody commits, not to."""
+        gone, entries = self._described(chosen)
+
+        def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
+            journal = JournalWriter(self._env, txn)
+            for digest in removed:
+                journal.add(entries.get(digest, ()))
+            row = evicted.load(self._env, txn)
+            row.add(gone[digest] for digest in removed)
+            row.noted += journal.noted
+            evicted.save(self._env, txn, row)
+
+        freed = Room(0, 0)
+        for start in range(0, len(chosen), _AT_ONCE):
+            batch = [each.digest for each in chosen[start : start + _AT_ONCE]]
+            done = removal.remove(self._env, self._blobs, batch, write_down=write_down, check=check)
+            freed += Room(done.bytes, done.blobs)
+            removed = [gone[Digest(digest)] for digest in done.digests]
+            with self._counting:
+                self._tally.add(removed)
+                self._tally.ids += done.ids
+            _tell(removed)
+        return freed
+
+    def _described(
+        self, chosen: Sequence[Candidate]
+    ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
+        """What blobs were, and what the journal is to say: also of those that can be had again,
+        which are noted from then on at each of their places.
+        """
+        now = int(time.time())
+        gone: dict[Digest, Evicted] = {}
+        entries: dict[Digest, list[NewSeen]] = {}
+        for each in chosen:
+            places = self._candidates.places(each)
+            path = places[0].origin.path if places else b""
+            build_id = each.build_ids[0] if each.build_ids else None
+            gone[each.digest] = Evicted(bytes(build_id or b""), path, each.size, now, each.again)
+            if build_id is not None:
+                named = places if each.again else places[:1]
+                found = (self._entry(place, build_id, bool(each.again)) for place in named)
+                entries[each.digest] = [entry for entry in found if entry is not None]
+        return gone, entries
+
+    def _entry(self, place: OriginRecord, build_id: BuildId, noted: bool) -> NewSeen | None:
+        """What the journal is to say of a blob that was seen there; None if it says so."""
+        origin = place.origin
+        known = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
+        if any(row.build_id == build_id and (row.noted or not noted) for row in known):
+            return None
+        return NewSeen(Sighting(origin, place.last_seen_ns), build_id, boot=b"", noted=noted)
+
+    def _wait_until_freed(self, before: int, size: int) -> None:
+        """Wait a little for a filesystem that frees later: to it more would seem to be needed."""
+        until = time.monotonic() + _FREED_S
+        while self._blobs.free_bytes() < before + size * 3 // 4 and time.monotonic() < until:
+            time.sleep(_FREED_S / 20)
+
+
+def look(env: Environment, blobs: Blobs) -> Usage:
+    """What a store takes now, and what its filesystem has."""
+    with env.read() as txn:
+        counters = load_counters(env, txn)
+    usage = blobs.filesystem()
+    return Usage(
+        Room(counters.stored_bytes + env.bytes_used() + blobs.directory_bytes(), counters.blobs),
+        Room(usage.f_bavail * usage.f_frsize, usage.f_favail),
+        Room(usage.f_blocks * usage.f_frsize, usage.f_files),
+    )
+
+
+def _inodes_kept(policy: Policy, usage: Usage) -> int:
+    """The share of inodes that is to be free: that of bytes."""
+    return usage.total.inodes * policy.keep_free // max(usage.total.bytes, 1)
+
+
+def lacks(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
+    """By how much each limit is exceeded, by its name, in bytes or inodes; negative is room."""
+    usage = look(env, blobs)
+    found = {"keep-free": -1}
+    if policy.keep_free and policy.yields:
+        found["keep-free"] = policy.keep_free - usage.free.bytes
+        if usage.counts_inodes:
+            found[INODES] = _inodes_kept(policy, usage) - usage.free.inodes
+    if policy.max_size is not None:
+        found["max-size"] = usage.taken.bytes - policy.max_size
+    return found
+
+
+INODES: Final = "keep-free (inodes)"
+"""The limit of `lacks` that is not in bytes."""
+
+
+def expiry(max_age: int) -> int:
+    """What was used before that (Unix time in seconds) is too old: uses are known to the hour."""
+    return int(time.time()) - max_age - schema.USE_SLACK_S
+
+
+def plan(
+    env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
+) -> Iterator[Choice]:
+    """What a policy removes now, in that order; then, with ``stays``, what it keeps."""
+    candidates = Candidates(env, policy.min_age, altlinks)
+    chosen: set[Digest] = set()
+    lack = lacks(env, blobs, policy)
+
+    def limit() -> str:
+        return max(lack, key=lambda name: lack[name])
+
+    def going(candidate: Candidate, why: str) -> Choice:
+        for name in lack:
+            lack[name] -= 1 if name == INODES else candidate.size
+        chosen.add(candidate.digest)
+        return Choice(candidate, candidates.path(candidate), True, why)
+
+    if policy.max_age is not None:
+        for candidate in candidates.oldest(expiry(policy.max_age)):
+            yield going(candidate, "max-age")
+    for walk in (candidates.again(), candidates.oldest()):
+        for candidate in walk if lack[limit()] > 0 else ():
+            if candidate.digest not in chosen:
+                yield going(candidate, f"{limit()}; {candidate.again or 'oldest use'}")
+            if lack[limit()] <= 0:
+                break
+    if stays:
+        for candidate in Candidates(env, policy.min_age, altlinks).everything():
+            if candidate.digest not in chosen:
+                why = candidate.stays or "within the limits"
+                yield Choice(candidate, candidates.path(candidate), False, why)
+
+
+def _worth(candidates: Iterable[Candidate], wanted: Room) -> Iterator[Candidate]:
+    """As many as have so much room together, each once."""
+    seen: set[Digest] = set()
+    for candidate in candidates if not wanted.is_none else ():
+        if candidate.digest not in seen:
+            seen.add(candidate.digest)
+            wanted -= Room(candidate.size, 1)
+            yield candidate
+        if wanted.is_none:  # before the next is taken, which would count as looked at
+            return
+
+
+def _sum(candidates: Sequence[Candidate]) -> Room:
+    return Room(sum(each.size for each in candidates), len(candidates))
+
+
+def _in_vain(size: int, pinned: int, young: bool) -> str:
+    """Why no room can be made, in words."""
+    kept = []
+    if pinned:
+        kept.append(f"{pinned} blobs are pinned")
+    if young:
+        kept.append("the others were used within min-age")
+    if size:
+        why = "all that may be removed is too little"
+        return f"{why}; {', '.join(kept)}" if kept else why
+    return f"nothing may be removed ({', '.join(kept) or 'there is nothing else in it'})"
+
+
+def _tell(gone: Sequence[Evicted]) -> None:
+    """Name the losses in the log, and count the rest."""
+    again = [each for each in gone if each.again]
+    if again:
+        size = sum(each.size for each in again)
+        _log.info("removed %d blobs, %d bytes, that can be had again", len(again), size)
+    for each in gone:
+        if not each.again:
+            what = (each.build_id.hex(), show(each.path), each.size)
+            _log.info("removed %s %s, %d bytes, which cannot be had again", *what)

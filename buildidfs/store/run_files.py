@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long-running processes of a store, known to each other: `Presence` and `present`.
+
+Each has a file in ``run/``, named after its role and pid, which it keeps locked with flock(2) for
+as long as it lives. The lock is what counts, never the pid: it ends with the process however that
+ends, and nobody else can have it. A file that is not locked is a leftover, and goes when somebody
+looks. A process that forks without exec closes `Presence.fileno` in the child, since a lock lasts
+until its last descriptor is closed.
+
+The content is one JSON object: ``role``, ``pid``, ``since`` (Unix time in nanoseconds),
+``version``, ``kernel`` (where the pid means something) and what the process says of itself. It is
+rewritten in place, so a reader takes what it reads twice the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from typing import Any, Self
+
+import msgspec
+
+from buildidfs import __version__
+from buildidfs.errors import StoreError, StoreLocked
+from buildidfs.linux import statx
+from buildidfs.store.errors import show
+
+log = logging.getLogger(__name__)
+
+_DIRECTORY = b"run"
+_SUFFIX = b".json"
+_MOST_BYTES = 64 << 10
+_TRIES = 20
+# What a process says of itself, with the losses of many containers, in bytes.
+_ROOM = 16 << 10
+_LOOKS = 50
+_PAUSE_S = 0.01
+
+_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class Present(msgspec.Struct, frozen=True):
+    """A process that was alive when it was looked at.
+
+    ``facts`` are what it says of itself; they are empty if it cannot say anything. ``since`` is
+    Unix time in nanoseconds. ``kernel`` names the boot and the PID namespace of ``pid``.
+    """
+
+    role: str
+    pid: int
+    since: int
+    version: str
+    kernel: str
+    facts: dict[str, Any]
+    file: bytes
+
+    @property
+    def is_here(self) -> bool:
+        """True if ``pid`` means the process in our PID namespace, too."""
+        return self.kernel == _kernel()
+
+    def path(self, fact: str) -> bytes:
+        """A path among the facts, as it was given; empty if there is none."""
+        encoded = self.facts.get(f"{fact}_b64")
+        if isinstance(encoded, str):
+            with contextlib.suppress(ValueError):
+                return base64.b64decode(encoded)
+        return str(self.facts.get(fact, "")).encode()
+
+    def pidfd(self) -> int:
+        """A descriptor of the process, for signals and for waiting (pidfd_open(2)).
+
+        Raises ProcessLookupError when it has ended, `StoreError` when it runs where its pid is not
+        ours to use: on another host, or in another PID namespace.
+        """
+        if not self.is_here:
+            raise StoreError(
+                f"{self.role} (pid {self.pid}) runs on another host or in another PID namespace"
+            )
+        fd = os.pidfd_open(self.pid)
+        # Whoever holds the lock has had that pid all along: it is not another process by now.
+        if not _is_held(self.file):
+            os.close(fd)
+            raise ProcessLookupError(f"{self.role} (pid {self.pid}) has ended")
+        return fd
+
+
+class Presence:
+    """That this process lives, for as long as it does or until `close`; a context manager.
+
+    On a store that cannot be written nothing is registered, and everything else works. Paths are
+    given as bytes: as JSON they are text, and ``NAME_b64`` where they are not UTF-8. Methods may be
+    called from any thread, and never fail.
+    """
+
+    def __init__(self, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> None:
+        self._directory = os.path.join(os.fsencode(root), _DIRECTORY)
+        self._lock = threading.Lock()
+        self._facts: dict[str, object] = {
+            "role": role,
+            "pid": os.getpid(),
+            "since": time.time_ns(),
+            "version": __version__,
+            "kernel": _kernel(),
+        }
+        self._fd = -1
+        self._path = b""
+        self._length = _ROOM
+        try:
+            self._register(f"{role}-{os.getpid()}".encode())
+        except OSError as error:
+            log.info("%s is not registered: %s", role, error.strerror)
+        self.update(**facts)
+
+    @classmethod
+    def only(cls, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> Self:
+        """The same, for a role that one process at a time may have.
+
+        Raises `StoreLocked` if another has it, `StoreError` if it cannot be registered.
+        """
+        directory = os.path.join(os.fsencode(root), _DIRECTORY)
+        try:
+            os.makedirs(directory, 0o700, exist_ok=True)
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"store {show(os.fsencode(root))}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            for other in present(root, role):
+                raise StoreLocked(f"{role} runs on this store already (pid {other.pid})")
+            presence = cls(root, role, **facts)
+        finally:
+            os.close(fd)
+        if presence.fileno() < 0:
+            raise StoreError(f"store {show(os.fsencode(root))} cannot be written")
+        return presence
+
+    def fileno(self) -> int:
+        """The locked descriptor; -1 if nothing is registered."""
+        return self._fd
+
+    def update(self, **facts: object) -> None:
+        """Say something new of this process; what was said and is not named stays."""
+        with self._lock:
+            self._facts |= _as_json(facts)
+            if self._fd < 0:
+                return
+            text = msgspec.json.encode(self._facts) + b"\n"
+            self._length = max(self._length, len(text))
+            # Blanks over the end of what was longer, and as room for more when the disk is full.
+            with contextlib.suppress(OSError):  # the disk is full; the lock is what counts
+                os.pwrite(self._fd, text.ljust(self._length), 0)
+
+    def close(self) -> None:
+        """Be gone; safe to call twice."""
+        with self._lock:
+            if self._fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _register(self, name: bytes) -> None:
+        os.makedirs(self._directory, 0o700, exist_ok=True)
+        for number in range(_TRIES):
+            # The plain name may be taken: by another host's process, or one of our own.
+            numbered = name if number == 0 else name + b"-%d" % number
+            path = os.path.join(self._directory, numbered + _SUFFIX)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(fd, path):  # nobody took it for a leftover meanwhile
+                    os.ftruncate(fd, 0)
+                    self._fd, self._path = fd, path
+                    return
+            except BlockingIOError:
+                pass
+            finally:
+                if self._fd < 0:
+                    os.close(fd)
+        raise BlockingIOError(0, "all names are taken")
+
+
+def present(
+    root: str | bytes | os.PathLike[str], role: str | None = None, *, looks: int = _LOOKS
+) -> list[Present]:
+    """The processes that live, of one role or of all, the oldest first; removes leftovers.
+
+    A file that says nothing yet is read ``looks`` times, 10 ms apart. The list is empty for a store
+    that is not there, or may not be read.
+    """
+    directory = os.path.join(os.fsencode(root), _DIRECTORY)
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        parts = name.removesuffix(_SUFFIX).split(b"-")
+        if not name.endswith(_SUFFIX) or len(parts) < 2 or not parts[1].isdigit():
+            continue
+        if role is not None and parts[0] != role.encode():
+            continue
+        path, of = os.path.join(directory, name), parts[0].decode(errors="replace")
+        one = _look(path, of, int(parts[1]), looks)
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda each: (each.since, each.pid))
+
+
+def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not _is_locked(fd):
+            # While we hold it nobody registers under this name.
+            if _is_at(fd, path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            return None
+        facts = _read(fd, looks)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    since, version, kernel = (facts.pop(key, None) for key in ("since", "version", "kernel"))
+    facts.pop("role", None), facts.pop("pid", None)
+    return Present(
+        role=role,
+        pid=pid,
+        since=since if isinstance(since, int) else 0,
+        version=str(version or ""),
+        kernel=str(kernel or ""),
+        facts=facts,
+        file=path,
+    )
+
+
+def _read(fd: int, looks: int) -> dict[str, Any]:
+    """The content; empty if there is none after so many looks, or it does not come to rest."""
+    before = b""
+    for _ in range(looks):
+        text = os.pread(fd, _MOST_BYTES, 0)
+        if text == before:
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return _decoder.decode(text)
+            time.sleep(_PAUSE_S)  # it is locked first, and says what it is then
+        before = text
+    return {}
+
+
+def _is_held(path: bytes) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether its process lives. If not, the file is locked by us until ``fd`` is closed."""
+    try:
+        # Shared: two who look at the same time do not take each other for the process.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _is_at(fd: int, path: bytes) -> bool:
+    """Whether the name still leads to the open file."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _kernel() -> str:
+    """Where a pid of ours means a process: this boot of this kernel, this PID namespace."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return f"{statx.boot_id().hex()}:{namespace}"
+
+
+def _as_json(facts: dict[str, object]) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, str):
+            plain[name] = value.encode("utf-8", "replace").decode()
+            continue
+        if not isinstance(value, bytes):
+            plain[name] = value
+            continue
+        plain[name] = value.decode("utf-8", "replace")
+        try:
+            value.decode("utf-8")
+        except UnicodeDecodeError:
+            plain[f"{name}_b64"] = base64.b64encode(value).decode()
+    return plain

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that tell of places: those of *origins* and *journal*. `schema` describes them."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from buildidfs.model import (
+    BuildId,
+    Digest,
+    FileIdentity,
+    NamespaceSet,
+    Origin,
+    Trust,
+    fingerprint,
+)
+from buildidfs.store.records import JournalRecord
+from buildidfs.store.schema import schema
+
+TIMES: Final = Struct(">QQ")
+
+#: Fingerprint of the path, mnt_ns_id, boot ID; behind it stands who saw it.
+_JOURNAL_PLACE: Final = Struct(">16sQ16s")
+
+
+class OriginRow(msgspec.Struct, array_like=True):
+    """The msgpack part of a row of *origins*. Texts are bytes, whatever encoding they have."""
+
+    digest: bytes
+    kinds: int
+    path: bytes
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    scope: bytes | None
+    namespaces: tuple[int, int, int, int, int, int, int]
+    mnt_ns_id: int
+    cgroup: bytes
+    container: bytes
+    host: bytes
+    trust: int
+    scanner: bytes
+    apart: int = 0
+    cgroup_id: int = 0
+    reach: int = 0
+    archive: bytes = b""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(OriginRow).decode
+
+
+def dwz_name(path: bytes) -> bytes:
+    """Key in *dwz* of a file that was seen at ``path``; empty if it has none."""
+    _, found, name = path.rpartition(b"/.dwz/")
+    return name if found and len(name) <= schema.MAX_DWZ_NAME else b""
+
+
+def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
+    """Key of a row of *origins*: the same for the same place, whenever it was seen."""
+    place = (
+        bytes(digest),  # msgpack knows no subclasses
+        origin.path,
+        _text(origin.host),
+        _text(origin.container),
+        origin.mnt_ns_id,
+        origin.identity.dev,
+        origin.identity.ino,
+    )
+    return schema.U64.pack(ordinal) + fingerprint(_encode(place))
+
+
+def pack_origin(
+    digest: Digest, kinds: int, origin: Origin, first: int, last: int, reach: int | None = None
+) -> bytes:
+    """A row of *origins*; ``reach`` stands for that of the origin."""
+    identity, spaces = origin.identity, origin.namespaces
+    row = OriginRow(
+        bytes(digest),
+        kinds,
+        origin.path,
+        identity.dev,
+        identity.ino,
+        identity.size,
+        schema.clamped(identity.mtime_ns),
+        schema.clamped(identity.ctime_ns),
+        identity.mode,
+        identity.uid,
+        identity.gid,
+        identity.scope,
+        (spaces.net, spaces.uts, spaces.ipc, spaces.pid, spaces.user, spaces.mnt, spaces.cgroup),
+        origin.mnt_ns_id,
+        origin.cgroup,
+        _text(origin.container),
+        _text(origin.host),
+        origin.trust,
+        _text(origin.scanner),
+        origin.apart,
+        origin.cgroup_id,
+        origin.reach if reach is None else reach,
+        origin.archive,
+    )
+    return TIMES.pack(first, last) + _encode(row)
+
+
+def reach_in(value: bytes) -> int:
+    """`Origin.reach` in a row of *origins*."""
+    return _decode(memoryview(value)[TIMES.size :]).reach
+
+
+def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
+    """The inverse of `pack_origin`: digest, kinds, origin, first and last seen."""
+    first, last = TIMES.unpack_from(value)
+    row = _decode(memoryview(value)[TIMES.size :])
+    identity = FileIdentity(
+        row.dev,
+        row.ino,
+        row.size,
+        row.mtime_ns,
+        row.ctime_ns,
+        row.mode,
+        row.uid,
+        row.gid,
+        row.scope,
+    )
+    origin = Origin(
+        row.path,
+        identity,
+        NamespaceSet(*row.namespaces),
+        row.mnt_ns_id,
+        row.cgroup,
+        row.container.decode("utf-8", "surrogateescape"),
+        row.host.decode("utf-8", "surrogateescape"),
+        Trust(row.trust),
+        row.scanner.decode("utf-8", "surrogateescape"),
+        row.apart,
+        row.cgroup_id,
+        row.reach,
+        row.archive,
+    )
+    return Digest(row.digest), row.kinds, origin, first, last
+
+
+def place_of(key: bytes, value: bytes) -> Digest | None:
+    """The blob that a row of *origins* is of; None if the row is not where it should be.
+
+    Raises what decoding raises.
+    """
+    first, last = TIMES.unpack_from(value)
+    row = _decode(memoryview(value)[TIMES.size :])
+    place = (row.digest, row.path, row.host, row.container, row.mnt_ns_id, row.dev, row.ino)
+    Trust(row.trust)
+    in_place = key[8:] == fingerprint(_encode(place)) and first <= last
+    return Digest(row.digest) if in_place else None
+
+
+class JournalRow(msgspec.Struct, array_like=True):
+    """The msgpack part of a row of *journal*."""
+
+    build_id: bytes
+    path: bytes
+    namespaces: tuple[int, int, int, int, int, int, int]
+    apart: int
+    cgroup: bytes
+    container: bytes
+    host: bytes
+    scanner: bytes
+    cgroup_id: int = 0
+    noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None = None
+
+
+_decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
+
+
+def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
+    """What keys in *journal* begin with for a path in a mount namespace; None: of any boot."""
+    prefix = _JOURNAL_PLACE.pack(fingerprint(path), mnt_ns_id, boot or b"")
+    return prefix if boot is not None else prefix[:-16]
+
+
+def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | None) -> bytes:
+    """Key of a row of *journal*; ``label`` is what the control group says of the container."""
+    who = (
+        bytes(build_id),  # msgpack knows no subclasses
+        _text(origin.container),
+        None if label is None else _text(label),
+        origin.namespaces,
+        _text(origin.host),
+    )
+    place = _JOURNAL_PLACE.pack(fingerprint(origin.path), origin.mnt_ns_id, boot)
+    return place + fingerprint(_encode(who))
+
+
+def pack_journal(
+    origin: Origin, build_id: BuildId, first: int, last: int, *, noted: bool = False
+) -> bytes:
+    """A row of *journal*; ``noted`` is for a file whose bytes there was no room for."""
+    row = JournalRow(
+        bytes(build_id),
+        origin.path,
+        msgspec.structs.astuple(origin.namespaces),
+        origin.apart,
+        origin.cgroup,
+        _text(origin.container),
+        _text(origin.host),
+        _text(origin.scanner),
+        origin.cgroup_id,
+        _fields(origin.identity) if noted else None,
+    )
+    return TIMES.pack(first, last) + _encode(row)
+
+
+def is_noted(value: bytes) -> bool:
+    """True for a row of *journal* that is of a file whose bytes there was no room for."""
+    return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
+
+
+def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
+    """The inverse of `journal_key` and `pack_journal`."""
+    _, mnt_ns_id, boot = _JOURNAL_PLACE.unpack_from(key)
+    first, last = TIMES.unpack_from(value)
+    row = _decode_journal(memoryview(value)[TIMES.size :])
+    return JournalRecord(
+        BuildId(row.build_id),
+        row.path,
+        NamespaceSet(*row.namespaces),
+        row.apart,
+        mnt_ns_id,
+        row.cgroup,
+        row.container.decode("utf-8", "surrogateescape"),
+        row.host.decode("utf-8", "surrogateescape"),
+        boot if any(boot) else b"",
+        row.scanner.decode("utf-8", "surrogateescape"),
+        first,
+        last,
+        row.cgroup_id,
+        None if row.noted is None else FileIdentity(*row.noted),
+    )
+
+
+def _fields(
+    identity: FileIdentity,
+) -> tuple[int, int, int, int, int, int, int, int, bytes | None]:
+    times = schema.clamped(identity.mtime_ns), schema.clamped(identity.ctime_ns)
+    owner = identity.mode, identity.uid, identity.gid, identity.scope
+    return identity.dev, identity.ino, identity.size, *times, *owner
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

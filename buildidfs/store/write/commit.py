@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures and sightings on their way to the disk: bytes first, then rows, then whoever listens."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from buildidfs.errors import StoreFull
+from buildidfs.store import lock, notify
+from buildidfs.store.blobs.files import Staged
+from buildidfs.store.index.journal import JournalWriter
+from buildidfs.store.records import CommitResult, NewSeen, Outcome
+from buildidfs.store.retention import evicted
+from buildidfs.store.write.provenance import of_captures
+from buildidfs.store.write.transaction import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from buildidfs.model import Digest, Origin, Sighting, Standing, Trust
+    from buildidfs.store.blobs.files import Blobs
+    from buildidfs.store.blobs.verify import VerifiedBlobs
+    from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.records import NewAbsence, NewCapture
+    from buildidfs.store.retention.policy import Keeper
+
+T = TypeVar("T")
+
+
+class _Crowd:
+    """Those captures of a batch whose bytes were dropped: there is no room, and they can be had
+    again.
+    """
+
+    def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
+        self._env = env
+        self._captures = captures
+        self._dropped: set[int] = set()
+
+    def __contains__(self, new: NewCapture) -> bool:
+        return id(new) in self._dropped
+
+    def drop(self, losses: int | None = None) -> bool:
+        """Drop what can be had again; True if there was any. With ``losses`` only what was staged
+        when another number of blobs had been evicted for good.
+        """
+        before = len(self._dropped)
+        for new in self._captures:
+            content = new.content
+            if not isinstance(content, Staged) or new in self or content.losses == losses:
+                continue
+            from buildidfs.store.retention.eviction import can_be_had
+
+            if can_be_had(self._env, new.sighting.origin):
+                self._dropped.add(id(new))
+                content.close()
+        return len(self._dropped) > before
+
+    def entries(self) -> list[NewSeen]:
+        """What the journal is to say of them."""
+        dropped = [new for new in self._captures if new in self]
+        return [NewSeen(new.sighting, new.build_id, noted=True) for new in dropped]
+
+
+class Commits:
+    """Writes to a store, see `Store.commit` and `Store.touch`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        blobs: Blobs,
+        verified: VerifiedBlobs,
+        keeper: Callable[[], Keeper | None] = lambda: None,
+        judge: Callable[[Origin], tuple[Trust, Standing]] | None = None,
+        image_of: Callable[[Origin], str] | None = None,
+    ) -> None:
+        """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
+        believed, ``image_of`` what image a container is of.
+        """
+        self._env = environment
+        self._blobs = blobs
+        self._verified = verified
+        self._keeper = keeper
+        self._judge = judge
+        self._image_of = image_of
+
+    def commit(
+        self,
+        captures: Sequence[NewCapture],
+        absent: Sequence[NewAbsence],
+        seen: Sequence[NewSeen],
+    ) -> CommitResult:
+        """All of it, or nothing."""
+        captures = [self._judged(new) for new in captures]
+        staged = [new.content for new in captures if isinstance(new.content, Staged)]
+        sizes = {blob.digest: blob.size for blob in staged}
+        added: set[Digest] = set()
+        images = self._images([new.sighting for new in captures])
+        crowd = _Crowd(self._env, captures)
+        keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
+        if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
+            absent = ()  # they only spare work, and blobs would have to go for them
+        notes = sum(each.noted for each in seen)
+        if keeper is not None and notes and not keeper.has_room_for_notes(notes):
+            seen = [each for each in seen if not each.noted]
+
+        def work(txn: Txn) -> tuple[CommitResult, int]:
+            recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, images)
+            outcomes = tuple(
+                [
+                    Outcome(0, noted=True) if new in crowd else recorder.capture(new)
+                    for new in captures
+                ]
+            )
+            for absence in absent:
+                recorder.absent(absence)
+            recorder.finish()
+            self._write_journal(txn, [*seen, *crowd.entries()], keeper)
+            changed = tuple(sorted(recorder.changed))
+            size = sum(sizes[digest] for digest in added)
+            return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
+
+        def attempt() -> tuple[CommitResult, int]:
+            with lock.naming(self._env.root) if staged else contextlib.nullcontext():
+                if keeper is not None and staged:
+                    crowd.drop(keeper.losses())
+                    keeper.settle(staged)
+                added.update(self._sealed([new for new in captures if new not in crowd]))
+                return self._env.write(work)
+
+        if not captures and not absent and not seen:
+            return CommitResult()
+        try:
+            result, count = self._with_room(attempt, staged, crowd.drop)
+        finally:
+            for blob in staged:
+                blob.close()
+        self._announce(count, result.changed)
+        return result
+
+    def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Keeper | None) -> None:
+        if not seen:
+            return
+        journal = JournalWriter(self._env, txn)
+        journal.add(seen)
+        if keeper is not None and any(each.noted for each in seen):
+            row = evicted.load(self._env, txn)
+            row.noted += journal.noted
+            evicted.save(self._env, txn, row)
+
+    def _with_room(
+        self,
+        work: Callable[[], T],
+        staged: Sequence[Staged] = (),
+        drop: Callable[[], bool] = lambda: False,
+    ) -> T:
+        if staged:
+            return self._with_room_for(work, staged, drop)
+        try:
+            return work()
+        except StoreFull:
+            return self._with_room_for(work, staged, drop)
+
+    def _with_room_for(
+        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
+    ) -> T:
+        keeper = self._keeper()
+        if keeper is None:
+            return work()
+        return keeper.writing(work, staged, drop)
+
+    def _sealed(self, captures: Sequence[NewCapture]) -> set[Digest]:
+        staged = [new.content for new in captures if isinstance(new.content, Staged)]
+        makers: dict[Digest, list[NewCapture]] = {}
+        for new in captures:
+            digest = new.content.digest if isinstance(new.content, Staged) else new.content
+            makers.setdefault(digest, []).append(new)
+        return self._blobs.seal(
+            staged, self._verified.standing, lambda digest: of_captures(makers[digest], digest)
+        )
+
+    def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
+        """Returns those of which nothing is known any more."""
+
+        def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
+            recorder = Recorder(self._env, txn, self._blobs, images=images)
+            unknown = [each for each in sightings if not recorder.touch(self._believed(each))]
+            recorder.finish()
+            return unknown, recorder
+
+        if not sightings:
+            return []
+        images = self._images(sightings)
+        unknown, recorder = self._with_room(lambda: self._env.write(work))
+        self._announce(recorder.counters.announced, sorted(recorder.changed))
+        return unknown
+
+    def _images(self, sightings: Sequence[Sighting]) -> dict[bytes, str]:
+        """The images of their containers, by control group: asked for while nobody has to wait for
+        the end of a transaction.
+        """
+        if self._image_of is None:
+            return {}
+        origins = {each.origin.cgroup: each.origin for each in sightings if each.origin.container}
+        return {group: self._image_of(origin) for group, origin in origins.items()}
+
+    def _judged(self, new: NewCapture) -> NewCapture:
+        sighting = self._believed(new.sighting)
+        return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)
+
+    def _believed(self, sighting: Sighting) -> Sighting:
+        origin = sighting.origin
+        if self._judge is None:
+            return sighting
+        trust, standing = self._judge(origin)
+        if (trust, standing) == (origin.trust, origin.standing):
+            return sighting
+        origin = msgspec.structs.replace(origin, trust=trust, standing=standing)
+        return msgspec.structs.replace(sighting, origin=origin)
+
+    def _announce(self, count: int, ordinals: Sequence[int]) -> None:
+        if ordinals:
+            notify.announce(self._env.root, count, ordinals)

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of containers in one write transaction: what comes and what goes. See `containers`."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.formats.container import cgroup
+from buildidfs.model import Kind
+from buildidfs.store.index.containers import (
+    KEY,
+    MAX_CONTAINERS,
+    MAX_CONTENTS,
+    MAX_ENTRIES,
+    PUBLIC_BIT,
+    ROOT,
+    VALUE,
+    ContainerRow,
+    as_bytes,
+    image_of,
+    label_of,
+    names_of,
+    offset_of,
+    pack_container,
+    pack_entry,
+    token_of,
+    unpack_container,
+)
+from buildidfs.store.index.paths import components
+from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.schema import schema
+from buildidfs.store.schema.locations import TIMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from buildidfs.model import Origin, Sighting
+    from buildidfs.store.index.environment import Environment, Txn
+
+NO_IMAGES: Final[Mapping[bytes, str]] = MappingProxyType({})
+
+_NO_CONTAINERS: Final = ("image:", "package:", "host:")
+_EVICTED_AT_ONCE: Final = 2048
+_STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
+
+_Value = tuple[int, int, int, int, int]
+
+
+class ContainerWriter:
+    """Writes to the tables within one transaction; call `finish` last.
+
+    ``images`` are those of containers by their control groups, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        txn: Txn,
+        counters: schema.Counters,
+        images: Mapping[bytes, str] = NO_IMAGES,
+    ) -> None:
+        self._txn = txn
+        self._counters = counters
+        self._images = images
+        tables = environment.tables
+        self._containers = tables["containers"]
+        self._labels = tables["labels"]
+        self._contents = tables["contents"]
+        self._rows: dict[int, tuple[int, int, ContainerRow]] = {}
+        self._numbers: dict[tuple[str, str, str, int, bytes], int] = {}
+        self._directories: dict[tuple[int, int, bytes], tuple[int, bool]] = {}
+        self._added = 0
+        self._new_containers = 0
+
+    def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> None:
+        """A file of a container, which is that (ordinal, kind, variant), was seen; ``public`` where
+        everybody could read it.
+        """
+        origin = sighting.origin
+        if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
+            return
+        names = components(origin.path)
+        if names is None or not origin.path.startswith(b"/"):
+            return
+        container = self._number(origin)
+        if not container:
+            return
+        first, last, row = self._rows[container]
+        if not row.image:
+            self._name_image(row, origin)
+        seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
+        if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
+            self._rows[container] = (min(first, seen), max(last, seen), row)
+        row.public = row.public or public
+        directory = ROOT
+        for name in names[:-1]:
+            directory = self._enter(container, row, directory, name, public=public)
+            if not directory:
+                return
+        ordinal, kind, variant = artifact
+        shown = ordinal, kind | (PUBLIC_BIT if public else 0), variant
+        self._put_file(container, row, directory, names[-1], shown, schema.stamp_of(seen))
+
+    def finish(self) -> None:
+        """Write the rows of containers, and make room if there are too many."""
+        for number, (first, last, row) in self._rows.items():
+            value = pack_container(first, last, row)
+            key = schema.U32.pack(number)
+            if self._txn.get(key, db=self._containers) != value:
+                self._txn.put(key, value, db=self._containers)
+        if self._added or self._new_containers:
+            self._make_room()
+
+    # --- containers ------------------------------------------------------------------------
+
+    def _number(self, origin: Origin) -> int:
+        """The number of a container, given now if it has none; 0 if all are given out."""
+        key = (
+            label_of(origin), origin.scanner, origin.host, origin.mnt_ns_id, origin.cgroup,
+        )  # fmt: skip
+        known = self._numbers.get(key)
+        if known is None:
+            known = self._numbers[key] = self._find(origin)
+        return known
+
+    def _find(self, origin: Origin) -> int:
+        token = token_of(origin)
+        free = b""
+        for candidate in names_of(origin, token):
+            number = self._named(candidate)
+            if not number:
+                # The other may still have a name of its own, though the first is free again.
+                free = free or candidate
+            elif not token or self._rows[number][2].token in (token, b""):
+                self._rows[number][2].token = self._rows[number][2].token or token
+                return number
+        return self._new(free or candidate, origin)
+
+    def _named(self, name: bytes) -> int:
+        """The number of the container with that name, whose row is in `_rows` then; else 0."""
+        value = self._txn.get(name, db=self._labels)
+        number = 0 if value is None else int.from_bytes(value, "big")
+        if value is None or number in self._rows:
+            return number
+        raw = self._txn.get(value, db=self._containers, default=b"")
+        row = _row_in(raw)
+        if row is None:
+            return 0
+        first, last = TIMES.unpack_from(raw)
+        self._rows[number] = first, last, row
+        return number
+
+    def _new(self, name: bytes, origin: Origin) -> int:
+        number = self._counters.next_container
+        if number > schema.MAX_CONTAINER:
+            return 0
+        self._counters.next_container += 1
+        key = schema.U32.pack(number)
+        label, image = label_of(origin), image_of(origin)
+        row = ContainerRow(
+            name,
+            as_bytes(label),
+            as_bytes(cgroup.container_id(origin.cgroup) or _id_in(label)),
+            as_bytes(image),
+            b"" if image else as_bytes(origin.host),
+            token_of(origin),
+        )
+        self._txn.put(name, key, db=self._labels)
+        self._rows[number] = (2**63 - 1, 0, row)
+        self._new_containers += 1
+        return number
+
+    def _name_image(self, row: ContainerRow, origin: Origin) -> None:
+        # Of two that differ only behind what is in their label the row has the ID of one.
+        image = self._images.get(origin.cgroup)
+        if image and row.id == as_bytes(cgroup.container_id(origin.cgroup)):
+            row.image = as_bytes(image)
+
+    # --- contents --------------------------------------------------------------------------
+
+    def _enter(
+        self, container: int, row: ContainerRow, directory: int, name: bytes, *, public: bool
+    ) -> int:
+        """The number of a directory in a directory; 0 if there is no room for it."""
+        known = self._directories.get((container, directory, name))
+        if known is not None and (known[1] or not public):
+            return known[0]
+        key = KEY.pack(container, directory, offset_of(name))
+        value = self._txn.get(key, db=self._contents)
+        found, _, mark, *_ = _unpacked(value)
+        marked = bool(found and mark & PUBLIC_BIT)
+        is_new = not found
+        if is_new:
+            # What was a file may be a directory by now.
+            if value is None and not self._count_up(row):
+                return 0
+            found = row.next_directory
+            row.next_directory += 1
+        if is_new or (public and not marked):
+            mark = PUBLIC_BIT if public else 0
+            value = pack_entry(key, name, found, (0, mark, 0), 0)
+            self._txn.put(key, value, db=self._contents)
+        self._directories[container, directory, name] = found, marked or public
+        return found
+
+    def _put_file(
+        self,
+        container: int,
+        row: ContainerRow,
+        directory: int,
+        name: bytes,
+        artifact: tuple[int, int, int],
+        stamp: int,
+    ) -> None:
+        key = KEY.pack(container, directory, offset_of(name))
+        old = self._txn.get(key, db=self._contents)
+        if old is None:
+            if not self._count_up(row):
+                return
+        else:
+            is_directory, *was, then = _unpacked(old)
+            if is_directory or then > stamp:
+                return
+            ordinal, kind, variant = artifact
+            if was == [ordinal, kind | PUBLIC_BIT, variant]:
+                artifact = ordinal, kind | PUBLIC_BIT, variant  # what all could read once
+            if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
+                return
+        self._txn.put(key, pack_entry(key, name, 0, artifact, stamp), db=self._contents)
+
+    def _count_up(self, row: ContainerRow) -> bool:
+        if row.entries >= MAX_ENTRIES or row.next_directory >= schema.MAX_CONTAINER:
+            return False
+        row.entries += 1
+        self._added += 1
+        return True
+
+    # --- room ------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Take away more than was added, of whatever was last seen longest ago."""
+        containers = self._txn.stat(self._containers)["entries"] - MAX_CONTAINERS
+        rows = self._txn.stat(self._contents)["entries"] - MAX_CONTENTS
+        if containers <= 0 and rows <= 0:
+            return
+        budget = max(_EVICTED_AT_ONCE, 2 * (self._added + self._new_containers))
+        for _, key in heapq.nsmallest(budget, self._others()):
+            gone = self._evict(key, budget)
+            rows -= gone
+            containers -= 1
+            budget -= gone + 1
+            if budget <= 0 or (containers <= 0 and rows <= 0):
+                return
+
+    def _others(self) -> Iterator[tuple[bytes, bytes]]:
+        """When containers were last seen that nothing is known of here, and their keys."""
+        for key, value in prefixed(self._txn, self._containers, b""):
+            if int.from_bytes(key, "big") not in self._rows:
+                yield value[8:16], key
+
+    def _evict(self, key: bytes, most: int) -> int:
+        """Take away a container, or that many of its rows; returns how many rows that were.
+
+        The last directories go first: none is left that nothing leads to.
+        """
+        going = list(islice(self._contents_backwards(key), most))
+        for found in going:
+            self._txn.delete(found, db=self._contents)
+        value = self._txn.get(key, db=self._containers, default=b"")
+        row = _row_in(value)
+        if len(going) < most:
+            if row is not None and self._txn.get(row.name, db=self._labels) == key:
+                self._txn.delete(row.name, db=self._labels)
+            self._txn.delete(key, db=self._containers)
+        elif row is not None:
+            row.entries = max(row.entries - len(going), 0)
+            first, last = TIMES.unpack_from(value)
+            self._txn.put(key, pack_container(first, last, row), db=self._containers)
+        return len(going)
+
+    def _contents_backwards(self, key: bytes) -> Iterator[bytes]:
+        with self._txn.cursor(self._contents) as cursor:
+            behind = key + b"\xff" * KEY.size
+            found = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            while found and cursor.key().startswith(key):
+                yield cursor.key()
+                found = cursor.prev()
+
+
+def _id_in(label: str) -> str:
+    """What a label says of the ID of a container; empty for what is none."""
+    return "" if label.startswith(_NO_CONTAINERS) else label.partition(":")[2]
+
+
+def _row_in(value: bytes) -> ContainerRow | None:
+    """The row of a container; None if there is none, or it does not decode.
+
+    Damage is what `check` tells of: it must not keep anything from being captured, or removed.
+    """
+    try:
+        return unpack_container(0, value)[1]
+    except DAMAGE:
+        return None
+
+
+def _unpacked(value: bytes | None) -> _Value:
+    """The numbers in a row of *contents*; zeros if there is none, or it does not decode."""
+    if value is None or len(value) < VALUE.size:
+        return 0, 0, 0, 0, 0
+    directory, ordinal, kind, variant, stamp = VALUE.unpack_from(value)
+    return directory, ordinal, kind, variant, stamp
+
+
+class ContainerPruner:
+    """Takes files out of containers, within one transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self._txn = txn
+        tables = environment.tables
+        self._artifacts = tables["artifacts"]
+        self._variants = tables["variants"]
+        self._containers = tables["containers"]
+        self._labels = tables["labels"]
+        self._contents = tables["contents"]
+
+    def drop(self, origin: Origin, ordinal: int) -> None:
+        """What a place had of a build ID is removed; directories and containers that are empty
+        then go as well.
+        """
+        names = components(origin.path) if label_of(origin) else None
+        if names is None:
+            return
+        for name in names_of(origin, token_of(origin)):
+            number = self._txn.get(name, db=self._labels)
+            if number is not None:
+                self._drop(number, names, ordinal)
+
+    def _drop(self, container: bytes, names: list[bytes], ordinal: int) -> None:
+        number = int.from_bytes(container, "big")
+        keys: list[bytes] = []
+        directory = of = kind = variant = 0
+        for name in names:
+            if keys and not directory:
+                return  # a file by now
+            keys.append(KEY.pack(number, directory, offset_of(name)))
+            value = self._txn.get(keys[-1], db=self._contents)
+            if value is None:
+                return
+            directory, of, kind, variant, _ = _unpacked(value)
+        if directory or of != ordinal or self._has(of, kind & ~PUBLIC_BIT, variant):
+            return
+        dropped = 0
+        for key in reversed(keys):
+            dropped += self._txn.delete(key, db=self._contents)
+            if next(prefixed(self._txn, self._contents, key[:8]), None) is not None:
+                break
+        raw = self._txn.get(container, db=self._containers, default=b"")
+        row = _row_in(raw)
+        if row is None:
+            return
+        if next(prefixed(self._txn, self._contents, container), None) is not None:
+            row.entries = max(row.entries - dropped, 0)
+            first, last = TIMES.unpack_from(raw)
+            self._txn.put(container, pack_container(first, last, row), db=self._containers)
+            return
+        self._txn.delete(container, db=self._containers)
+        if self._txn.get(row.name, db=self._labels) == container:
+            self._txn.delete(row.name, db=self._labels)
+
+    def _has(self, ordinal: int, kind: int, variant: int) -> bool:
+        best = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
+        if best is not None and int.from_bytes(best[:2], "big") == variant:
+            return True
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        return self._txn.get(key, db=self._variants) is not None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a blob comes from, in a form that survives the index, which can be made again from it.
+
+It is kept `beside` the bytes, and written before the blob gets its name. msgpack: an array of the
+version of this format and an array of claims, see `Claim`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.model import Kind, Standing
+from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.schema import locations, schema
+from buildidfs.store.write import sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.model import Artifact, BuildId, Digest
+    from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.records import NewCapture
+
+_VERSION: Final = 1
+_MAX_CLAIMS: Final = 16
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """What is served of a blob under one build ID, and a row of *origins* that it was seen at.
+
+    Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
+    of those believed most, of the public ones if there are any, and empty if all were forgotten.
+    """
+
+    build_id: bytes
+    kinds: int
+    quality: int
+    scripts: tuple[tuple[int, int], ...]
+    segments: int
+    trust: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    first_seen_ns: int
+    origin: bytes
+    truncated: bool = False
+    standing: int = Standing.GIVEN
+
+
+class _Provenance(msgspec.Struct, array_like=True):
+    version: int
+    claims: tuple[Claim, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Provenance)
+
+
+def pack(claims: Iterable[Claim]) -> bytes:
+    """What is kept beside a blob: the claims believed most, as many as there is room for."""
+    chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
+    chosen = chosen[:_MAX_CLAIMS]
+    while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > sidecar.MAX_BYTES:
+        chosen.pop()
+    return data
+
+
+def unpack(data: bytes) -> tuple[Claim, ...]:
+    """The inverse of `pack`; nothing for what is damaged, or of a later version."""
+    try:
+        found = _decoder.decode(data)
+    except msgspec.MsgspecError:
+        return ()
+    return found.claims if found.version == _VERSION else ()
+
+
+def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
+    """What is to be kept beside a blob that these make."""
+    claims: dict[BuildId, Claim] = {}
+    for new in captures:
+        origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
+        before = claims.get(new.build_id)
+        believed = (origin.trust, origin.standing)
+        if before is not None and (before.trust, before.standing) >= believed:
+            continue
+        claims[new.build_id] = Claim(
+            bytes(new.build_id),
+            kinds,
+            new.quality,
+            tuple((extent.offset, extent.size) for extent in new.scripts),
+            new.segments,
+            origin.trust,
+            origin.shown_mode,
+            origin.identity.uid,
+            origin.identity.gid,
+            schema.clamped(origin.identity.mtime_ns),
+            new.sighting.seen_ns,
+            locations.pack_origin(
+                digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns
+            ),
+            new.truncated,
+            origin.standing,
+        )
+    return pack(claims.values())
+
+
+def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
+    """What is to be kept beside a blob that the index knows."""
+    kinds: dict[int, int] = {}
+    artifacts: dict[int, Artifact] = {}
+    for ordinal, kind, variant in row.refs:
+        artifact = _artifact(env, txn, ordinal, kind, variant)
+        if artifact is not None:
+            kinds[ordinal] = kinds.get(ordinal, 0) | 1 << kind
+            artifacts.setdefault(ordinal, artifact)
+    claims = []
+    for ordinal, artifact in artifacts.items():
+        named = txn.get(schema.U64.pack(ordinal), db=env.tables["ordinals"])
+        if named is None:
+            continue
+        claims.append(
+            Claim(
+                bytes(schema.build_id_of(named)),
+                kinds[ordinal],
+                artifact.quality,
+                tuple((extent.offset, extent.size) for extent in artifact.scripts),
+                artifact.segments,
+                artifact.trust,
+                artifact.mode,
+                artifact.uid,
+                artifact.gid,
+                artifact.mtime_ns,
+                artifact.first_seen_ns,
+                _origin(env, txn, ordinal, digest),
+                artifact.truncated,
+                artifact.standing,
+            )
+        )
+    return pack(claims)
+
+
+def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
+    value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=env.tables["artifacts"])
+    if value is None or value[:2] != variant.to_bytes(2, "big"):
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        value = txn.get(key, db=env.tables["variants"])
+    return None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
+
+
+def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
+    """The row of the place believed most, of those a public one, of those the one seen first."""
+    best, chosen = (0, False, 0), b""
+    for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
+        try:
+            of, _, origin, first, _ = locations.unpack_origin(value)
+        except DAMAGE:
+            continue
+        rank = (origin.trust, origin.is_public, -first)
+        if of == digest and (not chosen or rank > best):
+            best, chosen = rank, value
+    return chosen

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One write transaction: captures and sightings become rows.
+
+Everything is read from the transaction, nothing from memory, so that the work can be run again
+when the map had to grow, and so that several processes may write to one store.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.model import (
+    Artifact,
+    BuildId,
+    Digest,
+    Kind,
+    Sighting,
+)
+from buildidfs.store.blobs.files import Staged
+from buildidfs.store.index.environment import damaged
+from buildidfs.store.records import NewAbsence, NewCapture, Outcome
+from buildidfs.store.schema import locations, schema
+from buildidfs.store.write import provenance
+from buildidfs.store.write.containers import NO_IMAGES
+from buildidfs.store.write.last_used import UseWriter
+from buildidfs.store.write.locations import PlaceWriter
+from buildidfs.store.write.seen_files import MemoWriter
+from buildidfs.store.write.variants import VariantWriter, most_variants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from buildidfs.store.blobs.files import BlobFile, Blobs
+    from buildidfs.store.index.environment import Environment, Txn
+
+#: A stamp of the memo is brought up to date only when it is off by more: that saves a write.
+_STAMP_SLACK_S = 86_400
+
+
+class Recorder:
+    """The writes of one transaction; call `finish` last.
+
+    ``added`` are blobs that were just written, and what they are beside them; ``read`` tells of
+    others which file was read, and in what form it has the right bytes; ``images`` is for
+    `ContainerWriter`.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        txn: Txn,
+        blobs: Blobs,
+        added: Collection[Digest] = frozenset(),
+        read: Callable[[Digest], tuple[BlobFile, int | None] | None] = lambda digest: None,
+        images: Mapping[bytes, str] = NO_IMAGES,
+    ) -> None:
+        self._env = environment
+        self._txn = txn
+        self._blobs = blobs
+        self._added = added
+        self._read = read
+        self._described: set[Digest] = set()
+        tables = environment.tables
+        self._meta = tables["meta"]
+        self._ids = tables["ids"]
+        self._ordinals = tables["ordinals"]
+        self._digests = tables["digests"]
+        self._origins = tables["origins"]
+        self._seen = tables["seen"]
+        self.counters = load_counters(environment, txn)
+        self.changed: set[int] = set()
+        self._places = PlaceWriter(environment, txn, self.counters, self.changed, images)
+        self._variants = VariantWriter(environment, txn, self.counters, self.changed)
+        self._uses = UseWriter(environment, txn)
+        self._memo = MemoWriter(environment, txn)
+
+    def finish(self) -> None:
+        """Write the counters, and beside the blobs what is new of them."""
+        for digest in self._variants.altered - self._described:
+            self._describe(digest)
+        self._places.finish()
+        if self.changed:
+            self.counters.announced += 1
+        value = self.counters.pack()
+        if value != self._txn.get(schema.COUNTERS_KEY, db=self._meta):
+            self._txn.put(schema.COUNTERS_KEY, value, db=self._meta)
+
+    # --- a capture -------------------------------------------------------------------------
+
+    def capture(self, new: NewCapture) -> Outcome:
+        """Record one file whose blob is in place, unless it was removed from there meanwhile."""
+        if not new.kinds:
+            raise ValueError("a capture has at least one kind")
+        content = new.content
+        digest = content.digest if isinstance(content, Staged) else content
+        row = self._digest_row(digest)
+        new_blob = row is None
+        if row is None:
+            if not isinstance(content, Staged):
+                return Outcome(0, gone=True)
+            row = schema.DigestRow(content.size)
+            if digest in self._added:
+                self._described.add(digest)
+        elif isinstance(content, Staged):
+            self._refile(digest, row)
+        ordinal, named, new_id = self._named(new.build_id)
+        # A file without a build ID of its own may stand for several. What one place says of it
+        # under one of them is no reason to believe it, or to show it, under another.
+        same = [ref for ref in row.refs if ref[0] == ordinal]
+        like = self._variants.kept(*same[0]) if same else None
+        new_variant, refused = False, ""
+        for kind in new.kinds:
+            if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
+                continue
+            if named.next_variant[kind - 1] > most_variants(new.sighting.origin.trust):
+                refused = f"build ID {new.build_id} has as many variants as can be numbered"
+                continue
+            self._add_variant(row, named, ordinal, kind, digest, new, like)
+            new_variant = True
+        if not any(ref[0] == ordinal for ref in row.refs):
+            return Outcome(ordinal, refused=refused)
+        if new_blob:
+            self.counters.blobs += 1
+            self.counters.blob_bytes += row.size
+            self._uses.add(
+                digest, row, schema.stamp_of(new.sighting.seen_ns), new.sighting.origin.trust
+            )
+            self._take_form(digest, row)
+            self._file(digest, row)
+        if new_variant:
+            self._txn.put(digest, row.pack(), db=self._digests)
+        if like is not None:
+            for ref in row.refs:
+                if ref[0] == ordinal:
+                    self._variants.raise_to(*ref, new.sighting.origin)
+        if new.supplement is not None:
+            self._places.refer(ordinal, *new.supplement, new.sighting.origin)
+        new_origin = self._see(digest, row, ordinal, named, new.sighting)
+        if not new.remember:
+            self._memo.forget(new.sighting.origin.identity)
+        elif not (isinstance(content, Staged) and content.changed):
+            self._memo.put(new.sighting.origin.identity, new.sighting.seen_ns, 0, digest)
+        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
+
+    def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:
+        """Record a staged blob that lies in place, in that form; ``shown`` are fields of
+        `Artifact` that it had, ``used`` is when it is to count as used (Unix time, s).
+        """
+        assert isinstance(new.content, Staged)
+        outcome = self.capture(new)
+        digest = new.content.digest
+        row = self._digest_row(digest)
+        if row is None:
+            return
+        for ref in row.refs:
+            if ref[0] == outcome.ordinal:
+                old = self._variants.kept(*ref)
+                self._variants.change(msgspec.structs.replace(old, **shown))
+                self._variants.choose(ref[0], ref[1])
+        row.form = form
+        self._uses.note(digest, row, used, new.sighting.origin.trust)
+        self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _refile(self, digest: Digest, row: schema.DigestRow) -> None:
+        """A blob that is known was just verified, or written anew: it may be in another file."""
+        file = self._blobs.file(digest)
+        if file is None or file == (row.stored, row.inode, row.ctime_ns):
+            return
+        if digest in self._added:
+            row.form = schema.FORM_PLAIN
+            self._variants.altered.add(digest)
+        elif not self._take_form(digest, row):
+            return  # whoever opens it reads all of it
+        self._file(digest, row)
+        self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
+        """Note how the content is in the file that was read; False if it is another by now."""
+        file, form = self._read(digest) or (None, None)
+        if form is None or file != self._blobs.file(digest):
+            return False
+        if form or row.form != schema.FORM_DENSE:
+            row.form = form
+        return True
+
+    def _describe(self, digest: Digest) -> None:
+        """Keep beside a blob what the index says of it; that changes its file."""
+        row, file = self._digest_row(digest), self._blobs.file(digest)
+        if row is None or file is None:
+            return
+        data = provenance.of_rows(self._env, self._txn, digest, row)
+        if data != self._blobs.origin(digest):
+            self._blobs.keep_origin(digest, data)
+            if file == (row.stored, row.inode, row.ctime_ns):  # nobody has read any other
+                self._file(digest, row)
+                self._txn.put(digest, row.pack(), db=self._digests)
+
+    def _file(self, digest: Digest, row: schema.DigestRow) -> None:
+        file = self._blobs.file(digest)
+        if file is None:
+            raise IntegrityError(f"blob {digest} is gone before it was recorded")
+        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        self.counters.stored_bytes += row.taken - before
+        row.stored, row.inode, row.ctime_ns = file
+
+    def _digest_row(self, digest: Digest) -> schema.DigestRow | None:
+        value = self._txn.get(digest, db=self._digests)
+        return None if value is None else schema.DigestRow.unpack(value)
+
+    def _named(self, build_id: BuildId) -> tuple[int, schema.OrdinalRow, bool]:
+        value = self._txn.get(build_id, db=self._ids)
+        if value is not None:
+            ordinal = int.from_bytes(value, "big")
+            named = self._ordinal_row(ordinal)
+            if named.build_id != build_id:
+                raise IntegrityError(f"the index is damaged: build ID {build_id} leads to another")
+            return ordinal, named, False
+        ordinal = self.counters.next_ordinal
+        if ordinal > schema.MAX_NUMBER:
+            raise StoreError(f"the store holds as many build IDs as it can number ({ordinal - 1})")
+        self.counters.next_ordinal += 1
+        self._txn.put(build_id, schema.U64.pack(ordinal), db=self._ids)
+        return ordinal, schema.OrdinalRow(build_id), True
+
+    def _ordinal_row(self, ordinal: int) -> schema.OrdinalRow:
+        value = self._txn.get(schema.U64.pack(ordinal), db=self._ordinals)
+        if value is None:
+            raise IntegrityError(f"the index has no build ID number {ordinal}")
+        return schema.OrdinalRow.unpack(value)
+
+    def _add_variant(
+        self,
+        row: schema.DigestRow,
+        named: schema.OrdinalRow,
+        ordinal: int,
+        kind: Kind,
+        digest: Digest,
+        new: NewCapture,
+        like: Artifact | None,
+    ) -> None:
+        """Add an artifact; ``like`` is another one with the same bytes."""
+        identity = new.sighting.origin.identity
+        variant = named.next_variant[kind - 1]
+        named.next_variant[kind - 1] += 1
+        row.refs.append((ordinal, kind, variant))
+        artifact = Artifact(
+            ordinal,
+            kind,
+            variant,
+            digest,
+            row.size,
+            identity.mtime_ns,
+            new.sighting.origin.shown_mode,
+            identity.uid,
+            identity.gid,
+            new.quality,
+            new.sighting.origin.trust,
+            new.sighting.seen_ns,
+            new.scripts,
+            new.segments,
+            new.truncated,
+            new.sighting.origin.standing,
+        )
+        if like is not None:
+            artifact = msgspec.structs.replace(
+                artifact,
+                mode=like.mode,
+                uid=like.uid,
+                gid=like.gid,
+                trust=like.trust,
+                standing=like.standing,
+            )
+        self._variants.add(artifact)
+
+    # --- a sighting of bytes that have their rows --------------------------------------------
+
+    def touch(self, sighting: Sighting) -> bool:
+        """Record that a file which the memo knows was seen again; False when it does not."""
+        key = schema.seen_key(sighting.origin.identity)
+        value = None if key is None else self._txn.get(key, db=self._seen)
+        if key is None or value is None:
+            return False
+        stamp, tag = schema.SEEN.unpack_from(value)
+        now = schema.stamp_of(sighting.seen_ns)
+        if now - stamp > _STAMP_SLACK_S:
+            self._txn.put(
+                key, schema.SEEN.pack(now, tag) + value[schema.SEEN.size :], db=self._seen
+            )
+        if tag:
+            return True
+        digest = Digest(value[schema.SEEN.size :])
+        row = self._digest_row(digest)
+        if row is None or not row.refs or not (row.inode or row.ctime_ns):
+            return False
+        ordinals = {ref[0] for ref in row.refs}
+        if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
+            return True
+        if len(ordinals) == 1:  # else the memo does not tell which of them was meant
+            for ref in row.refs:
+                self._variants.raise_to(*ref, sighting.origin)
+        for ordinal in ordinals:
+            named = self._ordinal_row(ordinal)
+            self._see(digest, row, ordinal, named, sighting, recognised=True)
+        return True
+
+    def _just_seen(
+        self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
+    ) -> bool:
+        """Whether that very place was recorded within a minute: then there is nothing to write."""
+        old = self._txn.get(
+            locations.origin_key(ordinal, digest, sighting.origin), db=self._origins
+        )
+        if old is None:
+            return False
+        first, last = locations.TIMES.unpack_from(old)
+        if not first <= sighting.seen_ns < last + schema.LAST_SEEN_SLACK_NS:
+            return False
+        kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
+        reach = locations.reach_in(old)
+        if sighting.origin.reach not in (0, reach):
+            return False
+        return locations.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
+
+    def _see(
+        self,
+        digest: Digest,
+        row: schema.DigestRow,
+        ordinal: int,
+        named: schema.OrdinalRow,
+        sighting: Sighting,
+        *,
+        recognised: bool = False,
+    ) -> bool:
+        """Write the place, and what follows from it; True when it is a new one.
+
+        ``recognised`` says that nobody asked who could get at the file.
+        """
+        origin = sighting.origin
+        if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
+            self._txn.put(digest, row.pack(), db=self._digests)
+        before = named.pack()
+        named.kinds = self._variants.kinds(ordinal)
+        refs = [ref for ref in row.refs if ref[0] == ordinal]
+        new_origin = self._places.see(digest, refs, named, sighting, recognised=recognised)
+        after = named.pack()
+        if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
+            self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
+        return new_origin
+
+    def absent(self, new: NewAbsence) -> None:
+        """Remember that a file has no build ID."""
+        if not new.remember:
+            self._memo.forget(new.identity)
+            return
+        self._memo.put(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
+
+
+def load_counters(environment: Environment, txn: Txn) -> schema.Counters:
+    """The counters of a store; raises `StoreDamaged` where there are none."""
+    value = txn.get(schema.COUNTERS_KEY, db=environment.tables["meta"])
+    try:
+        return schema.Counters.unpack(value or b"")
+    except struct.error:
+        raise damaged(environment.root, "has no counters") from None

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variants of an artifact in one write transaction: which there are, which is served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from buildidfs.errors import IntegrityError
+from buildidfs.model import Artifact, Kind, Origin, Standing, Trust
+from buildidfs.store.index.queries import is_withheld, prefixed, rank
+from buildidfs.store.schema import schema
+
+if TYPE_CHECKING:
+    from buildidfs.model import Digest
+    from buildidfs.store.index.environment import Environment, Txn
+
+_READ = 0o444
+
+
+class VariantWriter:
+    """Adds, changes and removes variants; the best one of each artifact is always in *artifacts*.
+
+    Debuginfo that is withheld (`index.is_withheld`) is in *variants* alone. ``changed`` gets the
+    ordinals of which names, attributes or served bytes are others than before.
+    """
+
+    def __init__(
+        self, environment: Environment, txn: Txn, counters: schema.Counters, changed: set[int]
+    ) -> None:
+        self._txn = txn
+        self._artifacts = environment.tables["artifacts"]
+        self._variants = environment.tables["variants"]
+        self._ordinals = environment.tables["ordinals"]
+        self._counters = counters
+        self._changed = changed
+        #: Blobs of which something is served that was not, or in another way.
+        self.altered: set[Digest] = set()
+
+    def best(self, ordinal: int, kind: int) -> Artifact | None:
+        """The variant that is served."""
+        value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
+        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+    def kept(self, ordinal: int, kind: int, variant: int) -> Artifact:
+        """A variant, served or not, that a row of *digests* speaks of."""
+        best = self.best(ordinal, kind)
+        if best is not None and best.variant == variant:
+            return best
+        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+        value = self._txn.get(key, db=self._variants)
+        if value is None:
+            raise IntegrityError(f"the index has no variant {ordinal}/{kind}/{variant}")
+        return schema.unpack_artifact(ordinal, kind, value)
+
+    def kinds(self, ordinal: int) -> int:
+        """Bitmask of the kinds of which something is served, as in a row of *ordinals*."""
+        mask = 0
+        for kind in Kind:
+            key = schema.ORDINAL_KIND.pack(ordinal, kind)
+            if self._txn.get(key, db=self._artifacts) is not None:
+                mask |= 1 << kind
+        return mask
+
+    def add(self, artifact: Artifact) -> None:
+        """Record a variant that is not there yet."""
+        self.altered.add(artifact.digest)
+        self._place(artifact, self.best(artifact.ordinal, artifact.kind))
+
+    def change(self, new: Artifact) -> None:
+        """Replace the row of a variant by one that is no worse; call `choose` if it may be."""
+        self.altered.add(new.digest)
+        best = self.best(new.ordinal, new.kind)
+        if best is None or best.variant != new.variant:
+            self._txn.delete(_key(new), db=self._variants)
+            self._place(new, best)
+        elif is_withheld(new, self._executable(new)):
+            self._withdraw(new)
+            self.choose(new.ordinal, new.kind)
+        else:
+            self._put_best(new, best)
+
+    def remove(self, ordinal: int, kind: int, variant: int) -> bool:
+        """Remove a variant; False when nothing of the artifact is served any more."""
+        best = self.best(ordinal, kind)
+        self._changed.add(ordinal)
+        if best is None or best.variant != variant:
+            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
+            self._txn.delete(key, db=self._variants)
+            return best is not None
+        self._drop_best(best)
+        self.choose(ordinal, kind)
+        if self.best(ordinal, kind) is not None:
+            return True
+        if kind == Kind.EXECUTABLE:
+            self.choose(ordinal, Kind.DEBUGINFO)
+        return False
+
+    def raise_to(self, ordinal: int, kind: int, variant: int, origin: Origin) -> None:
+        """Let a variant have the trust and standing of the best place it was seen at, and the owner
+        and mode of one where everybody could read it. Of two other places neither lets in all whom
+        the other does, so that the first stays.
+        """
+        old = self.kept(ordinal, kind, variant)
+        new = old
+        if (origin.trust, origin.standing) > (old.trust, old.standing):
+            new = msgspec.structs.replace(
+                new, trust=Trust(origin.trust), standing=Standing(origin.standing)
+            )
+        mode = origin.shown_mode
+        if mode & _READ == _READ != old.mode & _READ:
+            uid, gid = origin.identity.uid, origin.identity.gid
+            new = msgspec.structs.replace(new, mode=mode, uid=uid, gid=gid)
+        if new is not old:
+            self.change(new)
+
+    def choose(self, ordinal: int, kind: int) -> None:
+        """Serve the best variant there is, after a row it depends on became another."""
+        best, others = self.best(ordinal, kind), self._others(ordinal, kind)
+        kept = [artifact for artifact in (best, *others) if artifact is not None]
+        executable = self._executable(kept[0]) if kept else None
+        chosen = min(
+            (each for each in kept if not is_withheld(each, executable)),
+            key=lambda artifact: rank(artifact, executable),
+            default=None,
+        )
+        if chosen is None:
+            if best is not None:
+                self._withdraw(best)
+        elif best is None or chosen.variant != best.variant:
+            self._txn.delete(_key(chosen), db=self._variants)
+            if best is not None:
+                self._put(best)
+            self._put_best(chosen, best)
+
+    def _place(self, artifact: Artifact, best: Artifact | None) -> None:
+        """Write a variant that has no row; ``best`` is the one that is served."""
+        executable = self._executable(artifact)
+        if is_withheld(artifact, executable):
+            self._put(artifact)
+        elif best is None:
+            self._put_best(artifact, None)
+        elif rank(artifact, executable) < rank(best, executable):
+            self._put(best)
+            self._put_best(artifact, best)
+        else:
+            self._put(artifact)
+
+    def _executable(self, artifact: Artifact) -> Artifact | None:
+        """What `rank` is to compare with; nothing depends on it but debuginfo."""
+        if artifact.kind != Kind.DEBUGINFO:
+            return None
+        return self.best(artifact.ordinal, Kind.EXECUTABLE)
+
+    def _others(self, ordinal: int, kind: int) -> list[Artifact]:
+        rows = prefixed(self._txn, self._variants, schema.ORDINAL_KIND.pack(ordinal, kind))
+        return [schema.unpack_artifact(ordinal, kind, value) for _, value in rows]
+
+    def _put_best(self, artifact: Artifact, before: Artifact | None) -> None:
+        key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
+        self._txn.put(key, schema.pack_artifact(artifact), db=self._artifacts)
+        self._changed.add(artifact.ordinal)
+        if before is None:
+            self._counters.artifacts[artifact.kind - 1] += 1
+            self._note(artifact, 1 << artifact.kind)
+        if artifact.kind is Kind.EXECUTABLE and (
+            before is None or _weight(before) != _weight(artifact)
+        ):
+            self.choose(artifact.ordinal, Kind.DEBUGINFO)
+
+    def _drop_best(self, best: Artifact) -> None:
+        key = schema.ORDINAL_KIND.pack(best.ordinal, best.kind)
+        self._txn.delete(key, db=self._artifacts)
+        self._counters.artifacts[best.kind - 1] -= 1
+        self._note(best, 0)
+
+    def _withdraw(self, best: Artifact) -> None:
+        """Keep what was served as a variant that is not."""
+        self._drop_best(best)
+        self._put(best)
+
+    def _note(self, artifact: Artifact, bit: int) -> None:
+        """Say in *ordinals* whether something is served; the row of a new build ID comes later."""
+        key = schema.U64.pack(artifact.ordinal)
+        value = self._txn.get(key, db=self._ordinals)
+        if value is None:
+            return
+        named = schema.OrdinalRow.unpack(value)
+        named.kinds = named.kinds & ~(1 << artifact.kind) | bit
+        if (after := named.pack()) != value:
+            self._txn.put(key, after, db=self._ordinals)
+
+    def _put(self, artifact: Artifact) -> None:
+        self._changed.add(artifact.ordinal)
+        self._txn.put(_key(artifact), schema.pack_artifact(artifact), db=self._variants)
+
+
+def _weight(executable: Artifact) -> tuple[int, int, bool, int]:
+    """What of an executable decides which debuginfo is served."""
+    return executable.trust, executable.standing, executable.truncated, executable.segments
+
+
+def most_variants(trust: Trust) -> int:
+    """The last number that a variant from there may get."""
+    if trust is Trust.HOST:
+        return schema.MAX_VARIANT
+    return min(schema.MAX_VARIANT, schema.MAX_FOREIGN_VARIANT)
+
+
+def _key(artifact: Artifact) -> bytes:
+    return schema.ORDINAL_KIND_VARIANT.pack(artifact.ordinal, artifact.kind, artifact.variant)

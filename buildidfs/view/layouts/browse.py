@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees that are there for people: ``README``, ``by-path``, ``by-name``, ``containers``,
+``missing``.
+
+A front door should not remember their names for long: nobody tells it when one comes or goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from buildidfs.view import nodes, readme
+from buildidfs.view.layouts.by_path import ByName, ByPath
+from buildidfs.view.layouts.containers import Containers
+from buildidfs.view.layouts.missing import Misses
+from buildidfs.view.values import Attributes, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.store import Store
+    from buildidfs.view.layouts.id_dir import IdDirectories
+    from buildidfs.view.permissions import Reader
+
+_FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)
+
+
+class Browse:
+    """All of those trees."""
+
+    def __init__(self, store: Store, ids: IdDirectories, shared: Attributes) -> None:
+        """``shared`` are the attributes of what is nobody's in particular."""
+        self._by_path = ByPath(store)
+        self._by_name = ByName(store)
+        self._containers = Containers(store, ids.node_of)
+        self.misses = Misses(store)
+        self._shared = shared
+        # What others look for is none of anybody's business.
+        self._private = Attributes(stat.S_IFDIR | 0o500, 0, shared.mtime_ns, shared.uid, shared.gid)
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory, `nodes.ABSENT` if there is none."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.lookup_file(node, name)
+        if form == nodes.FORM_PATH:
+            return self._by_path.lookup(node, name)
+        if form == nodes.FORM_NAME:
+            return self._by_name.lookup(node, name)
+        if form == nodes.FORM_CONTAINER:
+            return self._containers.lookup(node, name)
+        if node == nodes.CONTAINERS:
+            return self._containers.lookup_container(name)
+        return self.misses.lookup(name) if node == nodes.MISSING else nodes.ABSENT
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of a directory whose offset is beyond ``after``: name, node, offset."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.files(node, after)
+        if form == nodes.FORM_PATH:
+            return self._by_path.children(node, after)
+        if form == nodes.FORM_NAME:
+            return self._by_name.children(node, after)
+        if form == nodes.FORM_CONTAINER:
+            return self._containers.children(node, after)
+        if node == nodes.CONTAINERS:
+            return self._containers.containers(after)
+        return self.misses.children(after) if node == nodes.MISSING else iter(())
+
+    def file_type(self, node: int) -> int:
+        """The type bits of st_mode, told by the number alone."""
+        form = nodes.form_of(node)
+        if form == nodes.FORM_ALIAS:
+            return stat.S_IFLNK
+        return stat.S_IFREG if form in _FILES or node == nodes.README else stat.S_IFDIR
+
+    def attributes(self, node: int) -> Attributes:
+        """What stat(2) is to show; raises OSError(ESTALE) for what is gone."""
+        kind = self.file_type(node)
+        if kind == stat.S_IFLNK:
+            return self._of(stat.S_IFLNK | 0o777, len(self.readlink(node)))
+        if kind == stat.S_IFREG:
+            private = nodes.form_of(node) == nodes.FORM_MISSING
+            mode = stat.S_IFREG | (0o400 if private else 0o444)
+            return self._of(mode, len(self._text(node)), volatile=node != nodes.README)
+        form = nodes.form_of(node)
+        in_container = form in (nodes.FORM_CONTAINER, nodes.FORM_CONTENTS)
+        if in_container and not self._containers.exists(node):
+            raise _gone()
+        return self._private if node == nodes.MISSING else self._shared
+
+    def readlink(self, node: int) -> bytes:
+        """Where a link leads; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        if nodes.form_of(node) != nodes.FORM_ALIAS:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        target = self._containers.target(node)
+        if not target:
+            raise _gone()
+        return target
+
+    def open(self, node: int) -> Content:
+        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
+        if self.file_type(node) != stat.S_IFREG:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return Content(text=self._text(node))
+
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry of a directory. Who may know of a container may
+        know of what it is; who may enter ``missing``, the kernel sees to.
+        """
+        form = nodes.form_of(node)
+        if form == nodes.FORM_PATH:
+            return self._by_path.is_public(node, name, child)
+        if form == nodes.FORM_NAME:
+            return self._by_name.is_public(node, name, child)
+        if form == nodes.FORM_CONTENTS:
+            return self._containers.is_public_file(node, name)
+        return node != nodes.CONTAINERS or self._containers.is_public(child)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that an entry of a directory of paths or names stands for, and the
+        build IDs that may have one.
+        """
+        tree = self._by_path if nodes.form_of(node) == nodes.FORM_PATH else self._by_name
+        return tree.places(node, name, child)
+
+    def in_container(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
+        """Of each file of a container that an entry leads to, whether a reader may know of it."""
+        return self._containers.known(node, name, child, reader)
+
+    def _text(self, node: int) -> bytes:
+        if node == nodes.README:
+            return readme.TEXT
+        is_miss = nodes.form_of(node) == nodes.FORM_MISSING
+        text = self.misses.text(node) if is_miss else self._containers.text(node)
+        if not text:
+            raise _gone()
+        return text
+
+    def _of(self, mode: int, size: int, *, volatile: bool = False) -> Attributes:
+        shared = self._shared
+        return Attributes(mode, size, shared.mtime_ns, shared.uid, shared.gid, volatile)
+
+
+def _gone() -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))

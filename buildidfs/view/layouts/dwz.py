@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``debug/.dwz/…``: dwz files under the names that .gnu_debugaltlink sections speak of.
+
+gdb, elfutils and drgn take what follows ``/.dwz/`` in such a name, and look for it here. On
+Debian that has a directory in it, on Fedora it has none. A dwz file has the name that it was seen
+under, and that by which debuginfo refers to it. A front door should not remember the names for
+long: a commit does not tell which of them it brings.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from buildidfs import names
+from buildidfs.view import nodes
+from buildidfs.view.layouts.build_id_links import DEBUGINFO_BIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.store import Store
+
+_REMEMBERED = 4096
+_LOOKED_AT = 64
+
+
+class DwzTree:
+    """Directories and links made of the names that the store keeps."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Only a shortcut for `_name`: what is not in it is found by going through the names.
+        self._names: dict[int, bytes] = {nodes.DWZ: b""}
+        self._places: dict[tuple[int, int], bytes] = {}
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        return self._entry(_join(self._name(node), name))
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset.
+
+        The offset is the place in the sorted names. They are few, unless a container made many:
+        so where a listing was broken off is remembered, and it need not begin anew.
+        """
+        prefix = _join(self._name(node), b"")
+        offset, previous = after, self._places.get((node, after), b"")
+        if not previous:
+            offset = 0
+        for full, _ in self._store.supplementaries(prefix, prefix + previous or None):
+            name, slash, _ = full[len(prefix) :].partition(b"/")
+            if name == previous or not _is_component(name):
+                continue
+            # "a" sorts before "a-b", and that before "a/c": the first "a" stands for all
+            if slash and self._store.supplementary(prefix + name) is not None:
+                continue
+            previous = name
+            offset += 1
+            if offset > after and (found := self._entry(prefix + name)):
+                if len(self._places) >= _REMEMBERED:
+                    self._places.clear()
+                self._places[node, offset] = name
+                yield name, found, offset
+
+    def is_public(self, node: int, name: bytes) -> bool:
+        """Whether everybody may know of an entry; of many names below it a few are looked at."""
+        full = _join(self._name(node), name)
+        if self._store.is_public_supplementary(full):
+            return True
+        below = itertools.islice(self._store.supplementaries(full + b"/"), _LOOKED_AT)
+        return any(self._store.is_public_supplementary(each) for each, _ in below)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """What tells places that an entry stands for, and the build IDs that may have one."""
+        full = _join(self._name(node), name)
+        ordinal = self._store.supplementary(full)
+        if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
+            return lambda path: path.rpartition(names.DWZ_MARK)[2] == full, (ordinal,)
+        below = full + b"/"
+        ordinals = (each for _, each in self._store.supplementaries(below))
+        return lambda path: path.rpartition(names.DWZ_MARK)[2].startswith(below), ordinals
+
+    def target(self, node: int) -> bytes:
+        """Where a link made by `lookup` leads."""
+        build_id = self._store.build_id(nodes.ordinal_of(node))
+        if build_id is None:
+            return b""
+        depth = node & nodes.DETAIL_MASK
+        return b"../" * (2 + depth) + names.spell(build_id) + b"/debug"
+
+    def _entry(self, full: bytes) -> int:
+        ordinal = self._store.supplementary(full)
+        if ordinal is not None and self._store.kinds(ordinal) & DEBUGINFO_BIT:
+            return nodes.of_id(ordinal, nodes.SLOT_DWZ_LINK, full.count(b"/"))
+        if next(self._store.supplementaries(full + b"/", None), None) is None:
+            return nodes.ABSENT
+        node = nodes.of_dwz(full)
+        self._remember(node, full)
+        return node
+
+    def _name(self, node: int) -> bytes:
+        name = self._names.get(node)
+        if name is not None:
+            return name
+        for full, _ in self._store.supplementaries(b"", None):
+            end = full.find(b"/")
+            while end >= 0:
+                if nodes.of_dwz(full[:end]) == node:
+                    self._remember(node, full[:end])
+                    return full[:end]
+                end = full.find(b"/", end + 1)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def _remember(self, node: int, name: bytes) -> None:
+        if len(self._names) >= _REMEMBERED:
+            self._names.clear()
+            self._names[nodes.DWZ] = b""
+        self._names[node] = name
+
+
+def _join(parent: bytes, name: bytes) -> bytes:
+    return parent + b"/" + name if parent else name
+
+
+def _is_component(name: bytes) -> bool:
+    return 0 < len(name) <= names.MAX_NAME and name not in (b".", b"..")

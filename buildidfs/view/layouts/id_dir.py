@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``<id>/``: the directory of a build ID, and the files in it that all other trees lead to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from buildidfs import names
+from buildidfs.errors import IntegrityError
+from buildidfs.model import Artifact, Kind, Standing, Trust
+from buildidfs.view import nodes
+from buildidfs.view.layouts import packages
+from buildidfs.view.layouts.sections import Sections
+from buildidfs.view.layouts.variants import Variants
+from buildidfs.view.permissions import PUBLIC, may_see, openness
+from buildidfs.view.values import Attributes, Content, NeedsReading, of_artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.store import OriginRecord, Store
+    from buildidfs.view.permissions import Reader
+
+_RECENT = 512
+_KINDS = tuple(Kind)
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")  # the latter are U+0080 to U+009F
+_ENTRIES = (*names.KIND_OF, names.PATH, names.VARIANTS, *packages.ENTRIES)
+
+
+class IdDirectories:
+    """The files of a build ID: artifacts under all their spellings, and ``path``."""
+
+    def __init__(self, store: Store, *, zero_scripts: bool, shared: Attributes) -> None:
+        """``shared`` are the attributes of what is nobody's in particular."""
+        self._store = store
+        self._zero_scripts = zero_scripts
+        self._shared = shared
+        # What the latest lookups found, for the getattr and open that follow them. An entry can
+        # only be outdated in what does not matter: the bytes of a node never change.
+        self._recent: dict[int, Artifact] = {}
+        self._variants = Variants(store, self.node_of)
+        self._packages = packages.Packages(store)
+        self._sections = Sections(store)
+
+    def forget(self) -> None:
+        """Something was committed: mode or owner of a file may have changed."""
+        self._recent.clear()
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        if node & nodes.SLOT_BITS:
+            if nodes.slot_of(node) == nodes.SLOT_SECTIONS:
+                raise NeedsReading
+            return self._variants.lookup(node, name)
+        kind = names.KIND_OF.get(name)
+        if kind is not None:
+            return self.file(node >> nodes.ORDINAL_SHIFT & nodes.NUMBER_MASK, kind)
+        ordinal = nodes.ordinal_of(node)
+        if name == names.PATH:
+            return (
+                nodes.of_id(ordinal, nodes.SLOT_PATH) if self._text(ordinal, None) else nodes.ABSENT
+            )
+        if name == names.VARIANTS and self._store.kinds(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
+        if name == names.SECTION and self._store.kinds(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_SECTIONS)
+        if name.endswith(names.DWP_SUFFIX):
+            package = self._packages.lookup(ordinal, name)
+            return nodes.ABSENT if package is None else self.file(package, Kind.DEBUGINFO)
+        return nodes.ABSENT
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset."""
+        if node & nodes.SLOT_BITS:
+            if nodes.slot_of(node) == nodes.SLOT_VARIANTS:
+                yield from self._variants.children(node, after)
+            return
+        for offset, name in enumerate(_ENTRIES[after:], after + 1):
+            found = self.lookup(node, name)
+            if found:
+                yield name, found, offset
+
+    def section(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory of sections. Reads the file.
+
+        Raises OSError, `IntegrityError`.
+        """
+        return self._sections.find(nodes.ordinal_of(node), name)
+
+    def is_public_package(self, node: int, name: bytes) -> bool:
+        """Whether everybody may know that a build ID has its .dwp file under that name."""
+        return self._packages.is_public(nodes.ordinal_of(node), name)
+
+    def file(self, ordinal: int, kind: Kind) -> int:
+        """The node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
+        artifact = self._store.artifact(ordinal, kind)
+        return nodes.ABSENT if artifact is None else self.node_of(artifact)
+
+    def node_of(self, artifact: Artifact) -> int:
+        """The node of a file, wherever it is listed."""
+        kind = artifact.kind
+        slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self._is_zeroed(artifact) else kind
+        node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
+        if len(self._recent) >= _RECENT:
+            self._recent.clear()
+        self._recent[node] = artifact
+        return node
+
+    def attributes(self, node: int) -> Attributes:
+        """Attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
+        artifact = self._recent.get(node)
+        if artifact is not None:  # as after each lookup
+            return of_artifact(artifact)
+        if nodes.slot_of(node) == nodes.SLOT_PATH:
+            return self._attributes_of_text(nodes.ordinal_of(node))
+        if nodes.slot_of(node) == nodes.SLOT_SECTION:
+            return self._sections.attributes(node)
+        return of_artifact(self._artifact(node))
+
+    def held_in(self, node: int) -> tuple[Artifact, bool] | None:
+        """What a file is, and whether its scripts read as zeros; None for what is no artifact.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
+        if slot & nodes.KIND_MASK not in _KINDS or slot & ~nodes.SLOT_ZEROED > nodes.KIND_MASK:
+            return None
+        return self._artifact(node), bool(slot & nodes.SLOT_ZEROED)
+
+    def open(self, node: int, *, wait: bool) -> Content | None:
+        """What is in a file; None if that takes reading all of it first, and is not to ``wait``.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        slot = nodes.slot_of(node)
+        if slot == nodes.SLOT_SECTION:
+            zeroed = self._is_zeroed(self._sections.artifact(node))
+            return self._sections.open(node, zeroed=zeroed) if wait else None
+        artifact = self._recent.get(node) or self._artifact(node)
+        zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
+        try:
+            store = self._store
+            content = (store.open_content if wait else store.open_content_now)(artifact.digest)
+            if isinstance(content, int):
+                return Content(content, b"", zeros)
+            return None if content is None else Content(-1, b"", zeros, content)
+        except IntegrityError:
+            self._recent.pop(node, None)
+            self._artifact(node)  # it was removed meanwhile, unless it should be there
+            raise
+
+    def path_text(self, node: int, reader: Reader | None) -> bytes:
+        """What is in ``path`` for a reader; None: all of it."""
+        return self._text(nodes.ordinal_of(node), reader)
+
+    def _artifact(self, node: int) -> Artifact:
+        artifact = self._recent.get(node)
+        if artifact is None:
+            kind, variant = nodes.slot_of(node) & nodes.KIND_MASK, node & nodes.DETAIL_MASK
+            # A number that was made up may hold any.
+            if kind in _KINDS and variant <= nodes.VARIANT_MAX:
+                artifact = self._store.artifact_variant(nodes.ordinal_of(node), Kind(kind), variant)
+            if artifact is None:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return artifact
+
+    def _is_zeroed(self, artifact: Artifact) -> bool:
+        if not artifact.scripts or not self._zero_scripts:
+            return False
+        return artifact.trust is not Trust.HOST or artifact.standing < Standing.GIVEN
+
+    def spellings(
+        self, ordinal: int, origins: Iterable[OriginRecord]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere) for a build ID seen at these."""
+        directory = nodes.of_id(ordinal)
+        for name in names.KIND_OF:
+            yield directory, name, True
+        yield directory, names.PATH, False
+        yield directory, names.VARIANTS, False
+        yield directory, names.SECTION, False
+        yield from self._variants.spellings(ordinal, origins)
+        yield from self._packages.spellings(ordinal, origins)
+
+    def may_read_any(self, ordinal: int, reader: Reader) -> bool:
+        """Whether somebody may read one of the files of a build ID at least."""
+        mask, artifact_of = self._store.kinds(ordinal), self._store.artifact
+        for kind in _KINDS:
+            if mask >> kind & 1:
+                artifact = artifact_of(ordinal, kind)
+                if artifact is not None and reader.may_read(
+                    artifact.mode, artifact.uid, artifact.gid
+                ):
+                    return True
+        return any(
+            reader.may_read(artifact.mode, artifact.uid, artifact.gid)
+            for artifact in self._artifacts(ordinal)
+        )
+
+    def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
+        """Everything there is of a build ID, served or not."""
+        mask = self._store.kinds(ordinal)
+        if mask >> Kind.EXECUTABLE & 1:
+            mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
+        for kind in _KINDS:
+            if mask >> kind & 1:
+                yield from self._store.variants_after(ordinal, kind)
+
+    def _attributes_of_text(self, ordinal: int) -> Attributes:
+        # It is for whoever may read one of the files: as far as one owner and one group can say it.
+        most, chosen = openness(0), None
+        for artifact in self._artifacts(ordinal):
+            if chosen is None or openness(artifact.mode) > most:
+                most, chosen = openness(artifact.mode), artifact
+            if most[0]:
+                break
+        if chosen is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return Attributes(
+            stat.S_IFREG | chosen.mode & 0o444,
+            # The kernel has one size for all: what everybody may know. To read gives all.
+            len(self._text(ordinal, PUBLIC)),
+            self._shared.mtime_ns,
+            chosen.uid,
+            chosen.gid,
+            volatile=True,
+        )
+
+    def _text(self, ordinal: int, reader: Reader | None) -> bytes:
+        # What a reader wants to know is where the binary was; its debug file has a place of its
+        # own, which only tells something where no binary was seen.
+        records = self._store.origins(ordinal)
+        origins = [each for each in records if may_see(reader, each.origin)]
+        binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
+        paths = dict.fromkeys(record.origin.path for record in binaries or origins)
+        # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is
+        # what else a terminal would obey, because people show this file on theirs.
+        return b"".join(_CONTROL.sub(_octal, path) + b"\n" for path in paths)
+
+
+def _octal(found: re.Match[bytes]) -> bytes:
+    return b"".join(b"\\%03o" % byte for byte in found[0])

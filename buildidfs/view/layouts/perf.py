@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``perf/…``: the store in the shape of a build ID cache of perf (``perf --buildid-dir``).
+
+    perf/<origpath>/<id>/{elf,debug,vdso,kallsyms}      real directories, the files of <id>/
+    perf/.build-id/ab/cdef… -> ../../<origpath>/<id>    perf wants a link to a directory here
+
+perf crashes where it finds ``debug`` without ``elf`` (6.12, 7.2), so there is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from buildidfs import names
+from buildidfs.model import Kind
+from buildidfs.view import nodes
+from buildidfs.view.layouts.build_id_links import EXECUTABLE_BIT
+from buildidfs.view.paths import Paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.store import Store
+    from buildidfs.view.layouts.id_dir import IdDirectories
+
+_SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
+"""Bits of the kinds of which there has to be one: perf is shown no directory without."""
+
+_BUCKETS_NAME = b".build-id"
+_ENTRIES = tuple(names.PERF_KIND_OF.items())
+
+# Offsets in a listing of a path: the fixed entry, then sub-directories by path number, then
+# build IDs by ordinal.
+_OFFSET_BUCKETS = 1
+_OFFSET_PATHS = 1 << 32
+_OFFSET_IDS = 1 << 33
+
+_PATH_MAX = 4096
+
+
+class PerfTree:
+    """Directories for the paths that executables were seen at."""
+
+    def __init__(self, store: Store, ids: IdDirectories) -> None:
+        self._store = store
+        self._ids = ids
+        self._paths = Paths(store, _SHOWN_KINDS)
+
+    # --- <origpath> ------------------------------------------------------------------------
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        path = nodes.path_of(node)
+        if name == _BUCKETS_NAME and path == 0:
+            return nodes.PERF_BUCKETS
+        ordinal = self._paths.seen_at(path, name)
+        if ordinal is not None:
+            return nodes.of_perf_id(path, ordinal)
+        child = self._store.path_child(path, name)
+        return nodes.of_path(child) if child else nodes.ABSENT
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset."""
+        path = nodes.path_of(node)
+        if path == 0 and after < _OFFSET_BUCKETS:
+            yield _BUCKETS_NAME, nodes.PERF_BUCKETS, _OFFSET_BUCKETS
+        if after < _OFFSET_IDS:
+            for name, number in self._paths.directories(path, after - _OFFSET_PATHS):
+                if path or name != _BUCKETS_NAME:
+                    yield name, nodes.of_path(number), _OFFSET_PATHS + number
+        for ordinal, build_id in self._paths.ids(path, max(0, after - _OFFSET_IDS)):
+            node = nodes.of_perf_id(path, ordinal)
+            yield names.spell(build_id), node, _OFFSET_IDS + ordinal
+
+    def is_public(self, node: int, name: bytes, child: int) -> bool:
+        """Whether everybody may know of an entry."""
+        path = nodes.path_of(node)
+        ordinal = nodes.any_ordinal_of(child)
+        return child == nodes.PERF_BUCKETS or self._paths.is_public(path, name, ordinal)
+
+    def places(
+        self, node: int, name: bytes, child: int
+    ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
+        """See `Paths.places`."""
+        return self._paths.places(nodes.path_of(node), name, nodes.any_ordinal_of(child))
+
+    # --- <origpath>/<id> -------------------------------------------------------------------
+
+    def lookup_file(self, node: int, name: bytes) -> int:
+        """The node of a file in the directory of a build ID."""
+        kind = names.PERF_KIND_OF.get(name)
+        if kind is None:
+            return nodes.ABSENT
+        _, ordinal = nodes.perf_id_of(node)
+        if kind is Kind.DEBUGINFO and not self._store.kinds(ordinal) & EXECUTABLE_BIT:
+            return nodes.ABSENT
+        return self._ids.file(ordinal, kind)
+
+    def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of the directory of a build ID: name, node, offset."""
+        for offset, (name, _) in enumerate(_ENTRIES[after:], after + 1):
+            found = self.lookup_file(node, name)
+            if found:
+                yield name, found, offset
+
+    # --- .build-id/ab ----------------------------------------------------------------------
+
+    def lookup_link(self, node: int, name: bytes) -> int:
+        """The node of a link in ``.build-id/ab``."""
+        parsed = names.parse_split(node - nodes.PERF_BUCKET, name)
+        if parsed is None or parsed[1]:
+            return nodes.ABSENT
+        ordinal = self._store.ordinal(parsed[0])
+        return self._link(ordinal) if ordinal is not None else nodes.ABSENT
+
+    def links(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries of ``.build-id/ab``: name, node, offset."""
+        first = bytes([node - nodes.PERF_BUCKET])
+        last = self._store.build_id(after) if after else None
+        if after and last is None:
+            return
+        for build_id, ordinal in self._store.build_ids_with_prefix(first, last):
+            link = self._link(ordinal)
+            if link:
+                yield names.split(build_id)[1], link, ordinal
+
+    def target(self, node: int) -> bytes:
+        """Where a link made by `lookup_link` leads, empty if nowhere.
+
+        It is the same for all, so of a place that not everybody may know of it says nothing: it
+        leads to the directory of the build ID, which has the same files.
+        """
+        ordinal = nodes.ordinal_of(node)
+        build_id = self._store.build_id(ordinal)
+        path = self._store.primary_path(ordinal)
+        if build_id is None or path is None:
+            return b""
+        if not self._store.path_has_publicly(path, ordinal):
+            return b"../../../" + names.spell(build_id)
+        original = self._store.path_bytes(path).lstrip(b"/")
+        return b"../../%s/%s" % (original, names.spell(build_id))
+
+    def _link(self, ordinal: int) -> int:
+        if not self._store.kinds(ordinal) & _SHOWN_KINDS:
+            return nodes.ABSENT
+        link = nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
+        return link if 0 < len(self.target(link)) < _PATH_MAX else nodes.ABSENT
+
+    # --- names that a build ID brings about ------------------------------------------------
+
+    def spellings(self, ordinal: int, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere) for files seen at ``paths``."""
+        build_id = self._store.build_id(ordinal)
+        if build_id is None:
+            return
+        spelled = names.spell(build_id)
+        yield nodes.PERF_BUCKET + build_id[0], spelled[2:], False
+        for path in paths:
+            number = 0
+            for name in filter(None, path.split(b"/")):
+                yield nodes.of_path(number), name, False
+                child = self._store.path_child(number, name)
+                if child is None:
+                    break
+                number = child
+            else:
+                if self._store.path_has(number, ordinal):
+                    yield nodes.of_path(number), spelled, True
+                    directory = nodes.of_perf_id(number, ordinal)
+                    for name in names.PERF_KIND_OF:
+                        yield directory, name, True

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``<id>/section/<name>``: one section of the debuginfo, or else of the executable.
+
+A debuginfod client asks for it, and gdb does before it loads all of a debug file for its index.
+Contents are as they are in the file, compressed or not. The directory is not listed, lest those who
+copy a tree copy everything twice. To find a section is to read the file, which may have to wait for
+a disk: `Sections.find` and `Sections.open` are for a thread of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.formats.elf.contents import Sections as Headers
+from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
+from buildidfs.model import Artifact, ByteRange, Kind
+from buildidfs.view import nodes
+from buildidfs.view.values import Attributes, Content, of_artifact
+
+if TYPE_CHECKING:
+    from buildidfs.formats.elf.contents import SectionHeader
+    from buildidfs.store import Content as Readable
+    from buildidfs.store import Store
+
+# The 22 bits of detail in a node: the kind, the number of the section, and the variant.
+_EXECUTABLE_BIT: Final = 1 << 21
+_NUMBER_SHIFT: Final = 14
+_NUMBER_MAX: Final = 127
+_VARIANT_MAX: Final = (1 << _NUMBER_SHIFT) - 1
+_REMEMBERED: Final = 512
+
+
+class Sections:
+    """Finds and opens sections."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[int, ByteRange] = {}
+
+    def find(self, ordinal: int, name: bytes) -> int:
+        """The node of a section of a build ID, `nodes.ABSENT` if there is none.
+
+        Reads the file. Raises OSError, `IntegrityError`.
+        """
+        for kind, bit in ((Kind.DEBUGINFO, 0), (Kind.EXECUTABLE, _EXECUTABLE_BIT)):
+            artifact = self._store.artifact(ordinal, kind)
+            if artifact is None or artifact.variant > _VARIANT_MAX:
+                continue
+            for number, header in enumerate(self._headers(artifact)):
+                if header.name == name and _is_inside(header, artifact):
+                    detail = bit | number << _NUMBER_SHIFT | artifact.variant
+                    node = nodes.of_id(ordinal, nodes.SLOT_SECTION, detail)
+                    self._remember(node, ByteRange(header.offset, header.size))
+                    return node
+        return nodes.ABSENT
+
+    def artifact(self, node: int) -> Artifact:
+        """The file that a section is of. Raises OSError(ESTALE) if it is gone from the store."""
+        detail = node & nodes.DETAIL_MASK
+        kind = Kind.EXECUTABLE if detail & _EXECUTABLE_BIT else Kind.DEBUGINFO
+        ordinal, variant = nodes.ordinal_of(node), detail & _VARIANT_MAX
+        artifact = self._store.artifact_variant(ordinal, kind, variant)
+        if artifact is None:
+            raise _stale()
+        return artifact
+
+    def attributes(self, node: int) -> Attributes:
+        """Those of the file, with the size of the section. Raises OSError(ESTALE)."""
+        artifact = self.artifact(node)
+        size = self._extent(node, artifact).size
+        # Volatile, since nobody tells of a section that the mode of its file has changed.
+        return msgspec.structs.replace(of_artifact(artifact), size=size, volatile=True)
+
+    def open(self, node: int, *, zeroed: bool) -> Content:
+        """What is in a section; with ``zeroed`` what of it is a script reads as zeros.
+
+        Raises OSError, `IntegrityError`.
+        """
+        artifact = self.artifact(node)
+        extent = self._extent(node, artifact)
+        window = _Window(self._store.open_content(artifact.digest), extent)
+        return Content(-1, b"", _within(artifact.scripts, extent) if zeroed else (), window)
+
+    def _extent(self, node: int, artifact: Artifact) -> ByteRange:
+        """Where in its file a section is; reads the file only after some hundred others."""
+        extent = self._known.get(node)
+        if extent is None:
+            headers = self._headers(artifact)
+            number = node >> _NUMBER_SHIFT & _NUMBER_MAX
+            if number >= len(headers) or not _is_inside(headers[number], artifact):
+                raise _stale()  # a number that was made up
+            extent = ByteRange(headers[number].offset, headers[number].size)
+            self._remember(node, extent)
+        return extent
+
+    def _headers(self, artifact: Artifact) -> list[SectionHeader]:
+        """The first section headers of a file."""
+        whole = ByteRange(0, artifact.size)
+        with contextlib.closing(
+            _Window(self._store.open_content(artifact.digest), whole)
+        ) as window:
+            found = Headers(lambda offset, size: window.pread(size, offset), artifact.size)
+        return found.headers[: _NUMBER_MAX + 1]
+
+    def _remember(self, node: int, extent: ByteRange) -> None:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[node] = extent
+
+
+class _Window:
+    """A part of the content of a blob; see `store.Content`. Closes what it is a part of."""
+
+    def __init__(self, content: int | Readable, extent: ByteRange) -> None:
+        self._content = content
+        self._extent = extent
+        self._mtime_ns = os.fstat(content).st_mtime_ns if isinstance(content, int) else 0
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if somebody wrote to it."""
+        size = min(size, max(self._extent.size - offset, 0))
+        offset += self._extent.offset
+        if not isinstance(self._content, int):
+            return self._content.pread(size, offset)
+        data = b""
+        while len(data) < size and (
+            more := os.pread(self._content, size - len(data), offset + len(data))
+        ):
+            data += more
+        if os.fstat(self._content).st_mtime_ns != self._mtime_ns:
+            raise _stale()
+        return data
+
+    def close(self) -> None:
+        """Let go of the blob; safe to call twice."""
+        content, self._content = self._content, -1
+        if not isinstance(content, int):
+            content.close()
+        elif content >= 0:
+            os.close(content)
+
+
+def _is_inside(header: SectionHeader, artifact: Artifact) -> bool:
+    """Whether a section has bytes, all of them in the file."""
+    is_there = header.type not in (SHT_NOBITS, SHT_NULL) and header.size > 0
+    return is_there and header.offset + header.size <= artifact.size
+
+
+def _within(extents: tuple[ByteRange, ...], part: ByteRange) -> tuple[ByteRange, ...]:
+    """Of extents of a file what lies in a part of it, counted from where that starts."""
+    found = []
+    for each in extents:
+        start = max(each.offset, part.offset)
+        end = min(each.offset + each.size, part.offset + part.size)
+        if start < end:
+            found.append(ByteRange(start - part.offset, end - start))
+    return tuple(found)
+
+
+def _stale() -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.app.live.watch: what becomes of a catch, and what is left where nothing is caught."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from buildidfs.app.live import watch as watch_module
+from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
+from buildidfs.app.live.watch import Watch
+from buildidfs.capture.live.pending_files import HOST
+from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
+from buildidfs.linux import statx
+from buildidfs.model import BuildId
+from buildidfs.store import Store
+from tests.support.children import cat_program, running
+from tests.support.elfwriter import elf_file
+from tests.support.scans import open_descriptors, own_namespaces
+from tests.support.unable import unable
+from tests.support.waiting import lines, until
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = b"sixteen bytes ab"
+A, B = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)
+
+
+class Caughts:
+    """A `Watch` that nobody has started: it is told what the test has caught."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.store = store
+        self.events: list[Event] = []
+        self.forgotten: list[bytes] = []
+        self.scanned: list[int | str] = []
+        self.watch = Watch(store, WatchOptions(**options), tell=self.events.append)
+        monkeypatch.setattr(self.watch._watcher, "forget", self.forgotten.extend)
+        monkeypatch.setattr(
+            self.watch._scans, "process", lambda pid, share="": self.scanned.append(pid)
+        )
+        monkeypatch.setattr(self.watch._scans, "everything", self.scanned.append)
+
+    def hear(self, message: Message, fd: int = -1) -> None:
+        self.watch._heard(message, fd)
+
+    def catch(self, file: Path, build_id: BuildId | None = None, **changes: Any) -> None:
+        """As the catcher would tell of a file."""
+        fd = os.open(file, os.O_PATH | os.O_CLOEXEC)
+        caught = Caught(
+            KEY, 4711, time.time_ns(), os.fsencode(file), statx.identity(fd),
+            Place(own_namespaces(), 77, b"/system.slice"), build_id,
+        )  # fmt: skip
+        if build_id is not None:
+            os.close(fd)
+            fd = -1
+        caught = msgspec.structs.replace(caught, **changes)
+        self.hear(caught, fd)
+
+    def settle(self) -> None:
+        assert self.watch._follow.flush(30)
+
+    @property
+    def journal(self) -> dict[bytes, BuildId]:
+        return {record.path: record.build_id for record in self.store.journal_since()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    interval = sys.getswitchinterval()
+    with Store.create(tmp_path / "store") as made:
+        yield made
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def make(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Caughts]]:
+    made: list[Caughts] = []
+
+    def one(**options: Any) -> Caughts:
+        made.append(Caughts(store, monkeypatch, **options))
+        return made[-1]
+
+    before = open_descriptors()
+    yield one
+    for each in made:
+        each.watch.close()
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Path:
+    """A program nobody has open for writing."""
+    path = tmp_path / "some"
+    path.write_bytes(elf_file(build_id=bytes(A)))
+    return path
+
+
+# --- a catch -------------------------------------------------------------------------------------
+
+
+def test_catch_is_captured_and_its_process_looked_at(
+    make: Callable[..., Caughts], some: Path
+) -> None:
+    caughts = make()
+    caughts.catch(some)
+    caughts.settle()
+    assert caughts.store.ordinal(A) is not None
+    assert caughts.journal == {os.fsencode(some): A}
+    assert caughts.scanned == [4711]
+    (event,) = caughts.events
+    assert (event.name, event.build_id, event.reason) == ("captured", A, "")
+    assert event.sighting.origin.scanner == "watch"
+    assert caughts.watch.state().ingest.captured == 1
+
+
+def test_known_file_is_held_and_noted(make: Callable[..., Caughts]) -> None:
+    caughts = make()
+    program = cat_program()  # whose last change was so long ago that its times say all
+    caughts.catch(program)
+    caughts.settle()
+    (event,) = caughts.events
+    caughts.catch(program, path=b"/elsewhere")
+    caughts.settle()
+    assert len(caughts.events) == 1
+    assert caughts.journal == dict.fromkeys((os.fsencode(program), b"/elsewhere"), event.build_id)
+    assert caughts.scanned == [4711], "what is known brings nothing new"
+
+
+def test_catch_without_a_file_is_noted_and_sent_again(
+    make: Callable[..., Caughts], some: Path
+) -> None:
+    caughts = make()
+    caughts.catch(some, B)
+    caughts.settle()
+    assert caughts.store.ordinal(B) is None
+    assert caughts.journal == {os.fsencode(some): B}
+    assert caughts.forgotten == [KEY]
+    assert caughts.events == []
+
+
+@pytest.mark.parametrize(
+    ("globs", "path", "wanted"),
+    [
+        ((), b"/tmp/a.so", True),
+        (("/tmp/*",), b"/tmp/a.so", False),
+        (("/tmp/*",), b"/tmp/deep/a.so", False),
+        (("/tmp/*",), b"/var/tmp/a.so", True),
+        (("*.so",), b"/tmp/a.so.1", True),
+        (("*.so", "/opt/*"), b"/opt/b", False),
+        (("/tmp/[ab].so",), b"/tmp/c.so", True),
+        (("/tmp/?.so",), b"/tmp/\xff.so", False),
+        ((os.fsdecode(b"/\xff*"),), b"/\xff\n", False),
+        (("/a\n*",), b"/a\nb", False),
+        (("/caf\u00e9*",), "/café/x".encode(), False),
+        (("/tmp",), b"/tmp/a.so", True),
+    ],
+)
+def test_excluded_paths(
+    make: Callable[..., Caughts], some: Path, globs: tuple[str, ...], path: bytes, wanted: bool
+) -> None:
+    caughts = make(exclude=globs)
+    caughts.catch(some, path=path)
+    caughts.settle()
+    assert (caughts.store.ordinal(A) is not None) is wanted
+    assert (caughts.journal == {path: A}) is wanted
+    assert caughts.forgotten == []
+
+
+@pytest.mark.parametrize(
+    ("containers", "wanted"),
+    [
+        ((), True),
+        (("docker:0123456789ab",), True),
+        (("0123",), True),
+        (("k8s:0123",), False),
+        (("4567", "docker:01"), True),
+        (("4567",), False),
+    ],
+)
+def test_containers(
+    make: Callable[..., Caughts], some: Path, containers: tuple[str, ...], wanted: bool
+) -> None:
+    caughts = make(containers=containers)
+    there = msgspec.structs.replace(own_namespaces(), mnt=1)
+    place = Place(there, 78, b"/docker/" + b"0123456789abcdef" * 4)
+    caughts.catch(some, place=place)
+    caughts.settle()
+    assert (caughts.store.ordinal(A) is not None) is wanted
+
+
+def test_what_is_no_regular_file_is_said(
+    make: Callable[..., Caughts], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    caughts = make()
+    for _ in range(15):
+        caughts.catch(tmp_path / "fifo")
+    assert {(event.name, event.build_id) for event in caughts.events} == {("not captured", None)}
+    assert len(caughts.events) == 15
+    assert all(event.reason for event in caughts.events)
+    assert caughts.forgotten == [KEY] * 15
+    named = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(named) == 10, "so many a minute"
+    assert "not captured: " in named[0].message
+
+
+def test_descriptors_are_closed_but_not_at_once(make: Callable[..., Caughts], some: Path) -> None:
+    """The catcher has one of the same file: who closes last does the work."""
+    caughts = make(exclude=("*",))
+    before = open_descriptors()
+    caughts.catch(some)
+    assert open_descriptors() == before + 1
+    caughts.watch.tend()
+    assert open_descriptors() == before + 1
+    caughts.watch.tend()
+    assert open_descriptors() == before
+
+
+# --- what else the catcher says ------------------------------------------------------------------
+
+
+def test_counts_go_on_after_a_restart(make: Callable[..., Caughts]) -> None:
+    caughts = make()
+    caughts.hear(Counts(1, 2, 3, 4, 5))
+    caughts.hear(Counts(10, 20, 30, 40, 50))
+    assert caughts.watch.state().catcher == Counts(10, 20, 30, 40, 50)
+    caughts.watch._ended("it was killed")
+    state = caughts.watch.state()
+    assert state.catcher == Counts(10, 20, 30, 40, 50)
+    assert (state.restarts, state.mode) == (1, "interrupted")
+    caughts.hear(Counts(1, 1, 1, 1, 1))
+    assert caughts.watch.state().catcher == Counts(11, 21, 31, 41, 51)
+
+
+def test_gaps_and_refusals_are_looked_at(make: Callable[..., Caughts]) -> None:
+    caughts = make()
+    caughts.hear(Missed(1, b"/gone", "No such file or directory", 2))
+    assert caughts.scanned == []
+    caughts.hear(Missed(2, b"/closed", "Permission denied", 13))
+    caughts.hear(Lost(7, "too fast"))
+    assert caughts.scanned == [2, "too fast"]
+
+
+def test_pauses_before_restarts_get_longer(make: Callable[..., Caughts]) -> None:
+    watch = make().watch
+    pauses = []
+    for _ in range(10):
+        watch._ended("it was killed")
+        pauses.append(watch._pause)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    watch._mode = "following"  # for a long time: monotonic time is that of the boot
+    watch._followed_since = -watch_module._LAST_PAUSE_S
+    watch._ended("it was killed")
+    assert watch._pause == 1
+
+
+# --- scans ---------------------------------------------------------------------------------------
+
+
+def test_scan_leaves_out_what_is_not_wanted(make: Callable[..., Caughts], tmp_path: Path) -> None:
+    program = tmp_path / "own-cat"
+    program.write_bytes(cat_program().read_bytes())
+    program.chmod(0o755)
+    before = open_descriptors()
+    with running([program]) as child:
+        apart = make(exclude=("*",))
+        apart.watch._look([child.pid], threading.Event())
+        elsewhere = make(containers=("docker:0123456789ab",))
+        elsewhere.watch._look([child.pid], threading.Event())
+        ended = make()
+        end = threading.Event()
+        end.set()
+        ended.watch._look([child.pid], end)
+        for each in (apart, elsewhere, ended):
+            each.settle()
+            assert each.journal == {}
+        wanted = make()
+        wanted.watch._look([child.pid], threading.Event())
+        wanted.settle()
+    assert os.fsencode(program) in wanted.journal
+    for each in (apart, elsewhere, ended, wanted):
+        each.watch.close()
+    assert open_descriptors() == before
+
+
+# --- where nothing is caught ---------------------------------------------------------------------
+
+_RUNNER = """
+import json, sys
+from buildidfs import log
+from buildidfs.app.live.watch import Watch
+from buildidfs.app.live.state import WatchOptions
+from buildidfs.errors import BuildIdFsError
+from buildidfs.store import Store
+log.setup(0)
+with Store.create(sys.argv[1]) as store:
+    watch = Watch(store, WatchOptions(**json.loads(sys.argv[2])))
+    try:
+        watch.start()
+        print("ready", flush=True)
+        for line in sys.stdin:
+            watch.tend()
+            state = watch.state()
+            paths = [record.path.decode() for record in store.journal_since()]
+            print(json.dumps([state.mode, state.degraded, state.scans, paths]), flush=True)
+    except BuildIdFsError as error:
+        print(type(error).__name__, error, flush=True)
+    finally:
+        watch.close()
+"""
+
+
+class Blind:
+    """A `Watch` in a process of its own to which no events are told."""
+
+    def __init__(self, directory: Path, options: dict[str, Any]) -> None:
+        argv = [sys.executable, "-c", _RUNNER, directory / "store", json.dumps(options)]
+        self.process = subprocess.Popen(
+            unable(*argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )  # fmt: skip
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        (line,) = lines(self.process.stdout, lambda got: len(got) == 1, 60)
+        return line
+
+    def ask(self) -> tuple[str, list[str], int, list[str]]:
+        """Its mode, what is less than it could be, its scans, and the paths of the journal."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        mode, degraded, scans, paths = json.loads(self.line())
+        return mode, degraded, scans, paths
+
+    def end(self) -> str:
+        """Returns what it wrote to standard error."""
+        _, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return str(err.decode())
+
+
+@pytest.fixture
+def blind(tmp_path: Path) -> Iterator[Callable[..., Blind]]:
+    made: list[Blind] = []
+
+    def one(**options: Any) -> Blind:
+        made.append(Blind(tmp_path, options))
+        return made[-1]
+
+    yield one
+    for each in made:
+        with each.process:
+            each.process.kill()
+
+
+def _cat(path: Path) -> Sequence[str | os.PathLike[str]]:
+    path.write_bytes(cat_program().read_bytes())
+    path.chmod(0o755)
+    return [os.fsdecode(word) for word in unable(path)]
+
+
+def test_without_events_it_scans_again_and_again(
+    blind: Callable[..., Blind], tmp_path: Path
+) -> None:
+    watch = blind(exclude=["*/excluded"], scan=False)
+    assert watch.line() == "ready"
+    mode, degraded, _, _ = watch.ask()
+    assert mode == "polling"
+    (text,) = degraded
+    assert text.startswith("cannot follow what is mapped: ")
+    assert text.endswith(": scanning every 2 s instead")
+    # Some time after the first scan, which therefore does not see it.
+    until(lambda: watch.ask()[2] >= 1, "the first scan", 60)
+    with running(_cat(tmp_path / "excluded")), running(_cat(tmp_path / "later")):
+        until(lambda: str(tmp_path / "later") in watch.ask()[3], "the capture", 60)
+        seen = watch.ask()[2]
+        until(lambda: watch.ask()[2] >= seen + 2, "more scans", 60)
+    assert str(tmp_path / "excluded") not in watch.ask()[3]
+    err = watch.end()
+    assert err == f"buildidfs: warning: {text}\n"
+
+
+def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
+    losses = Losses(most=2)
+    losses.add("not in time", "docker:a", 7)
+    losses.add("not in time", "docker:a", 8, 5)
+    losses.add("gone", "", 1)
+    for number in range(50):
+        losses.add("not in time", f"docker:{number}", number)
+        losses.add(f"reason {number}", "", number)
+    rows = {(row.reason, row.container): row.count for row in losses.rows()}
+    assert rows["not in time", "docker:a"] == 6
+    assert rows["gone", ""] == 1
+    assert rows["not in time", OTHERS] == 50
+    assert sum(rows.values()) == 107, "what there is no row for is counted all the same"
+    assert len(rows) <= 6
+    assert losses.rows()[0].count == max(rows.values())
+
+
+def test_lost_files_are_named_so_many_of_each_container() -> None:
+    losses = Losses()
+    losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
+    losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
+    for number in range(1000):
+        losses.add("late", "docker:flood", 2, path=b"/%d" % number)
+    losses.add("late", "", 3, path=b"/bin/host")
+    taken = losses.take()
+    rows = {(each.container, each.path): each.count for each in taken}
+    assert rows["docker:a", b"/bin/x"] == 2
+    assert taken[0].build_id == A
+    assert rows["", b"/bin/host"] == 1
+    flood = [each.count for each in taken if each.container == "docker:flood"]
+    assert sum(flood) == 1000
+    assert len(flood) < 300
+    assert rows["docker:flood", b""] > 700
+    assert losses.take() == []
+
+
+def test_losses_are_recent_for_ten_minutes() -> None:
+    now = 0.0
+    losses = Losses(clock=lambda: now)
+    losses.add("gone", "", 1, 5)
+    losses.add_events(3)
+    now = 300.0
+    losses.add("gone", "", 1, 2)
+    losses.add("late", "docker:a", 2, 1)
+    assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
+        ("gone", 7, 7),
+        ("late", 1, 1),
+    ]
+    assert losses.recent_events() == 3
+    now = 660.0
+    assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
+        ("gone", 7, 2),
+        ("late", 1, 1),
+    ]
+    assert losses.recent_events() == 0
+    now = 6000.0
+    assert {row.recent for row in losses.rows()} == {0}
+
+
+def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) -> None:
+    watch = make()
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    place = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
+    watch.hear(Missed(4711, b"/app/run", "No such process", 3, place))
+    (loss,) = watch.watch.state().losses
+    assert (loss.reason, loss.container) == ("No such process", "docker:0f5c3e8d1b2a")
+    assert (loss.mnt_ns_id, loss.count) == (99, 1)
+    watch.watch.tend()
+    (row,) = watch.store.lost_since()
+    assert (row.raw_path, row.container, row.reason) == (
+        b"/app/run", "docker:0f5c3e8d1b2a", "No such process",
+    )  # fmt: skip
+
+
+def test_container_that_floods_is_named_once(
+    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = make()
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    for _ in range(3):
+        watch.hear(Flooded(Place(inside, 99, b"/elsewhere"), 1000, (b"/tmp/a", b"/tmp/b\x1b")))
+    (loss,) = watch.watch.state().losses
+    assert (loss.container, loss.count, loss.mnt_ns_id) == ("mnt:4711", 3000, 99)
+    (record,) = [record for record in caplog.records if "faster" in record.message]
+    assert "mnt:4711 maps" in record.message
+    assert "/tmp/a" in record.message
+    assert "\x1b" not in record.message
+
+
+def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: Path) -> None:
+    watch = make()
+    live = watch.watch._live
+    caught = Caught(
+        KEY, 4711, time.time_ns(), os.fsencode(some), statx.identity_at(-1, os.fsencode(some)),
+        Place(own_namespaces(), 77, b"/system.slice"),
+    )  # fmt: skip
+
+    def share(**changes: Any) -> str:
+        return live.share(live.of(msgspec.structs.replace(caught, **changes), -1).origin)
+
+    inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
+    mine = msgspec.structs.replace(caught.identity, uid=1000)
+    roots = msgspec.structs.replace(caught.identity, uid=0)
+    assert share(identity=roots) == HOST
+    assert share(identity=mine) == "uid 1000"
+    for identity in (mine, roots):
+        assert share(identity=identity, place=Place(inside, 99, b"")) == "mnt:4711"
+        docker = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
+        assert share(identity=identity, place=docker) == "docker:0f5c3e8d1b2a"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the files that were seen at a path a mapping of a profile was."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from buildidfs.app.profile.clock import Clock
+from buildidfs.app.profile.coverage import NO_BUILD_ID
+from buildidfs.app.profile.match import AMBIGUOUS, OTHER_FILE, OTHER_HOST, Matcher
+from buildidfs.formats.perf.address_spaces import File
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, NamespaceSet
+from buildidfs.store import NewSeen, Store
+from tests.support.captures import NOW, SECOND, capture, sighting
+
+RED, BLUE, GREEN = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
+PATH = b"/app/server"
+TMPFS = (0, 39)
+
+#: A profile whose times begin 1000 s before NOW, so that 1000 s is NOW.
+SHARP = Clock(NOW - 1000 * SECOND, SECOND // 20, "")
+ROUGH = Clock(NOW - 1000 * SECOND, 32 * SECOND, "")
+START = 900 * SECOND
+AT = 1000 * SECOND
+
+_counter = itertools.count()
+
+
+def file(path: bytes = PATH, **changes: Any) -> File:
+    values = {"dev": TMPFS, "inode": 2, "generation": 0, "build_id": b"", "cpumode": 2, **changes}
+    return File(path, **values)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        yield made
+
+
+def seen(
+    store: Store,
+    build_id: BuildId,
+    after: float = 0.0,
+    *,
+    path: bytes = PATH,
+    dev: tuple[int, int] = TMPFS,
+    ino: int = 2,
+    mnt_ns_id: int = 100,
+    mnt: int = 0,
+    container: str = "c",
+    host: str = "",
+    captured: bool = True,
+) -> None:
+    """A file was there ``after`` seconds behind NOW; its bytes were ``captured`` or not."""
+    at = sighting(
+        path,
+        seen_ns=NOW + int(after * SECOND),
+        dev=os.makedev(*dev),
+        ino=ino,
+        mnt_ns_id=mnt_ns_id,
+        container=container,
+        host=host,
+        namespaces=NamespaceSet(mnt=mnt),
+    )
+    if captured:
+        store.commit([capture(store, b"%d" % next(_counter), build_id, at=at)])
+    store.journal([NewSeen(at, build_id)])
+
+
+def matcher(store: Store, *files: File, clock: Clock | None = SHARP, **more: Any) -> Matcher:
+    known = dict.fromkeys(files, AT) or {file(): AT}
+    return Matcher(store, known, clock=clock, start=START, **more)
+
+
+def test_nothing_is_known(store: Store) -> None:
+    answer = matcher(store).answer(file(), AT)
+    assert (answer.build_id, answer.why) == (None, NO_BUILD_ID)
+
+
+def test_the_only_file_that_was_there(store: Store) -> None:
+    seen(store, RED)
+    answer = matcher(store).answer(file(), AT)
+    assert (answer.build_id, answer.container, answer.is_sure) == (RED, "c", True)
+    deleted = matcher(store).answer(file(PATH + b" (deleted)"), AT)
+    assert deleted.build_id == RED
+
+
+def test_another_file_at_the_same_path(store: Store) -> None:
+    seen(store, RED, ino=99)
+    answer = matcher(store).answer(file(), AT)
+    assert (answer.build_id, answer.why, answer.is_other) == (None, OTHER_FILE, True)
+
+
+def test_two_at_the_same_time_by_their_device(store: Store) -> None:
+    seen(store, RED, dev=(0, 39), mnt_ns_id=1, container="red")
+    seen(store, BLUE, dev=(0, 40), mnt_ns_id=2, container="blue")
+    for dev, expected, label in (((0, 39), RED, "red"), ((0, 40), BLUE, "blue")):
+        answer = matcher(store).answer(file(dev=dev), AT)
+        assert (answer.build_id, answer.container) == (expected, label)
+
+
+def test_one_file_in_several_mount_namespaces_says_nothing_of_which(store: Store) -> None:
+    """A service that shares the host's libc was the last to be seen with it."""
+    seen(store, RED, -200, mnt_ns_id=1, container="")
+    seen(store, RED, -150, mnt_ns_id=2, container="service")
+    for time in (0, AT):
+        answer = matcher(store).answer(file(), time)
+        assert (answer.build_id, answer.container, answer.is_sure) == (RED, None, True)
+        for mounts, label in (({1}, ""), ({2}, "service"), ({3}, None)):
+            assert matcher(store).answer(file(), time, mounts=mounts).container == label
+
+
+def test_who_was_in_another_mount_namespace_had_another_file(store: Store) -> None:
+    """Of two with the same numbers, also if it is the one that was seen last."""
+    seen(store, RED, -200, mnt_ns_id=1, container="red")
+    seen(store, BLUE, -150, mnt_ns_id=2, container="blue")
+    assert matcher(store).answer(file(), AT).build_id == BLUE
+    assert matcher(store).answer(file(), AT, mounts={1}).build_id == RED
+
+
+def test_overlay_whose_device_is_another_in_mappings(store: Store) -> None:
+    seen(store, RED, dev=(0, 44), ino=7)
+    assert matcher(store).answer(file(dev=(0, 42), inode=7), AT).build_id == RED
+    # On block devices both are the same.
+    assert matcher(store).answer(file(dev=(8, 1), inode=7), AT).build_id == RED
+    seen(store, BLUE, dev=(8, 2), ino=8)
+    assert matcher(store).answer(file(dev=(8, 1), inode=8), AT).build_id is None
+
+
+def test_one_after_the_other_in_the_same_place(store: Store) -> None:
+    """A device number that is used again at once: time tells."""
+    for number, build_id in enumerate((RED, BLUE, RED, GREEN)):
+        seen(store, build_id, number * 0.7 + 0.001, mnt_ns_id=number + 1)
+    found = matcher(store)
+    for number, build_id in enumerate((RED, BLUE, RED, GREEN)):
+        mapped = AT + int(number * 0.7 * SECOND)
+        assert found.answer(file(), mapped).build_id == build_id, number
+    # Mapped once more, when it had been seen before: if something else was seen soon after that,
+    # it may have been of this mapping.
+    assert found.answer(file(), AT + SECOND * 3 // 10).why == AMBIGUOUS
+    assert found.answer(file(), AT + 60 * SECOND).build_id == GREEN
+
+
+def test_times_that_are_not_sharp_do_not_tell(store: Store) -> None:
+    seen(store, RED, 0.001, mnt_ns_id=1)
+    seen(store, BLUE, 0.7, mnt_ns_id=2)
+    answer = matcher(store, clock=ROUGH).answer(file(), AT)
+    assert (answer.build_id, answer.why) == (None, AMBIGUOUS)
+    assert matcher(store, clock=None).answer(file(), AT).why == AMBIGUOUS
+    seen(store, RED, -3600, mnt_ns_id=3, dev=(0, 50))
+    seen(store, BLUE, 0, mnt_ns_id=4, dev=(0, 50))
+    assert matcher(store, clock=ROUGH).answer(file(dev=(0, 50)), AT).why == AMBIGUOUS
+
+
+def test_what_was_mapped_before_the_recording(store: Store) -> None:
+    seen(store, RED, -500, mnt_ns_id=1)  # at 500 s, the recording began at 900
+    seen(store, BLUE, -99, mnt_ns_id=2)
+    assert matcher(store).answer(file(), 0).build_id == RED
+
+
+def test_sightings_before_a_file_was_mapped_are_of_others(store: Store) -> None:
+    """Generations tell files of one number apart, and each is mapped before it is seen."""
+    first, second = file(generation=11), file(generation=12)
+    seen(store, RED, 0.001, mnt_ns_id=1)
+    seen(store, BLUE, 1.2, mnt_ns_id=2)  # long after it was mapped
+    found = Matcher(store, {first: AT, second: AT + SECOND * 7 // 10}, clock=SHARP, start=START)
+    assert found.answer(first, AT).build_id == RED
+    assert found.answer(second, AT + SECOND * 7 // 10).build_id == BLUE
+
+
+def test_mount_namespace_tells(store: Store) -> None:
+    seen(store, RED, mnt_ns_id=1, mnt=4001)
+    seen(store, BLUE, mnt_ns_id=2, mnt=4002)
+    found = matcher(store, clock=ROUGH)
+    assert found.answer(file(), AT).build_id is None
+    assert found.answer(file(), AT, 4002).build_id == BLUE
+    assert found.answer(file(), AT, mounts={1}).build_id == RED
+    assert found.answer(file(), AT, mounts={77}).build_id is None
+    other = found.answer(file(), AT, 4003)
+    assert other.build_id is None
+
+
+def test_several_containers_with_one_build_id(store: Store) -> None:
+    seen(store, RED, mnt_ns_id=1, container="one")
+    seen(store, RED, mnt_ns_id=2, container="two")
+    answer = matcher(store).answer(file(), AT)
+    assert (answer.build_id, answer.container) == (RED, None)
+    assert matcher(store).answer(file(), AT, mounts={2}).container == "two"
+
+
+def test_never_captured_but_in_the_journal(store: Store) -> None:
+    seen(store, RED, captured=False)
+    answer = matcher(store).answer(file(), AT)
+    assert (answer.build_id, answer.is_sure) == (RED, False)
+    # What was captured at the same path is another file; the journal alone does not say.
+    seen(store, BLUE, ino=50, mnt_ns_id=5)
+    assert matcher(store).answer(file(), AT).build_id == RED
+    assert matcher(store).answer(file(inode=50), AT).build_id == BLUE
+
+
+@pytest.mark.parametrize(("after", "build_id"), [(-90_000, None), (60, None), (-3600, RED)])
+def test_never_captured_and_of_another_time(
+    store: Store, after: float, build_id: BuildId | None
+) -> None:
+    seen(store, RED, after, captured=False)
+    assert matcher(store).answer(file(), AT).build_id == build_id
+
+
+def test_seen_after_it_was_mapped(store: Store) -> None:
+    """A scan may come later than what it finds."""
+    seen(store, RED, 3600)
+    assert matcher(store).answer(file(), AT).build_id == RED
+
+
+def test_host(store: Store) -> None:
+    seen(store, RED, host="here", mnt_ns_id=1)
+    seen(store, BLUE, host="there", mnt_ns_id=2)
+    assert matcher(store, host="here").answer(file(), AT).build_id == RED
+    assert matcher(store, host="there").answer(file(), AT).build_id == BLUE
+    assert matcher(store, host="nowhere").answer(file(), AT).build_id is None
+
+
+def test_same_numbers_on_another_machine(store: Store) -> None:
+    """The first file on every tmpfs has the same device and inode."""
+    seen(store, RED, host="there")
+    answer = matcher(store, host="nowhere").answer(file(), AT)
+    assert (answer.build_id, answer.why, answer.is_other) == (None, OTHER_HOST, False)
+    assert matcher(store, host="there").answer(file(), AT).build_id == RED
+    assert matcher(store).answer(file(), AT).build_id == RED
+
+
+def test_machine_under_another_name(store: Store) -> None:
+    """In a container perf writes the name of that into the profile: then the clock counts."""
+    seen(store, RED, path=b"/a", host="there")
+    seen(store, BLUE, path=b"/b", host=machine.host_name())
+
+    def answers(clock: Clock) -> list[BuildId | None]:
+        found = matcher(store, host="pod", clock=clock)
+        return [found.answer(file(path=path), AT).build_id for path in (b"/a", b"/b")]
+
+    assert answers(SHARP) == [None, None]
+    assert answers(msgspec.structs.replace(SHARP, is_local=True)) == [None, BLUE]
+    assert answers(msgspec.structs.replace(SHARP, is_seen=True)) == [RED, BLUE]
+
+
+def test_build_id_in_the_record(store: Store) -> None:
+    seen(store, RED, mnt_ns_id=1, container="red")
+    seen(store, BLUE, mnt_ns_id=2, container="blue")
+    named = file(dev=(0, 0), inode=0, build_id=bytes(BLUE))
+    answer = matcher(store).answer(named, AT)
+    assert (answer.build_id, answer.container, answer.is_sure) == (BLUE, "blue", True)
+    unknown = matcher(store).answer(file(build_id=bytes(GREEN)), AT)
+    assert (unknown.build_id, unknown.container) == (GREEN, None)
+
+
+def test_names_in_brackets(store: Store) -> None:
+    seen(store, RED, -3600, path=b"[vdso]", ino=0)
+    vdso = file(b"[vdso]", dev=(0, 0), inode=0)
+    assert matcher(store, vdso).answer(vdso, AT).build_id == RED
+    kernel = file(b"[kernel.kallsyms]_text", dev=(0, 0), inode=0)
+    seen(store, GREEN, -3600, path=b"[kernel.kallsyms]")
+    assert matcher(store, kernel).answer(kernel, AT).build_id == GREEN
+
+
+def test_asking_again_after_the_store_has_learned(store: Store) -> None:
+    found = matcher(store)
+    assert found.answer(file(), AT).build_id is None
+    seen(store, RED)
+    assert found.answer(file(), AT).build_id is None
+    found.forget()
+    assert found.answer(file(), AT).build_id == RED

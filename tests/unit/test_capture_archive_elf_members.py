@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of the members of an archive those that are ELF files, by all their names."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from buildidfs.capture.archive.decompress import CannotDecompress
+from buildidfs.capture.archive.elf_members import Members, Whose
+from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.stream import Limits, Stream
+from buildidfs.formats.archive import tar as tar_format
+from buildidfs.formats.archive.common import Damaged
+from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
+    PUBLIC_ACCESS,
+    Absence,
+    Access,
+    BuildId,
+    FileIdentity,
+    Trust,
+)
+from tests.support.elfwriter import elf_file
+from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
+from tests.support.sources import entry, tar
+
+ID = BuildId(b"\xab" * 20)
+ELF = elf_file(build_id=ID)
+WHOSE = Whose("package:app", "app.deb", Trust.PACKAGE, "package")
+OTHER = Whose("image:other", "sha256:1", Trust.CONTAINER, "image")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    before = open_descriptors()
+    yield
+    assert open_descriptors() == before
+
+
+class Archive:
+    """One archive, to be read as often as a test wants."""
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        memo: Memory | None = None,
+        limits: Limits | None = None,
+        access: Access = PUBLIC_ACCESS,
+    ) -> None:
+        self.data = data
+        self.shown: dict[bytes, Sequence[Whose]] = {}
+        self.members = Members(
+            b"scope",
+            b"/srv/app.deb",
+            lambda path: self.shown.get(path, (WHOSE,)),
+            memo=Memory() if memo is None else memo,
+            spool=Spool(),
+            limits=limits or Limits(),
+            access=access,
+        )
+
+    def read(self, only: dict[int, list[bytes]] | None = None) -> Scan:
+        stream = Stream(iter([self.data]), 1 << 40)
+        return scan(self.members.scan(tar_format.members(stream), stream, only))
+
+
+def paths(result: Scan) -> list[bytes]:
+    return [item.sighting.origin.path for item in result.again]
+
+
+def test_sighting() -> None:
+    file = entry("./usr/bin/app", mode=0o4750, uid=5, gid=6, mtime=7)
+    result = Archive(tar([("x", b"1"), (file, ELF)])).read()
+    (seen,) = result.pinned
+    assert seen.data == ELF
+    origin = seen.pinned.sighting.origin
+    assert origin.path == b"/usr/bin/app"
+    assert origin.identity == FileIdentity(0, 2, len(ELF), 7 * 10**9, 0, 0o104750, 5, 6, b"scope")
+    assert (origin.container, origin.host) == ("package:app", "app.deb")
+    assert (origin.trust, origin.scanner) == (Trust.PACKAGE, "package")
+    assert (origin.mnt_ns_id, origin.reach) == (0, EVERYBODY)
+    assert (result.again, result.unreadable) == ([], [])
+
+
+def test_only_elf_files_are_told_of() -> None:
+    members = [
+        ("script", b"#!/bin/sh\n"),
+        ("empty", b""),
+        ("short", b"\x7fE"),
+        (entry("soft", tarfile.SYMTYPE, "app"), b""),
+        (entry("null", tarfile.CHRTYPE), b""),
+        ("nearly", b"\x7fELF"),
+        ("without", elf_file(build_id=None)),
+    ]
+    result = Archive(tar(members)).read()
+    assert result.pinned == []
+    assert [(item.sighting.origin.path, item.known.absence) for item in result.again] == [
+        (b"/nearly", Absence.TRUNCATED), (b"/without", Absence.NO_BUILD_ID),
+    ]  # fmt: skip
+
+
+def test_names_are_claims() -> None:
+    names = ["/absolute", "../../etc/passwd", "a/../../b", "n\udcff\udcfe", "\x1b[31m"]
+    result = Archive(tar([(name, ELF) for name in names])).read()
+    assert result.paths() == [b"/absolute", b"/etc/passwd", b"/b", b"/n\xff\xfe", b"/\x1b[31m"]
+
+
+def test_known_members_are_not_read() -> None:
+    memory = Memory()
+    archive = Archive(tar([("a", ELF), ("b", elf_file(build_id=None))]), memo=memory)
+    first = archive.read()
+    remember(memory, first)
+    second = archive.read()
+    assert (second.pinned, paths(second)) == ([], [b"/a", b"/b"])
+    assert second.again[0].known.build_id == ID
+    again = Archive(tar([("other", b""), ("a", ELF)]), memo=memory).read()
+    assert again.paths() == [b"/a"], "another number is another member"
+
+
+# --- hard links ----------------------------------------------------------------------------------
+
+
+def test_hard_links_have_the_identity_of_their_target() -> None:
+    members = [
+        ("a", ELF),
+        ("text", b"x"),
+        (entry("b", tarfile.LNKTYPE, "./a"), b""),
+        (entry("c", tarfile.LNKTYPE, "b"), b""),
+        (entry("to-text", tarfile.LNKTYPE, "text"), b""),
+        (entry("to-nothing", tarfile.LNKTYPE, "gone"), b""),
+    ]
+    result = Archive(tar(members)).read()
+    assert (result.paths(), paths(result)) == ([b"/a"], [b"/b", b"/c"])
+    identity = result.pinned[0].pinned.sighting.origin.identity
+    assert {item.sighting.origin.identity for item in result.again} == {identity}
+    assert {item.known.build_id for item in result.again} == {ID}
+
+
+def test_hard_link_to_a_name_that_is_hidden() -> None:
+    members = [("a", ELF), (entry("b", tarfile.LNKTYPE, "a"), b""), ("c", ELF)]
+    archive = Archive(tar(members))
+    archive.shown[b"/a"] = ()
+    first = archive.read()
+    assert (first.paths(), first.again) == ([b"/c"], [])
+    assert archive.members.missed == {1: [b"/b"]}
+    second = archive.read(archive.members.missed)
+    assert (second.paths(), second.again) == ([b"/b"], [])
+    assert second.data(b"/b") == ELF
+
+
+def test_everybody_who_sees_it() -> None:
+    archive = Archive(tar([("a", ELF), ("b", ELF), ("c", ELF)]))
+    archive.shown |= {b"/a": (WHOSE, OTHER), b"/b": (OTHER,), b"/c": ()}
+    result = archive.read()
+    assert [(seen.path, seen.pinned.sighting.origin.container) for seen in result.pinned] == [
+        (b"/a", "package:app"), (b"/b", "image:other"),
+    ]  # fmt: skip
+    (again,) = result.again
+    assert (again.sighting.origin.path, again.sighting.origin.container) == (b"/a", "image:other")
+    assert again.sighting.origin.trust is Trust.CONTAINER
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+def test_members_that_are_too_large_are_passed_over() -> None:
+    members = [("a", ELF), ("large", ELF + bytes(1000)), ("b", ELF)]
+    result = Archive(tar(members), limits=Limits(member_bytes=len(ELF) + 999)).read()
+    assert result.paths() == [b"/a", b"/b"]
+    ((unreadable),) = result.unreadable
+    assert unreadable.path == b"/srv/app.deb!/large"
+    assert "too much" in unreadable.reason
+
+
+def test_too_many_members() -> None:
+    archive = Archive(tar([(f"{number}", b"") for number in range(4)]), limits=Limits(members=3))
+    with pytest.raises(Damaged, match="more than 3 members"):
+        archive.read()
+    assert Archive(archive.data, limits=Limits(members=4)).read().pinned == []
+
+
+def test_a_member_that_ends_too_early() -> None:
+    data = tar([("a", ELF), ("b", ELF * 100)])
+    archive = Archive(data[: data.index(ELF, 1024) + 2000])
+    found = archive.members.scan(
+        tar_format.members(stream := Stream(iter([archive.data]), 1 << 40)), stream
+    )
+    first = next(found)
+    scan([first])
+    with pytest.raises(Damaged, match="in the middle of a member"):
+        next(found)
+
+
+def test_holes() -> None:
+    sparse = entry("sparse")
+    sparse.pax_headers = {"GNU.sparse.map": f"0,{len(ELF)}", "GNU.sparse.size": "100000"}
+    late = entry("late")
+    late.pax_headers = {"GNU.sparse.map": f"5,{len(ELF)}", "GNU.sparse.size": "100000"}
+    data = tar([(sparse, ELF), (late, ELF)], format_=tarfile.PAX_FORMAT)
+    result = Archive(data).read()
+    assert result.paths() == [b"/sparse"], "what begins with a hole is no ELF file"
+    assert result.data(b"/sparse") == ELF + bytes(100_000 - len(ELF))
+    limited = Archive(data, limits=Limits(member_bytes=99_999)).read()
+    assert (limited.pinned, len(limited.unreadable)) == ([], 1)
+
+
+# --- kernel modules ------------------------------------------------------------------------------
+
+
+def test_kernel_modules_are_decompressed() -> None:
+    module = elf_file(build_id=ID, etype=1)
+    members = [
+        ("lib/modules/6/a.ko.gz", gzip.compress(module)),
+        ("lib/modules/6/b.ko.gz", gzip.compress(b"no module")),
+        ("lib/modules/6/c.ko.gz", b"not gzip"),
+        ("usr/share/man/a.1.gz", gzip.compress(module)),
+    ]
+    result = Archive(tar(members)).read()
+    assert result.paths() == [b"/lib/modules/6/a.ko.gz"]
+    assert result.pinned[0].data == module
+    assert [item.known.absence for item in result.again] == [Absence.NOT_ELF]
+    (damaged,) = result.unreadable
+    assert damaged.path.endswith(b"!/lib/modules/6/c.ko.gz")
+
+
+def test_damage_outside_of_a_module_is_that_of_the_archive() -> None:
+    def pieces() -> Iterator[bytes]:
+        data = tar([("a", ELF * 10)])
+        yield data[:2000]
+        raise CannotDecompress("damaged")
+
+    stream = Stream(pieces(), 1 << 40)
+    archive = Archive(b"")
+    with pytest.raises(CannotDecompress):
+        list(archive.members.scan(tar_format.members(stream), stream))
+
+
+# --- who can get at it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "directory_uid", "file_uid", "reach"),
+    [
+        (0o755, 0, 0, EVERYBODY),
+        (0o700, 0, 0, OWNER),
+        (0o700, 5, 5, OWNER),
+        (0o700, 5, 6, 0),
+        (0o700, 0, 6, 0),
+        (0o644, 5, 5, 0),
+        (0o750, 5, 0, OWNER),
+    ],
+)
+def test_directories_that_are_closed(
+    mode: int, directory_uid: int, file_uid: int, reach: int
+) -> None:
+    directory = entry("./var/private", tarfile.DIRTYPE, mode=mode, uid=directory_uid)
+    inside = entry("var/private/below/app", uid=file_uid)
+    outside = entry("var/app", uid=file_uid)
+    result = Archive(tar([(directory, b""), (inside, ELF), (outside, ELF)])).read()
+    shown = {seen.path: seen.pinned.sighting.origin.reach for seen in result.pinned}
+    assert shown == {b"/var/private/below/app": reach, b"/var/app": EVERYBODY}
+
+
+@pytest.mark.parametrize(
+    ("archive", "member", "expected"),
+    [
+        pytest.param((0o444, 7, 8), (0o600, 0, 0), (0o600, 0, 0, EVERYBODY), id="public"),
+        pytest.param((0o400, 7, 8), (0o755, 0, 0), (0o500, 7, 8, EVERYBODY), id="of one user"),
+        pytest.param((0o440, 7, 8), (0o644, 0, 0), (0o440, 7, 8, EVERYBODY), id="of a group"),
+        pytest.param((0o404, 7, 8), (0o755, 7, 0), (0o505, 7, 8, EVERYBODY), id="of no group"),
+        pytest.param((0o000, 0, 0), (0o755, 7, 8), (0o000, 0, 0, EVERYBODY), id="of nobody"),
+        pytest.param((0o400, 7, 8), (0o600, 7, 0), (0o600, 7, 0, OWNER), id="twice the user's"),
+        pytest.param((0o400, 7, 8), (0o600, 0, 0), (0o600, 0, 0, 0), id="root's in a user's"),
+        pytest.param((0o040, 7, 8), (0o640, 7, 8), (0o640, 7, 8, 0), id="not the user's"),
+    ],
+)
+def test_readers_of_a_member_may_read_the_archive(
+    archive: tuple[int, int, int], member: tuple[int, int, int], expected: tuple[int, ...]
+) -> None:
+    mode, uid, gid = member
+    data = tar([(entry("./app", mode=mode, uid=uid, gid=gid), ELF)])
+    (seen,) = Archive(data, access=Access(*archive)).read().pinned
+    origin = seen.pinned.sighting.origin
+    shown = (origin.identity.mode & 0o7777, origin.identity.uid, origin.identity.gid, origin.reach)
+    assert shown == expected

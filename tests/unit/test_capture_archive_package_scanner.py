@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages below directories, several at once, each read once a month."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.capture.archive import package_scanner, spool
+from buildidfs.capture.archive.package_scanner import PackageScanner
+from buildidfs.capture.archive.stream import Limits
+from buildidfs.capture.base import Known, PinnedFile
+from buildidfs.model import Absence, BuildId, FileIdentity
+from tests.support.elfwriter import elf_file
+from tests.support.scans import Memory, open_descriptors, scan, without_privileges
+from tests.support.sources import deb, entry, tar
+
+ID = BuildId(b"\xcd" * 20)
+ELF = elf_file(build_id=ID)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open_or_running() -> Iterator[None]:
+    before = open_descriptors(), threading.active_count()
+    yield
+    assert (open_descriptors(), threading.active_count()) == before
+
+
+def scanner(*paths: Path, memo: Memory | None = None, again: bool = False) -> PackageScanner:
+    memory = Memory() if memo is None else memo
+    return PackageScanner(memory, [os.fsencode(path) for path in paths], again=again)
+
+
+def app(number: int = 0) -> bytes:
+    """A package with a file that has the number in its path."""
+    return deb(tar([(f"./usr/bin/app{number}", ELF)]), f"Package: app{number}\n".encode())
+
+
+def test_directory(tmp_path: Path) -> None:
+    (tmp_path / "pool/a").mkdir(parents=True)
+    for number in range(20):
+        (tmp_path / f"pool/a/named-like-nothing-{number}").write_bytes(app(number))
+    (tmp_path / "pool/README").write_text("no package")
+    (tmp_path / "pool/app").write_bytes(ELF)
+    (tmp_path / "pool/text.gz").write_bytes(gzip.compress(b"text"))
+    (tmp_path / "link").symlink_to("pool/a")
+    found = scanner(tmp_path)
+    result = scan(found)
+    assert sorted(result.paths()) == sorted(b"/usr/bin/app%d" % number for number in range(20))
+    assert (result.unreadable, result.again) == ([], [])
+    assert (found.packages, found.unchanged, len(found.whole)) == (20, 0, 20)
+    seen = {item.path: item.pinned.sighting.origin for item in result.pinned}
+    origin = seen[b"/usr/bin/app7"]
+    assert (origin.container, origin.host) == ("package:app7", "named-like-nothing-7")
+
+
+def test_package_without_a_name_is_called_by_that_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "app_1_amd64.deb"
+    path.write_bytes(deb(tar([("app", ELF)]), b""))
+    (seen,) = scan(scanner(path)).pinned
+    assert seen.pinned.sighting.origin.container == "package:app_1_amd64.deb"
+
+
+def test_largest_first(tmp_path: Path) -> None:
+    for number, size in enumerate((1, 3, 2)):
+        data = tar([(f"./usr/bin/app{number}", ELF), ("x", bytes(size * 100_000))])
+        (tmp_path / str(number)).write_bytes(deb(data))
+    found = PackageScanner(Memory(), [os.fsencode(tmp_path)], workers=1)
+    assert scan(found).paths() == [b"/usr/bin/app1", b"/usr/bin/app2", b"/usr/bin/app0"]
+
+
+def test_files_that_are_no_packages_or_cannot_be_read(directory: Path) -> None:
+    (directory / "text").write_text("no package")
+    (directory / "secret").write_bytes(app())
+    (directory / "secret").chmod(0)
+    with without_privileges():
+        result = scan(scanner(*(directory / name for name in ("text", "missing", "secret"))))
+    reasons = {os.path.basename(item.path): (item.reason, item.errno) for item in result.unreadable}
+    assert reasons[b"text"] == ("not a package", 0)
+    assert reasons[b"missing"][1] == errno.ENOENT
+    assert reasons[b"secret"][1] == errno.EACCES
+
+
+def test_damaged_package_says_so_and_keeps_what_came_before(tmp_path: Path) -> None:
+    data = tar([("a", ELF), ("b", ELF * 50)])
+    (tmp_path / "short").write_bytes(deb(data)[:-25_000])
+    (tmp_path / "whole").write_bytes(app())
+    found = scanner(tmp_path)
+    result = scan(found)
+    assert sorted(result.paths()) == [b"/a", b"/usr/bin/app0"]
+    ((item),) = result.unreadable
+    assert item.path == os.fsencode(tmp_path / "short")
+    assert "in the middle of a member" in item.reason
+    assert (found.packages, len(found.whole)) == (2, 1)
+
+
+# --- what was read before ------------------------------------------------------------------------
+
+
+def remembered(found: PackageScanner) -> Memory:
+    """The memory of somebody who keeps what the scanner wants to be kept."""
+    return Memory({mark: Known(absence=Absence.NOT_ELF) for mark in found.whole})
+
+
+def test_unchanged_packages_are_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    path.write_bytes(app())
+    first = scanner(path)
+    assert len(scan(first).pinned) == 1
+    memory = remembered(first)
+    second = scanner(path, memo=memory)
+    result = scan(second)
+    assert (result.pinned, result.again, result.unreadable) == ([], [], [])
+    assert (second.packages, second.unchanged) == (1, 1)
+    forced = scanner(path, memo=memory, again=True)
+    assert len(scan(forced).pinned) == 1
+    assert (forced.packages, forced.unchanged) == (1, 0)
+    path.write_bytes(app(1))
+    assert scan(scanner(path, memo=memory)).paths() == [b"/usr/bin/app1"]
+
+
+def test_after_a_month_everything_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        (tmp_path / str(number)).write_bytes(app(number))
+    first = scanner(tmp_path)
+    scan(first)
+    memory = remembered(first)
+    real, read = time.time_ns, []
+    for days in range(31):
+        later = days * 86_400 * 10**9
+        monkeypatch.setattr(package_scanner.time, "time_ns", lambda later=later: real() + later)
+        found = scanner(tmp_path, memo=memory)
+        scan(found)
+        memory |= remembered(found)
+        read.append(len(found.whole))
+    assert sum(read) == 30
+    assert max(read) < 30, "not all on one day"
+
+
+def test_package_of_which_something_was_passed_over_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "app").write_bytes(deb(tar([("large", ELF + bytes(1000))])))
+    paths = [os.fsencode(tmp_path)]
+    found = PackageScanner(Memory(), paths, limits=Limits(member_bytes=1000))
+    assert len(scan(found).unreadable) == 1
+    assert (found.packages, found.whole) == (1, [])
+
+
+def test_package_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    path.write_bytes(deb(tar([("a", ELF), ("b", ELF)])))
+    found = scanner(path)
+    for item in found:
+        assert isinstance(item, PinnedFile)
+        item.close()
+        os.utime(path)
+    # The second may have been read before the first was taken.
+    assert found.packages == 1
+    items = PackageScanner(Memory(), [os.fsencode(path)], workers=1)
+    monkey = iter(items)
+    first = next(monkey)
+    assert isinstance(first, PinnedFile)
+    first.close()
+    monkey.close()
+    assert items.whole == []
+
+
+def test_same_file_has_the_same_scope_and_another_has_not(tmp_path: Path) -> None:
+    def identities() -> dict[str, FileIdentity]:
+        found = scan(scanner(tmp_path)).pinned
+        return {
+            seen.pinned.sighting.origin.host: seen.pinned.sighting.origin.identity for seen in found
+        }
+
+    (tmp_path / "a").write_bytes(app())
+    (tmp_path / "b").write_bytes(app())
+    first = identities()
+    assert first["a"].scope != first["b"].scope
+    assert identities() == first
+    os.utime(tmp_path / "a", (1, 1))
+    assert identities()["a"].scope != first["a"].scope
+
+
+def test_links_are_of_the_same_identity(tmp_path: Path) -> None:
+    (tmp_path / "app").write_bytes(deb(tar([("a", ELF), (entry("b", b"1", "a"), b"")])))
+    result = scan(scanner(tmp_path))
+    (pinned,), (again,) = result.pinned, result.again
+    assert pinned.pinned.sighting.origin.identity == again.sighting.origin.identity
+    assert again.sighting.origin.path == b"/b"
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def test_who_stops_early_leaves_nothing_behind(tmp_path: Path) -> None:
+    for number in range(10):
+        members = [(f"{number}-{member}", ELF) for member in range(50)]
+        (tmp_path / str(number)).write_bytes(deb(tar(members)))
+    items = iter(scanner(tmp_path))
+    first = next(items)
+    assert isinstance(first, PinnedFile)
+    first.close()
+    items.close()
+
+
+def test_who_holds_on_to_files_makes_others_wait_until_he_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        package_scanner, "Spool", lambda directory: spool.Spool(directory, open_bytes=1)
+    )
+    (tmp_path / "app").write_bytes(deb(tar([("a", ELF), ("b", ELF)])))
+    items = iter(scanner(tmp_path))
+    first = next(items)
+    assert isinstance(first, PinnedFile)
+    items.close()
+    first.close()
+
+
+def test_fault_of_a_thread_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    (tmp_path / "app").write_bytes(app())
+    monkeypatch.setattr(package_scanner, "open_package", broken)
+    with pytest.raises(ZeroDivisionError):
+        scan(scanner(tmp_path))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper that reads files as others; what it is for is in tests/system/test_fuse_as_owner."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.capture.as_owner import client
+from buildidfs.capture.as_owner.client import AsOwner, Mounter, Place
+from tests.support.children import needs_root
+from tests.support.scans import open_descriptors
+from tests.support.waiting import until
+
+_USER = Mounter(65534, 65534)
+
+
+@pytest.fixture(autouse=True)
+def _descriptors_are_closed() -> Iterator[None]:
+    before = open_descriptors()
+    yield
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file that everybody may read."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 << 20))
+    path.chmod(0o4755)
+    return path
+
+
+@pytest.fixture
+def place(path: Path) -> Iterator[Place]:
+    """The same."""
+    fd = os.open(path, os.O_PATH)
+    status = os.fstat(fd)
+    device = os.major(status.st_dev), os.minor(status.st_dev)
+    yield Place(fd, device, status.st_ino, _USER)
+    os.close(fd)
+
+
+def test_mounters() -> None:
+    text = b"""\
+21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 21 0:40 / /home/me/mnt rw,nosuid,nodev - fuse.sshfs me@there: rw,user_id=1000,group_id=100
+31 21 0:41 / /proc/x rw - fuse x rw,user_id=0,group_id=0,allow_other
+32 21 0:42 / /buildid rw - fuse.buildidfs buildidfs ro,user_id=0,group_id=0
+33 21 0:43 / /sys/fs/fuse/connections rw - fusectl fusectl rw
+34 21 0:44 / /odd rw - fuse.odd odd rw,user_id=x,group_id=0
+35 21 0:45 / /nfs rw - nfs4 there:/ rw,user_id=5,group_id=5
+"""
+    assert client.mounters(text) == {(0, 40): Mounter(1000, 100), (0, 41): Mounter(0, 0)}
+
+
+@needs_root("becomes another user")
+def test_what_it_reads(path: Path, place: Place) -> None:
+    with AsOwner() as as_owner:
+        identity = as_owner.look(place)
+        again, fd = as_owner.read(place)
+        with open(fd, "rb") as copy:
+            assert copy.read() == path.read_bytes()
+        with pytest.raises(OSError, match="Bad file"):
+            os.write(fd, b"x")
+    assert identity == again
+    assert (identity.uid, identity.gid) == (_USER.uid, _USER.gid)
+    assert stat.filemode(identity.mode) == "-rwx------"
+    assert identity.size == path.stat().st_size
+
+
+@needs_root("becomes another user")
+def test_only_what_that_user_may_read(path: Path, place: Place) -> None:
+    path.chmod(0o600)
+    with AsOwner() as as_owner:
+        for mounter, number in ((_USER, errno.EACCES), (Mounter(0, 0), errno.EPERM)):
+            with pytest.raises(OSError, match=r"ermi|give up") as refused:
+                as_owner.read(Place(place.path_fd, place.device, place.inode, mounter))
+            assert refused.value.errno == number
+
+
+@needs_root("becomes another user")
+def test_only_the_file_that_is_meant(tmp_path: Path, place: Place) -> None:
+    with AsOwner() as as_owner:
+        with pytest.raises(OSError, match="another file"):
+            as_owner.look(Place(place.path_fd, place.device, place.inode + 1, _USER))
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo, 0o644)
+        fd = os.open(fifo, os.O_PATH)
+        with pytest.raises(OSError, match="not a regular file"):
+            as_owner.look(Place(fd, place.device, os.fstat(fd).st_ino, _USER))
+        os.close(fd)
+
+
+@needs_root("becomes another user")
+def test_helper_ends_with_us(place: Place) -> None:
+    """However we end: it notices that nobody is there any more."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            as_owner = AsOwner()
+            as_owner.look(place)
+            os.write(writing, str(as_owner.pid).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as pipe:
+        helper = int(pipe.read(20))
+    helper_fd = os.pidfd_open(helper)
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    try:
+        until(lambda: not _lives(helper), "the end of the helper")
+    finally:
+        os.close(helper_fd)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+@needs_root("becomes another user")
+def test_no_room_for_copies_on_a_disk(
+    path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildidfs.capture.elf_file._COPIES", "/nowhere")
+    with AsOwner() as as_owner:
+        _, fd = as_owner.read(place)
+    with open(fd, "rb") as copy:
+        assert copy.read() == path.read_bytes()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files are looked at by another process, which is left behind when there is no answer."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.capture import file_helper
+from buildidfs.capture.file_helper import FileHelper
+from buildidfs.capture.process.process import Process, Ways
+from buildidfs.linux import statx
+from tests.support import halffs
+from tests.support.children import needs_root
+from tests.support.elfwriter import elf_file
+from tests.support.scans import open_descriptors
+from tests.support.waiting import until
+
+DEVICE = (1, 2)
+
+
+@pytest.fixture
+def helper() -> Iterator[FileHelper]:
+    before = open_descriptors()
+    with FileHelper(1.0) as made:
+        yield made
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3_000_000))
+    return path
+
+
+@pytest.fixture
+def fd(file: Path) -> Iterator[int]:
+    descriptor = os.open(file, os.O_PATH)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_file_is_pinned_looked_at_and_copied(helper: FileHelper, file: Path, fd: int) -> None:
+    root = os.open(file.parent, os.O_PATH)
+    pinned, identity = helper.open(DEVICE, root, b"/file")
+    assert identity == statx.identity(fd) == helper.look(DEVICE, pinned)
+    same, copy = helper.copy(DEVICE, pinned, identity.size)
+    assert same == identity
+    assert os.pread(copy, 4_000_000, 0) == file.read_bytes()
+    with pytest.raises(OSError, match=r".") as caught:
+        os.write(copy, b"x")
+    assert caught.value.errno == errno.EBADF
+    for each in (root, pinned, copy):
+        os.close(each)
+
+
+def test_mapped_file_is_identified(helper: FileHelper, tmp_path: Path) -> None:
+    path = tmp_path / "mapped.so"
+    path.write_bytes(elf_file(build_id=bytes(range(20))))
+    with path.open("rb") as file:
+        code = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    with code, Process(os.getpid(), Ways()) as process:
+        mappings = process.executable_mappings()
+        (mapping,) = [each for each in mappings if each.path == os.fsencode(path)]
+        assert helper.build_id(DEVICE, os.getpid(), mapping) == bytes(range(20))
+
+
+def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> None:
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        with pytest.raises(FileNotFoundError):
+            helper.open(DEVICE, root, b"/none")
+        with pytest.raises(OSError, match="not a regular file"):
+            helper.copy(DEVICE, root, 0)
+        with pytest.raises(OSError, match="too large") as caught:
+            helper.copy(DEVICE, root, file_helper.MAX_BYTES + 1)
+        assert caught.value.errno == errno.EFBIG
+    finally:
+        os.close(root)
+
+
+def test_helper_that_was_killed_is_started_again(helper: FileHelper, fd: int) -> None:
+    helper.look(DEVICE, fd)
+    assert helper._process is not None
+    helper._process.kill()
+    helper._process.wait(30)
+    with pytest.raises(OSError, match="was ended"):
+        helper.look(DEVICE, fd)
+    assert helper.look(DEVICE, fd) == statx.identity(fd)
+
+
+@pytest.mark.fuse
+@needs_root("mounts a filesystem")
+def test_silence_is_waited_for_once_and_its_helper_left(
+    helper: FileHelper, file: Path, fd: int, tmp_path: Path
+) -> None:
+    with halffs.served(tmp_path / "mnt", file) as server:
+        silent = os.open(tmp_path / "mnt/app", os.O_PATH)
+        identity, copy = helper.copy(DEVICE, silent, file.stat().st_size)
+        os.close(copy)
+        server.fall_silent()
+        assert helper.look(DEVICE, silent).size == identity.size
+        with pytest.raises(TimeoutError, match="does not answer"):
+            helper.copy(DEVICE, silent, identity.size)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match="does not answer"):
+            helper.look(DEVICE, silent)
+        assert time.monotonic() - begun < 0.5
+        left = file_helper._left_behind[-1]
+        assert left.poll() is None, "not even SIGKILL ends it"
+        assert helper.look((3, 4), fd) == statx.identity(fd), "others are asked all the same"
+        os.close(silent)
+    until(lambda: left.poll() is not None, "its end with the server's")
+
+
+@pytest.mark.fuse
+@needs_root("mounts a filesystem")
+def test_number_of_those_left_behind_is_bounded(
+    file: Path, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_helper, "_MOST_LEFT_BEHIND", 2)
+    with halffs.served(tmp_path / "mnt", file) as server, FileHelper(0.2) as helper:
+        silent = os.open(tmp_path / "mnt/app", os.O_PATH)
+        server.fall_silent()
+        for number in range(4):
+            with pytest.raises(TimeoutError):
+                helper.copy((number, 0), silent, 0)
+        with pytest.raises(TimeoutError, match="too many"):
+            helper.look(DEVICE, fd)
+        os.close(silent)
+    until(lambda: all(each.poll() is not None for each in file_helper._left_behind), "their ends")
+
+
+@pytest.mark.fuse
+@needs_root("mounts a filesystem")
+def test_closing_does_not_wait_for_an_answer(file: Path, tmp_path: Path) -> None:
+    with halffs.served(tmp_path / "mnt", file) as server:
+        silent = os.open(tmp_path / "mnt/app", os.O_PATH)
+        server.fall_silent()
+        helper = FileHelper(600.0)
+        failures: list[OSError] = []
+
+        def ask() -> None:
+            try:
+                helper.copy(DEVICE, silent, 0)
+            except OSError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: helper._process is not None, "a question")
+        begun = time.monotonic()
+        helper.close()
+        thread.join(30)
+        assert time.monotonic() - begun < 10
+        assert len(failures) == 1
+        with pytest.raises(OSError, match="ending"):
+            helper.look(DEVICE, silent)
+        os.close(silent)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are in a container, what it is called, and whose files are believed."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildidfs.capture.origin import container
+from buildidfs.errors import UsageError
+from buildidfs.model import NamespaceSet, Trust
+from tests.support.captures import identity
+
+HOST = NamespaceSet(net=1, uts=2, ipc=3, pid=4, user=5, mnt=6, cgroup=7)
+
+
+@pytest.mark.parametrize(
+    ("its", "names", "expected"),
+    [
+        (NamespaceSet(net=1, mnt=60), ("mnt",), True),
+        (NamespaceSet(net=1, mnt=6), ("mnt",), False),
+        # Every one that is named has to differ.
+        (NamespaceSet(net=10, mnt=60), ("mnt", "net"), True),
+        (NamespaceSet(net=1, mnt=60), ("mnt", "net"), False),
+        # What is not known proves nothing.
+        (NamespaceSet(), ("mnt",), False),
+    ],
+)
+def test_contained_by_namespaces(its: NamespaceSet, names: tuple[str, ...], expected: bool) -> None:
+    assert container.is_contained(its, HOST, names) is expected
+
+
+def test_unknown_host_contains_nothing() -> None:
+    assert not container.is_contained(NamespaceSet(mnt=60), NamespaceSet())
+
+
+def test_label_falls_back_to_the_namespace() -> None:
+    cgroup = b"/system.slice/docker-" + b"0123456789abcdef" * 4 + b".scope"
+    assert container.label(cgroup, NamespaceSet(mnt=60)) == "docker:0123456789ab"
+    assert container.label(b"/user.slice", NamespaceSet(mnt=60)) == "mnt:60"
+
+
+LABELS = {"docker:0123456789ab", "docker:0199999999aa", "podman:0123456789ab", "nspawn:web"}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("docker:0123456789ab", "docker:0123456789ab"),
+        ("docker:0123", "docker:0123456789ab"),
+        ("0199", "docker:0199999999aa"),
+        ("0199999999aa" + "0" * 52, "docker:0199999999aa"),
+        ("we", "nspawn:web"),
+    ],
+)
+def test_beginning_of_an_id_is_enough(given: str, meant: str) -> None:
+    assert container.choose([given], LABELS) == {meant}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("01", "several containers"),
+        ("0123456789ab", "several containers"),
+        ("docker:", "no container"),
+        ("", "no container"),
+        ("dock", "no container"),
+        ("0199999999aa00", "no container"),
+        ("ffff", "running: docker:0123456789ab"),
+    ],
+)
+def test_what_fits_none_or_several_is_refused(given: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        container.choose([given], LABELS)
+
+
+def test_whole_label_wins_over_longer_ones() -> None:
+    assert container.choose(["nspawn:a"], {"nspawn:a", "nspawn:ab"}) == {"nspawn:a"}
+
+
+def test_none_running_is_said() -> None:
+    with pytest.raises(UsageError, match="none is running"):
+        container.choose(["x"], set())
+
+
+@pytest.mark.parametrize(
+    ("changes", "mnt", "expected"),
+    [
+        ({}, 6, Trust.HOST),
+        ({"uid": 1000}, 6, Trust.UNKNOWN),
+        ({"mode": 0o100775}, 6, Trust.UNKNOWN),
+        ({"mode": 0o100757}, 6, Trust.UNKNOWN),
+        ({}, 60, Trust.CONTAINER),
+        ({}, 0, Trust.UNKNOWN),
+    ],
+)
+def test_trust_needs_root_and_the_host(changes: dict[str, int], mnt: int, expected: Trust) -> None:
+    assert container.trust(identity(**changes), mnt, HOST.mnt) is expected
+
+
+def test_owners_that_are_not_believed_do_not_count() -> None:
+    trust = container.trust(identity(), HOST.mnt, HOST.mnt, owners_believed=False)
+    assert trust is Trust.UNKNOWN
+
+
+def test_apart_has_a_bit_for_each_namespace_that_is_not_the_hosts() -> None:
+    its = NamespaceSet(net=10, uts=2, ipc=0, pid=40, user=5, mnt=60, cgroup=7)
+    bits = container.apart(its, HOST)
+    assert bits == 1 << 0 | 1 << 3 | 1 << 5
+    assert container.apart_names(bits) == ["net", "pid", "mnt"]
+    assert container.apart(HOST, HOST) == container.apart(its, NamespaceSet()) == 0
+    assert container.apart_names(container.apart(NamespaceSet(*range(20, 27)), HOST)) == list(
+        NamespaceSet.__struct_fields__
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mnt"], "mnt:60"),
+        (["pid", "mnt"], "mnt:60"),
+        (["pid"], "pid:40"),
+        (["pid", "net"], "pid:40"),
+        (["uts"], ""),
+        (["mnt", "uts"], ""),
+    ],
+)
+def test_label_by_another_definition(names: list[str], expected: str) -> None:
+    its = NamespaceSet(net=10, uts=2, ipc=3, pid=40, user=5, mnt=60, cgroup=7)
+    bits = container.apart(its, HOST)
+    assert container.label_by(b"/user.slice", its, bits, names) == expected
+    docker = b"/docker/" + b"0123456789abcdef" * 4
+    named = "docker:0123456789ab" if expected else ""
+    assert container.label_by(docker, its, bits, names) == named

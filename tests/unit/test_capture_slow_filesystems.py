@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which filesystems may not answer, found out while one does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from buildidfs.capture.slow_filesystems import SlowMounts
+from buildidfs.linux import namespaces, procfs, statmount, statx
+from tests.support.captures import identity
+from tests.support.children import cat_program, needs_root, private_cat
+from tests.support.scans import open_descriptors
+from tests.support.silentfs import served
+
+
+def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | None = None) -> bool:
+    fd = os.open(path, os.O_PATH)
+    try:
+        mounts = SlowMounts() if slow is None else slow
+        return mounts.is_slow(fd, statx.identity(fd, ask=False), mnt_ns_id)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def _needs_statmount() -> None:
+    try:
+        statmount.magic((1 << 63) - 1)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        pytest.skip(f"this kernel has no statmount: {error.strerror}")
+
+
+@pytest.mark.parametrize("path", [cat_program(), "/proc/self/maps", "/dev", "/sys"])
+def test_what_the_kernel_answers_itself(path: str | Path) -> None:
+    assert not is_slow(path)
+
+
+def test_memory_is_not_asked_for_its_mount_which_is_nowhere() -> None:
+    fd = os.memfd_create("code")
+    try:
+        assert not is_slow(f"/proc/self/fd/{fd}")
+        with pytest.raises(OSError, match="No such file"):
+            statmount.magic(statx.unique_mount_id(fd) or 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.fuse
+@pytest.mark.root
+@needs_root("stops a server")
+def test_a_server_that_is_silent(tmp_path: Path) -> None:
+    with served(tmp_path, cat_program()) as server:
+        fd = os.open(tmp_path / "app", os.O_PATH)
+        server.send_signal(signal.SIGSTOP)
+        try:
+            shown = statx.identity(fd, ask=False)
+            assert SlowMounts().is_slow(fd, shown, 0)
+            # As of FUSE on a block device, which has a number of its own.
+            on_disk = identity(dev=0x801, scope=b"", ino=shown.ino)
+            assert SlowMounts().is_slow(fd, on_disk, 0)
+        finally:
+            server.send_signal(signal.SIGCONT)
+            os.close(fd)
+
+
+@pytest.mark.root
+@needs_root("mounts in a namespace of its own")
+def test_another_namespace_has_to_be_known(tmp_path: Path) -> None:
+    with private_cat(tmp_path) as child:
+        pid_fd = procfs.open_pid(child.pid)
+        try:
+            number = namespaces.mnt_ns_id(pid_fd)
+        finally:
+            os.close(pid_fd)
+        path = f"/proc/{child.pid}/exe"
+        mounts = SlowMounts()
+        assert is_slow(path, slow=mounts)  # not one of ours: nobody knows
+        assert not is_slow(path, number, slow=mounts)
+        assert not is_slow(path, slow=mounts)  # known by now
+
+
+def test_on_a_disk_it_has_to_be_known_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+    fd = os.open(cat_program(), os.O_PATH)
+    try:
+        nobody_knows = (1 << 63) - 1
+        assert not SlowMounts().is_slow(fd, identity(scope=b""), nobody_knows)
+        assert SlowMounts().is_slow(fd, identity(dev=0x30, scope=b"s" * 24), nobody_knows)
+    finally:
+        os.close(fd)
+    assert open_descriptors() == before
+
+
+def test_a_closed_descriptor() -> None:
+    fd = os.open("/", os.O_PATH)
+    os.close(fd)
+    assert SlowMounts().is_slow(fd, identity(dev=0x30, scope=b"s" * 24), 0)
+    assert not SlowMounts().is_slow(fd, identity(scope=b""), 0)
+
+
+def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statmount, "magic", lambda mount, namespace: 0x794C7630)
+    slow, initial = SlowMounts(), namespaces.initial().user
+    fd = os.open(cat_program(), os.O_PATH)
+    try:
+        assert slow.is_slow(fd, identity(), 1, initial + 1)
+        assert slow.is_slow(fd, identity(), 1)
+        assert not slow.is_slow(fd, identity(), 1, initial)
+    finally:
+        os.close(fd)

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several variants is served, and why: the order in which they come does not matter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buildidfs.cli.main import main
+from buildidfs.model import Artifact, Digest, Kind, Quality, Standing, Trust
+from buildidfs.store import Store, is_withheld
+from buildidfs.store.fsck import repair
+from buildidfs.store.index import environment
+from buildidfs.store.schema import schema
+from tests.support.captures import NOW, SECOND, capture, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.store.index.environment import Txn
+
+ID = b"\xab\xcd\xef\x01"
+BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+ORDERS = list(itertools.permutations(range(3)))
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """What a capture is ranked by, and its bytes."""
+
+    content: bytes
+    trust: Trust = Trust.HOST
+    quality: Quality = Quality.NONE
+    segments: int = 0
+    kinds: tuple[Kind, ...] = (Kind.DEBUGINFO,)
+    seen: int = 0
+    standing: Standing = Standing.GIVEN
+    truncated: bool = False
+
+
+def _commit(store: Store, variants: list[Variant]) -> None:
+    """One after the other, in that order."""
+    for each in variants:
+        at = sighting(
+            b"/" + each.content.hex().encode(),
+            seen_ns=NOW + each.seen * SECOND,
+            standing=each.standing,
+        )
+        new = capture(
+            store, each.content, ID, at=at, kinds=each.kinds, quality=each.quality,
+            trust=each.trust,
+        )  # fmt: skip
+        changes = {"segments": each.segments, "truncated": each.truncated}
+        store.commit([msgspec.structs.replace(new, **changes)])
+
+
+def _served(variants: list[Variant], kind: Kind = Kind.DEBUGINFO) -> tuple[list[bytes], list[str]]:
+    """The bytes of all variants in their order, and the reasons."""
+    directory = Path(tempfile.mkdtemp())
+    try:
+        with Store.create(directory / "store") as store:
+            _commit(store, variants)
+            assert list(store.check()) == []
+            kept = store.variants(1, kind)
+            contents = {Digest(sha256(each.content).digest()): each.content for each in variants}
+            found = [contents[each.digest] for each in kept]
+            best = store.artifact(1, kind)
+            assert best is None or best == kept[0]
+            assert (best is None) == all(map(_is_withheld(store), kept))
+            return found, store.why(1, kept)
+    finally:
+        shutil.rmtree(directory)
+
+
+def _is_withheld(store: Store) -> Callable[[Artifact], bool]:
+    executable = store.artifact(1, Kind.EXECUTABLE)
+    return lambda artifact: is_withheld(artifact, executable)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_trust_comes_first(order: tuple[int, ...]) -> None:
+    variants = [
+        Variant(b"host", Trust.HOST, Quality.NONE, seen=9),
+        Variant(b"package", Trust.PACKAGE, Quality.SYMTAB, seen=5),
+        Variant(b"container", Trust.CONTAINER, Quality.DEBUGINFO),
+    ]
+    found, why = _served([variants[number] for number in order])
+    assert found == [b"host", b"package", b"container"]
+    assert why == [
+        "is believed most: host", "is believed less: package", "is believed less: container",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_more_is_better_among_equals(order: tuple[int, ...]) -> None:
+    variants = [
+        Variant(b"stripped", quality=Quality.DYNSYM, kinds=BOTH),
+        Variant(b"symbols", quality=Quality.SYMTAB, kinds=BOTH, seen=3),
+        Variant(b"all", quality=Quality.DEBUGINFO, kinds=BOTH, seen=7),
+    ]
+    for kind in BOTH:
+        found, why = _served([variants[number] for number in order], kind)
+        assert found == [b"all", b"symbols", b"stripped"]
+        assert why == [
+            "tells most: debuginfo", "tells less: symtab", "tells less: dynsym",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_debuginfo_of_another_program_comes_last(order: tuple[int, ...]) -> None:
+    """It says more, and that the program is loaded elsewhere."""
+    variants = [
+        Variant(b"program", kinds=(Kind.EXECUTABLE,), segments=7),
+        Variant(b"contradicts", quality=Quality.DEBUGINFO, segments=8),
+        Variant(b"fits", quality=Quality.SYMTAB, segments=7, seen=5),
+    ]
+    found, why = _served([variants[number] for number in order])
+    assert found == [b"fits", b"contradicts"]
+    assert why == [
+        "is loaded where the executable is, and others are not",
+        "is not loaded where the executable is",
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_truncated_comes_last(order: tuple[int, ...]) -> None:
+    """However far it is believed: debuggers refuse it."""
+    variants = [
+        Variant(b"half", Trust.HOST, Quality.DEBUGINFO, kinds=BOTH, truncated=True),
+        Variant(b"first half", Trust.CONTAINER, Quality.DEBUGINFO, kinds=BOTH, truncated=True),
+        Variant(b"whole", Trust.CONTAINER, Quality.SYMTAB, kinds=BOTH, seen=9),
+    ]
+    for kind in BOTH:
+        found, why = _served([variants[number] for number in order], kind)
+        assert found == [b"whole", b"half", b"first half"]
+        assert why == ["is whole", "is truncated", "is truncated"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_truncated_executable_has_no_say(order: tuple[int, ...]) -> None:
+    """It neither contradicts debuginfo nor withholds it."""
+    variants = [
+        Variant(b"half", Trust.HOST, kinds=(Kind.EXECUTABLE,), segments=7, truncated=True),
+        Variant(b"all", Trust.CONTAINER, Quality.DEBUGINFO, segments=8),
+        Variant(b"symbols", Trust.CONTAINER, Quality.SYMTAB, segments=7),
+    ]
+    found, why = _served([variants[number] for number in order])
+    assert found == [b"all", b"symbols"]
+    assert why == ["tells most: debuginfo", "tells less: symtab"]
+
+
+WITHHELD = [
+    (Trust.CONTAINER, Standing.GIVEN, "container"),
+    (Trust.UNKNOWN, Standing.GIVEN, "unknown"),
+    (Trust.PACKAGE, Standing.IMAGE, "image"),
+    (Trust.HOST, Standing.ELSEWHERE, "elsewhere"),
+    (Trust.HOST, Standing.INSTALLED, "installed"),
+]
+
+
+@pytest.mark.parametrize("first", ["executable", "debuginfo"])
+@pytest.mark.parametrize(("trust", "standing", "less"), WITHHELD)
+def test_debuginfo_that_is_believed_less_is_not_served(
+    trust: Trust, standing: Standing, less: str, first: str
+) -> None:
+    executable = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=Standing.SYSTEM)
+    debuginfo = Variant(b"names", trust, Quality.DEBUGINFO, standing=standing)
+    order = [executable, debuginfo] if first == "executable" else [debuginfo, executable]
+    found, why = _served(order)
+    assert found == [b"names"]
+    assert why == [f"is believed less than the executable: {less}"]
+
+
+@pytest.mark.parametrize("trust", [Trust.PACKAGE, Trust.HOST])
+@pytest.mark.parametrize("standing", Standing)
+def test_what_the_operator_hands_over_names_every_executable(
+    trust: Trust, standing: Standing
+) -> None:
+    executable = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=standing)
+    debuginfo = Variant(b"names", trust, Quality.DEBUGINFO)
+    assert _served([executable, debuginfo]) == ([b"names"], [""])
+
+
+@pytest.mark.parametrize(("trust", "standing", "less"), WITHHELD)
+def test_what_is_believed_as_much_names_it(trust: Trust, standing: Standing, less: str) -> None:
+    executable = Variant(b"program", trust, kinds=(Kind.EXECUTABLE,), standing=standing)
+    debuginfo = Variant(b"names", trust, Quality.DEBUGINFO, standing=standing)
+    assert _served([executable, debuginfo]) == ([b"names"], [""])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_withheld_debuginfo_leaves_the_place_to_other(order: tuple[int, ...]) -> None:
+    variants = [
+        Variant(b"program", kinds=(Kind.EXECUTABLE,)),
+        Variant(b"container", Trust.CONTAINER, Quality.DEBUGINFO),
+        Variant(b"package", Trust.PACKAGE, Quality.SYMTAB, seen=5),
+    ]
+    found, why = _served([variants[number] for number in order])
+    assert found == [b"package", b"container"]
+    assert why == ["is believed most: package", "is believed less: container"]
+
+
+def test_withheld_debuginfo_is_served_when_the_executable_is_gone(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
+        _commit(store, [Variant(b"names", Trust.CONTAINER), program])
+        assert store.artifact(1, Kind.DEBUGINFO) is None
+        assert store.kinds(1) == 1 << Kind.EXECUTABLE
+        executable = store.artifact(1, Kind.EXECUTABLE)
+        assert executable is not None
+        store.remove([executable.digest])
+        assert list(store.check()) == []
+        assert store.artifact(1, Kind.DEBUGINFO) is not None
+        assert store.kinds(1) == 1 << Kind.DEBUGINFO
+
+
+def test_withheld_debuginfo_is_served_when_its_bytes_are_seen_at_a_better_place(
+    tmp_path: Path,
+) -> None:
+    with Store.create(tmp_path / "store") as store:
+        program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
+        names = Variant(b"names", Trust.CONTAINER)
+        _commit(store, [program, names])
+        assert store.artifact(1, Kind.DEBUGINFO) is None
+        _commit(store, [msgspec.structs.replace(names, trust=Trust.HOST, seen=1)])
+        assert list(store.check()) == []
+        assert store.artifact(1, Kind.DEBUGINFO) is not None
+
+
+def test_what_an_older_store_serves_is_withheld_by_check(tmp_path: Path) -> None:
+    """It did not ask how far debuginfo is believed."""
+    with Store.create(tmp_path / "store") as store:
+        program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
+        _commit(store, [program, Variant(b"names", Trust.CONTAINER)])
+        (names,) = store.variants(1, Kind.DEBUGINFO)
+        env = environment.acquire(store.path, read_only=False)
+        key = schema.ORDINAL_KIND.pack(1, Kind.DEBUGINFO)
+
+        def serve(txn: Txn) -> None:
+            txn.delete(key + bytes(2), db=env.tables["variants"])
+            txn.put(key, schema.pack_artifact(names)[:-6], db=env.tables["artifacts"])
+
+        env.write(serve)
+        environment.release(env)
+        text = "debuginfo 1/2/0 is believed less than its executable, and is served"
+        assert text in list(store.check())
+        assert text in [fault.text for fault in repair.mend(store.checker())]
+        assert list(store.check()) == []
+        assert store.artifact(1, Kind.DEBUGINFO) is None
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_place_of_the_systems_comes_before_quality(order: tuple[int, ...]) -> None:
+    """The root of a container without a user namespace writes files of root's elsewhere."""
+    variants = [
+        Variant(b"volume", quality=Quality.DEBUGINFO, kinds=BOTH, standing=Standing.ELSEWHERE),
+        Variant(b"opt", quality=Quality.SYMTAB, kinds=BOTH, standing=Standing.INSTALLED, seen=3),
+        Variant(b"usr", kinds=(Kind.EXECUTABLE,), standing=Standing.SYSTEM, seen=5),
+    ]
+    chosen = [variants[number] for number in order]
+    found, why = _served(chosen, Kind.EXECUTABLE)
+    assert found == [b"usr", b"opt", b"volume"]
+    assert why == [
+        "comes from the best place: system",
+        "comes from a lesser place: installed",
+        "comes from a lesser place: elsewhere",
+    ]
+    assert _served(chosen)[1] == [
+        "is believed less than the executable: installed",
+        "is believed less than the executable: elsewhere",
+    ]
+
+
+@pytest.mark.parametrize("standing", [Standing.ELSEWHERE, Standing.INSTALLED, Standing.SYSTEM])
+def test_of_the_hosts_executables_the_first_stays(standing: Standing) -> None:
+    variants = [
+        Variant(b"later", quality=Quality.DEBUGINFO, kinds=BOTH, standing=standing, seen=3),
+        Variant(b"first", quality=Quality.DYNSYM, kinds=(Kind.EXECUTABLE,), standing=standing),
+    ]
+    found = [b"first", b"later"], ["was seen first", "was seen later"]
+    assert _served(variants, Kind.EXECUTABLE) == found
+    assert _served(list(reversed(variants)), Kind.EXECUTABLE) == found
+
+
+def test_the_first_of_equals() -> None:
+    for variants in (
+        [Variant(b"a", seen=2), Variant(b"b")],
+        [Variant(b"b"), Variant(b"a", seen=2)],
+    ):
+        assert _served(variants) == ([b"b", b"a"], ["was seen first", "was seen later"])
+    assert _served([Variant(b"b"), Variant(b"a")]) == ([b"b", b"a"], ["came first", "came later"])
+    assert _served([Variant(b"a")]) == ([b"a"], [""])
+
+
+_VARIANTS = st.lists(
+    st.builds(
+        Variant,
+        content=st.binary(min_size=1, max_size=3),
+        trust=st.sampled_from(Trust),
+        standing=st.sampled_from(Standing),
+        truncated=st.booleans(),
+        quality=st.sampled_from(Quality),
+        segments=st.integers(0, 2),
+        kinds=st.sampled_from([(Kind.EXECUTABLE,), (Kind.DEBUGINFO,), BOTH]),
+        seen=st.integers(0, 50),
+    ),
+    min_size=2,
+    max_size=6,
+    unique_by=(lambda variant: variant.content, lambda variant: variant.seen),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_VARIANTS, st.randoms())
+def test_the_order_of_arrival_does_not_matter(variants: list[Variant], chosen: object) -> None:
+    """All have been seen at different times, by which even equals are told apart."""
+    shuffled = list(variants)
+    chosen.shuffle(shuffled)  # type: ignore[attr-defined]
+    for kind in BOTH:
+        expected, why = _served(variants, kind)
+        assert _served(shuffled, kind) == (expected, why)
+        assert len(why) == len(expected)
+        withheld = [text for text in why if text.startswith("is believed less than the executable")]
+        assert not withheld or (kind is Kind.DEBUGINFO and withheld == why)
+        assert all(why) == (len(why) > 1 or not why or bool(withheld))
+
+
+def test_seeing_the_same_bytes_again_does_not_matter(tmp_path: Path) -> None:
+    variants = [Variant(b"one"), Variant(b"two", seen=1), Variant(b"one", seen=2)]
+    with Store.create(tmp_path / "store") as store:
+        _commit(store, variants)
+        assert len(store.variants(1, Kind.DEBUGINFO)) == 2
+
+
+@pytest.fixture
+def conflicting(tmp_path: Path) -> Path:
+    with Store.create(tmp_path / "store") as store:
+        _commit(
+            store,
+            [
+                Variant(b"ours", Trust.HOST, kinds=BOTH),
+                Variant(b"theirs", Trust.CONTAINER, kinds=(Kind.EXECUTABLE,), seen=1),
+                *[Variant(b"more %d" % n, Trust.CONTAINER, seen=5 + n) for n in range(5)],
+            ],
+        )
+        store.commit([capture(store, b"peaceful", b"\x01\x02")])
+    return tmp_path / "store"
+
+
+def test_listing(conflicting: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--store", str(conflicting), "list", "--conflicts"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.count("abcdef01") == 2
+    assert "0102" not in text.split()
+    assert text.count("  served: is believed most: host\n") == 2
+    assert text.count("  not served: is believed less: container\n") == 6
+    assert "/" + b"theirs".hex() in text
+
+    assert main([*arguments, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["build_id"], each["kind"], len(each["variants"])) for each in found] == [
+        ("abcdef01", "executable", 2), ("abcdef01", "debuginfo", 6),
+    ]  # fmt: skip
+    first, second = found[0]["variants"]
+    assert (first["served"], first["why"]) == (True, "is believed most: host")
+    assert (second["served"], second["why"]) == (False, "is believed less: container")
+    assert second["path"] == "/" + b"theirs".hex()
+
+    assert main([*arguments, "--kind", "debuginfo", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main([*arguments, "--path", "/nowhere"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_showing(conflicting: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--store", str(conflicting), "show", "abcdef01"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.count(", served because it is believed most: host\n") == 2
+    assert text.count(", not served because it is believed less: container\n") == 6
+    assert main([*arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {each["why"] for each in shown["variants"]} == {
+        "is believed most: host", "is believed less: container",
+    }  # fmt: skip
+    assert main(["--store", str(conflicting), "show", "--json", "0102"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["variants"]
+    assert only["why"] == ""

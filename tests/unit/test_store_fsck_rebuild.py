@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.store.fsck.rebuild: an index made from the blobs alone serves what the old one did."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
+from buildidfs.model import Artifact, BuildId, Kind, Quality, Trust
+from buildidfs.store import Store, layout
+from buildidfs.store.fsck import rebuild
+from buildidfs.store.index import environment
+from buildidfs.store.write import sidecar
+from tests.golden.make import fill
+from tests.support.captures import capture, commit, read_blob, sighting
+from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
+from tests.support.killing import calls_of, is_killed, kill_at_call
+
+Shown = dict[tuple[BuildId, Kind], list[Artifact]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with all kinds of captures, closed."""
+    with Store.create(tmp_path / "store") as store:
+        fill(store)
+        at = sighting(b"/opt/first", trust=Trust.CONTAINER, mode=0o100750, uid=5, gid=6)
+        store.commit([capture(store, elf_file([TEXT], build_id=b"\x01\x01"), b"\x01\x01", at=at)])
+        better = sighting(b"/usr/better", trust=Trust.HOST)
+        content = elf_file([TEXT], build_id=b"\x01\x01")
+        store.commit([capture(store, content, b"\x01\x01", at=better)])
+        assert list(store.check(digests=True)) == []
+    return tmp_path / "store"
+
+
+def _shown(store: Store) -> Shown:
+    """What is served, without the numbers that nobody sees."""
+    found: Shown = {}
+    for ordinal, build_id in store.build_ids_from():
+        for kind in Kind:
+            found[build_id, kind] = [
+                msgspec.structs.replace(each, ordinal=0, variant=0)
+                for each in store.variants(ordinal, kind)
+            ]
+    return found
+
+
+def _lose(path: Path) -> None:
+    shutil.rmtree(path / "index")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path / "index" / "data.mdb", 20_000)
+
+
+def _garble(path: Path) -> None:
+    data = path / "index" / "data.mdb"
+    data.write_bytes(random.Random(1).randbytes(data.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [_lose, _cut, _garble])
+def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) -> None:
+    with Store.open(path) as store:
+        before = _shown(store)
+        names = {name: read_blob(store, name) for name in store.blob_names()}
+    damage(path)
+    with pytest.raises(StoreDamaged, match="check --repair makes a new one"):
+        Store.open(path)
+    done = rebuild.run(path)
+    assert (done.blobs, done.unknown, done.damaged) == (len(names), [], [])
+    with Store.open(path) as store:
+        assert list(store.check(digests=True)) == []
+        assert _shown(store) == before
+        assert {name: read_blob(store, name) for name in store.blob_names()} == names
+        assert store.supplementary(b"x86_64/app") is not None
+        ordinal = store.ordinal(b"\x01\x01")
+        assert ordinal is not None
+        (record,) = store.origins(ordinal)
+        assert record.origin.path == b"/usr/better"
+        fill(store)
+        assert list(store.check(digests=True)) == []
+    assert not (path / "index.new").exists()
+    if damage is not _lose:
+        assert len(list((path / "quarantine").glob("index.*"))) == 1
+
+
+def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: Path) -> None:
+    mine, common = b"\x0a" * 20, b"\x0b" * 20
+    debug = elf_file([DWARF, altlink(b"/usr/lib/debug/.dwz/x86/other", common)], build_id=mine)
+    with Store.open(path) as store:
+        for build_id, data in ((mine, debug), (common, elf_file([DWARF], build_id=common))):
+            at = sighting(b"/elsewhere/" + build_id.hex().encode(), mode=0o100644)
+            kinds = [Kind.DEBUGINFO]
+            commit(store, capture(store, data, build_id, at=at, kinds=kinds))
+        assert store.supplementary(b"x86/other") is None, "this capture did not say so"
+    _lose(path)
+    rebuild.run(path)
+    with Store.open(path) as store:
+        assert store.supplementary(b"x86/other") == store.ordinal(common) is not None
+
+
+def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:
+    with Store.open(path) as store:
+        victim = next(iter(store.blob_names()))
+        blob = Path(os.fsdecode(store.blob_path(victim)))
+    blob.chmod(0o600)
+    blob.write_bytes(b"others")
+    _lose(path)
+    assert rebuild.run(path).damaged == [victim]
+    with Store.open(path) as store:
+        assert victim not in set(store.blob_names())
+        assert list(store.check(digests=True)) == []
+    assert (path / "quarantine" / victim.hex()).read_bytes() == b"others"
+
+
+def test_without_what_is_kept_beside_them_the_bytes_tell(path: Path) -> None:
+    """Root alone may read them, and nothing is believed; what has no build ID is put aside."""
+    with Store.open(path) as store:
+        for name in store.blob_names():
+            os.removexattr(store.blob_path(name), sidecar.ATTRIBUTE)
+        before = _shown(store)
+    _lose(path)
+    done = rebuild.run(path)
+    assert (len(done.unknown), done.damaged) == (1, [])
+    assert (path / "quarantine" / done.unknown[0].hex()).exists()
+    with Store.open(path) as store:
+        assert list(store.check(digests=True)) == []
+        assert store.checker().unreferenced() == 0
+        now = _shown(store)
+        assert now.keys() == before.keys()
+        for (build_id, kind), artifacts in now.items():
+            if kind is Kind.VDSO:
+                continue  # nothing in its bytes says so
+            wanted = {each.digest: each for each in before[build_id, kind]}
+            for each in artifacts:
+                if each.digest in wanted:
+                    old = wanted[each.digest]
+                    assert (each.quality, each.scripts) == (old.quality, old.scripts)
+                assert (each.trust, each.mode, each.uid) == (Trust.UNKNOWN, 0o400, 0)
+            assert wanted.keys() <= {each.digest for each in artifacts}
+
+
+def test_what_is_kept_beside_a_blob_does_not_overrule_its_bytes(path: Path) -> None:
+    with Store.open(path) as store:
+        blobs = list(store.blob_names())
+        origins = [store._blobs.origin(name) for name in blobs]
+        for name, origin in zip(blobs, origins[1:] + origins[:1], strict=True):
+            store._blobs.keep_origin(name, origin)
+        before = _shown(store)
+    _lose(path)
+    rebuild.run(path)
+    with Store.open(path) as store:
+        assert list(store.check(digests=True)) == []
+        assert {build_id for build_id, _ in _shown(store)} <= {build_id for build_id, _ in before}
+
+
+def test_compressed_blobs(path: Path) -> None:
+    with Store.open(path) as store:
+        content = elf_file([TEXT], build_id=b"\x05\x05") + bytes(100_000)
+        store.commit([capture(store, content, b"\x05\x05", quality=Quality.NONE)])
+        assert list(store.compress(2**32 - 1)) != []
+        assert list(store.check(digests=True)) == []
+        before = _shown(store)
+    _lose(path)
+    rebuild.run(path)
+    with Store.open(path) as store:
+        assert _shown(store) == before
+        assert list(store.check(digests=True)) == []
+        artifact = store.artifact(store.ordinal(b"\x05\x05") or 0, Kind.EXECUTABLE)
+        assert artifact is not None
+        assert artifact.size == len(content)
+        assert read_blob(store, artifact.digest) == content
+
+
+@pytest.mark.parametrize("version", [0, 2, 10**9])
+def test_a_store_of_another_format(path: Path, version: int) -> None:
+    with Store.open(path) as store:
+        before = _shown(store)
+    (path / "format").write_text(f"buildidfs store {version}\n")
+    rebuild.run(path)
+    assert layout.read_format(bytes(path)) == 1
+    with Store.open(path) as store:
+        assert _shown(store) == before
+        assert list(store.check(digests=True)) == []
+
+
+def test_not_while_it_is_in_use(path: Path) -> None:
+    before = dict(environment._open)
+    with Store.open(path), pytest.raises(StoreLocked, match="is open in this process"):
+        rebuild.run(path)
+    ready, release = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with Store.open(path, read_only=True):
+                os.write(ready[1], b".")
+                os.read(release[0], 1)
+        finally:
+            os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        with pytest.raises(StoreLocked, match="is in use"):
+            rebuild.run(path)
+    finally:
+        os.write(release[1], b".")
+        os.waitpid(child, 0)
+        for fd in (*ready, *release):
+            os.close(fd)
+    assert environment._open == before
+
+
+def test_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreMissing):
+        rebuild.run(tmp_path)
+
+
+def test_killed_before_any_call(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one goes on with it."""
+    monkeypatch.setattr(rebuild, "_BATCH", 2)
+    with Store.open(path) as store:
+        before = _shown(store)
+    _cut(path)
+    trial = tmp_path / "trial"
+
+    def fresh() -> None:
+        shutil.rmtree(trial, ignore_errors=True)
+        shutil.copytree(path, trial, copy_function=_copy)
+
+    fresh()
+    rebuild.run(trial)
+    fresh()
+    calls = calls_of(lambda: rebuild.run(trial))
+    assert calls > 300
+    for moment in random.Random(5).sample(range(1, calls), 20):
+        fresh()
+
+        def work(moment: int = moment) -> None:
+            kill_at_call(moment)
+            rebuild.run(trial)
+            os.kill(os.getpid(), 9)
+
+        assert is_killed(work)
+        try:
+            with Store.open(trial) as store:
+                done = True
+        except StoreDamaged:
+            done = False
+        if not done:
+            rebuild.run(trial)
+        with Store.open(trial) as store:
+            assert list(store.check(digests=True)) == []
+            assert _shown(store) == before
+
+
+def _copy(source: str, target: str) -> None:
+    shutil.copy2(source, target)  # with attributes
