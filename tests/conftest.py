@@ -3,25 +3,28 @@
 
 Tests that need root, FUSE or the host's own mount namespace say so with a marker. They are
 skipped only where the machine cannot have it; a missing program is a failure, because ``make test``
-installs it.
+installs it. ``make test`` runs them in several processes (`tests.support.distribution`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from buildidfs.linux import mounts as linux_mounts
 from buildidfs.linux import namespaces
-from tests.support import mounts
+from tests.support import mounts, quiet
 from tests.support.scans import own_namespaces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Generator, Iterator
 
     from buildidfs.model import NamespaceSet
 
@@ -29,9 +32,50 @@ if TYPE_CHECKING:
 _MAKE = ("MAKE", "MFLAGS", "STORE", "MOUNTPOINT")
 _FOREIGN = ("DEBUGINFOD_", "BUILDIDFS", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB", *_MAKE)
 
+# Each commit of a store waits for its disk several times, and memory does not let it wait.
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES = 2 << 30
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep ``tmp_path`` in memory where there is room, unless the caller has chosen a place."""
+    with contextlib.suppress(OSError):
+        room = shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
+        if room and config.option.basetemp is None and os.access(_MEMORY, os.W_OK):
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers for ``-n auto``."""
+    from tests.support.distribution import workers
+
+    return workers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Return the scheduler of ``--dist loadgroup``; the others are those of xdist."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.support.distribution import ByModule
+
+    return ByModule(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest pieces of work first if several processes share it."""
+    if config.pluginmanager.hasplugin("xdist"):
+        from tests.support import distribution
+
+        distribution.group(items)
+        if hasattr(config, "workerinput"):
+            distribution.order(items)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what this machine or user cannot have, saying what it is."""
+    """Skip what this machine or user cannot have, saying what it is; wait for a quiet host."""
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root")
     if item.get_closest_marker("fuse"):
@@ -41,13 +85,34 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"/dev/fuse cannot be opened: {error.strerror}")
     if item.get_closest_marker("host") and own_namespaces().mnt != namespaces.initial().mnt:
         pytest.skip("needs the host's own mount namespace, and this is a container")
+    quiet.HOST.enter(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Name the watches of others beside which a test failed."""
+    report = yield
+    quiet.explain(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Let others watch the host when the fixtures of the test have ended."""
+    try:
+        yield
+    finally:
+        quiet.HOST.leave(nextitem)
 
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """A directory for this run, below which tests may mount and attach: it is cleared at the end.
+    """A directory of this process, below which tests may mount and attach, cleared at the end.
 
-    Other users may pass through it, as a test that changes its user needs.
+    It is on a disk as a rule, unlike ``tmp_path``. Other users may pass through it, as a test that
+    changes its user needs.
     """
     mounts.sweep()
     directory = mounts.scratch_directory()
@@ -91,12 +156,22 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names for directories that do not exist yet."""
+    directory = tmp_path_factory.mktemp("caches")
+    return (directory / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _no_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_cache(_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start every test with empty caches: debuginfod clients remember misses for ten minutes."""
-    cache = tmp_path_factory.mktemp("cache")
+    cache = next(_caches)
+    cache.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("DEBUGINFOD_CACHE_PATH", str(cache / "debuginfod"))
+    yield
+    shutil.rmtree(cache, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.protocol import Caught, Message, Ready
+from tests.support import quiet
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until
 
@@ -136,6 +137,7 @@ class Catches:
         self._lock = threading.Lock()
         self._held: list[Held] = []
         self._others: list[Message] = []
+        quiet.expect_alone()
         self.watcher = Watcher(self._receive, self.ended.append)
         self.ready: Ready = self.watcher.start()
 

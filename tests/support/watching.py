@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildidfs.store.run_files import present
+from tests.support import quiet
 from tests.support.mounts import COMMAND
 from tests.support.shortlife import Expected, Result, compare
 from tests.support.waiting import until
@@ -177,6 +178,7 @@ def watching(
 
     The log is beside the store. Whatever happens, no process of it outlives the block.
     """
+    quiet.expect_alone()
     log = Path(f"{store}.log")
     with contextlib.closing(Told()) as told, log.open("wb") as output:
         process = subprocess.Popen(

@@ -13,7 +13,7 @@ import pytest
 from tests.support.crashing import OPERATIONS, Crashes, Operation
 from tests.support.powercuts import PowerCuts
 
-pytestmark = [pytest.mark.root]
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 _SEED = 20_260
 
@@ -25,7 +25,13 @@ def crashes(scratch: Path) -> Crashes:
     return Crashes(directory, _SEED)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(each, marks=pytest.mark.watch if each.name == "watch" else (), id=each.name)
+        for each in OPERATIONS
+    ],
+)
 def test_killed(crashes: Crashes, operation: Operation) -> None:
     wanted = crashes.killed + 2
     for _ in range(10):  # some moments come too late

@@ -340,6 +340,7 @@ def test_root_is_not_told_to_become_root(store: Path, directory: Path) -> None:
         assert "--cap-add=" in done.out + done.err, done
 
 
+@pytest.mark.watch
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [

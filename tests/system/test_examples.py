@@ -376,6 +376,7 @@ def test_service_mounts_until_it_is_stopped(places: dict[str, str], buildidfs: B
         assert not is_mountpoint(buildidfs.mountpoint)
 
 
+@pytest.mark.watch
 @pytest.mark.root
 @pytest.mark.host
 def test_watch_service_follows_with_the_privileges_it_has(

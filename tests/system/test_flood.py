@@ -15,7 +15,7 @@ from tests.support.watching import watching
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 
 _PROGRAMS = 40
 _MEMORY = 150 << 20

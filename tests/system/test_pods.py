@@ -67,6 +67,7 @@ def test_up_in_another_pid_namespace_says_what_it_does_not_see(directory: Path) 
     assert UNSEEN in log.read_text()
 
 
+@pytest.mark.watch
 def test_watch_in_another_pid_namespace_follows_what_is_there(directory: Path) -> None:
     """Processes outside, of which the kernel tells without a number, are not taken for missed."""
     apart = [tool("unshare"), "--pid", "--fork", "--mount-proc", *COMMAND]

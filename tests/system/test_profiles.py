@@ -25,7 +25,9 @@ from tests.support.perfwriter import PerfWriter
 from tests.support.waiting import lines, until
 from tests.support.watching import Watcher, watching
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.slow,
+]  # fmt: skip
 
 #: What perf is told, and what it writes then.
 FORMS = {

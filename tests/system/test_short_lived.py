@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.shortlife import Result
     from tests.support.watching import Watcher
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 
 _ITEMS = 20
 _TRIES = 3

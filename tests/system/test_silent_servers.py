@@ -54,6 +54,7 @@ def test_scan_names_it_and_ends(directory: Path, silent: tuple[Path, list[int]])
     assert build_id_of(other) in store("list").out
 
 
+@pytest.mark.watch
 @pytest.mark.host
 def test_watch_ends_when_it_is_told_to(directory: Path) -> None:
     program, target = directory / "program", directory / "mnt"

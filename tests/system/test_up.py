@@ -118,6 +118,7 @@ def test_up_mounts_in_the_background_and_down_ends_that(up: Up) -> None:
     assert not is_mountpoint(up.mount)
 
 
+@pytest.mark.watch
 @pytest.mark.root
 @pytest.mark.host
 def test_up_follows_what_starts_to_run(up: Up, tmp_path: Path) -> None:
@@ -135,6 +136,7 @@ def test_up_follows_what_starts_to_run(up: Up, tmp_path: Path) -> None:
     _have_ended(pidfds)
 
 
+@pytest.mark.watch
 def test_up_again_is_no_error_and_starts_what_was_ended(up: Up) -> None:
     up.up()
     mount = up.process("mount")
@@ -337,6 +339,7 @@ def test_who_may_not_look_is_not_told_that_nothing_runs(up: Up) -> None:
     assert up.is_readable()
 
 
+@pytest.mark.watch
 def test_down_does_not_say_that_it_unmounted_what_was_not_mounted(up: Up) -> None:
     up.run("up", "--log", up.log, up.mount, check=False)
     up.run("unmount", up.mount)
@@ -358,6 +361,7 @@ def test_down_does_not_wait_for_ever(up: Up) -> None:
         os.kill(supervisor, signal.SIGCONT)
 
 
+@pytest.mark.watch
 @pytest.mark.root
 def test_watch_that_cannot_follow_is_said(up: Up) -> None:
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 1:
@@ -372,6 +376,7 @@ def test_watch_that_cannot_follow_is_said(up: Up) -> None:
     up.run("down")
 
 
+@pytest.mark.watch
 @pytest.mark.root
 @pytest.mark.host
 def test_up_scans_once_if_the_watch_cannot_start(up: Up) -> None:
@@ -484,6 +489,7 @@ def test_status_says_that_a_mount_does_not_answer(up: Up) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.watch
 @pytest.mark.root
 @pytest.mark.host
 def test_status_says_that_a_watch_is_stopped(up: Up) -> None:

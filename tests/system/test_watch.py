@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 root = pytest.mark.root
 host = pytest.mark.host
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.watch, pytest.mark.slow]
 
 MIB = 1 << 20
 # Two cores, and others who want them.

@@ -206,6 +206,7 @@ def test_what_is_no_regular_file_is_said(
     caughts = make()
     for _ in range(15):
         caughts.catch(tmp_path / "fifo")
+    caughts.settle()
     assert {(event.name, event.build_id) for event in caughts.events} == {("not captured", None)}
     assert len(caughts.events) == 15
     assert all(event.reason for event in caughts.events)

@@ -31,7 +31,7 @@ from tests.support.scans import own_namespaces
 from tests.support.silentfs import served
 from tests.support.waiting import lines, until
 
-pytestmark = [pytest.mark.root, needs_root("events of the whole system")]
+pytestmark = [pytest.mark.root, pytest.mark.watch, needs_root("events of the whole system")]
 
 ROOT = Path(__file__).parents[2]
 CPU1 = Path("/sys/devices/system/cpu/cpu1/online")

@@ -184,6 +184,7 @@ def test_without_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_descriptors() == before
 
 
+@pytest.mark.watch  # those that watch would lose what happens on that CPU
 @needs_hotplug
 def test_a_cpu_that_is_off_for_a_while(rings: Rings) -> None:
     program = cat_program()
@@ -200,6 +201,7 @@ def test_a_cpu_that_is_off_for_a_while(rings: Rings) -> None:
         assert seen(rings, program)
 
 
+@pytest.mark.watch  # those that watch would lose what happens on that CPU
 @needs_hotplug
 def test_a_cpu_that_is_off_for_a_moment() -> None:
     """Nothing else tells that its events are gone: neither the list of CPUs nor a descriptor."""

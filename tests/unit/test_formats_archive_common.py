@@ -37,7 +37,7 @@ def test_installed(name: bytes, path: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (gzip.compress(b"x"), Packing.GZIP),
+        (gzip.compress(b"x", mtime=0), Packing.GZIP),
         (lzma.compress(b"x"), Packing.XZ),
         (lzma.compress(b"x", lzma.FORMAT_ALONE), Packing.LZMA),
         (zstandard.compress(b"x"), Packing.ZSTD),

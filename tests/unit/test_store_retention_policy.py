@@ -38,9 +38,9 @@ SIZE = 1 << 20
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store that is sound at the end."""
-    with Store.create(tmp_path / "store") as made:
+def store(directory: Path) -> Iterator[Store]:
+    """A store that is sound at the end. It is on a disk, where directories take room, too."""
+    with Store.create(directory / "store") as made:
         yield made
         assert list(made.check(digests=True)) == []
 
