@@ -96,7 +96,7 @@ def test_growth_by_another_process_is_adopted(tmp_path: Path) -> None:
     program = """
 import sys
 from buildidfs.store import Store
-from tests.unit.test_store_environment import _absent
+from tests.unit.test_store_index_environment import _absent
 with Store.open(sys.argv[1]) as store:
     store.remember(_absent(0, 20_000))
 print("ready", flush=True)
@@ -117,7 +117,7 @@ def test_a_process_with_little_address_space_starts_smaller(tmp_path: Path) -> N
 import resource, sys
 from buildidfs.store import Store
 from buildidfs.store.index import environment
-from tests.unit.test_store_environment import _absent
+from tests.unit.test_store_index_environment import _absent
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 with Store.create(sys.argv[1]) as store:
     store.remember(_absent(0, 5000))
