@@ -7,7 +7,7 @@
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
 # make fuzz      give everything that takes bytes of strangers bad ones, for FUZZ_SECONDS (600)
-# make bench     measure against the bars in ARCHITECTURE.md
+# make bench     measure against the bars in benchmarks/RESULTS.md
 # make bench-capture  the part of it that is about live capture
 # make test-fresh  make up, test and check in a new Debian root that has only git, make, python3
 
