@@ -27,9 +27,12 @@ from tests.support.manuals import formatted, indent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "man").iterdir())
-TEXTS = sorted(
+DOCUMENTS = sorted(
+    path for pattern in ("*.md", "docs/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)
+)
+TEXTS = DOCUMENTS + sorted(
     path
-    for pattern in ("*.md", "man/*", "examples/*", "Makefile", "scripts/*", "pyproject.toml")
+    for pattern in ("man/*", "examples/*", "Makefile", "scripts/*", "pyproject.toml")
     for path in ROOT.glob(pattern)
     if path.is_file()
 )
@@ -176,7 +179,7 @@ def examples() -> Iterator[tuple[str, str]]:
     for page_path in PAGES:
         for display in re.findall(r"^\.Bd -literal.*?^\.Ed", page_path.read_text(), re.M | re.S):
             yield from ((line, page_path.name) for line in display.splitlines())
-    for document in ROOT.glob("*.md"):
+    for document in DOCUMENTS:
         blocks = re.findall(
             r"^```sh\n(.*?)^```$|`(buildidfs [^`]+)`", document.read_text(), re.M | re.S
         )
@@ -297,11 +300,21 @@ def test_errors_docstring_has_the_codes() -> None:
 
 def test_links_between_documents_lead_somewhere() -> None:
     links = 0
-    for path in ROOT.glob("*.md"):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
             links += 1
     assert links > 10
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_that_a_document_names_exist(path: Path) -> None:
+    layers = "|".join(each.name for each in (ROOT / "buildidfs").iterdir() if each.is_dir())
+    named = re.findall(rf"`((?:{layers})/[a-z0-9_/]*)(?:\.py)?`", path.read_text())
+    package = ROOT / "buildidfs"
+    missing = [each for each in named if not (package / f"{each}.py").exists()]
+    assert [each for each in missing if not (package / each).is_dir()] == []
+    assert named or path.name not in {"ARCHITECTURE.md", "kernel-facts.md"}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
