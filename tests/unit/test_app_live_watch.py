@@ -216,16 +216,21 @@ def test_what_is_no_regular_file_is_said(
     assert "not captured: " in named[0].message
 
 
-def test_descriptors_are_closed_but_not_at_once(make: Callable[..., Caughts], some: Path) -> None:
-    """The catcher has one of the same file: who closes last does the work."""
-    caughts = make(exclude=("*",))
+def test_descriptors_are_closed_but_not_at_once(
+    make: Callable[..., Caughts], some: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catcher closes its copy of the same file first: the last one to close does the work."""
+    soon = make(exclude=("*",))
     before = open_descriptors()
-    caughts.catch(some)
+    soon.catch(some)
+    until(lambda: open_descriptors() == before, "the descriptor to be closed")
+    monkeypatch.setattr(watch_module, "_CLOSE_AFTER_S", 3600.0)
+    late = make(exclude=("*",))
+    before = open_descriptors()
+    late.catch(some)
     assert open_descriptors() == before + 1
-    caughts.watch.tend()
-    assert open_descriptors() == before + 1
-    caughts.watch.tend()
-    assert open_descriptors() == before
+    late.watch.close()
+    assert open_descriptors() <= before
 
 
 # --- what else the catcher says ------------------------------------------------------------------

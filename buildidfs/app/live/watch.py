@@ -18,7 +18,6 @@ import resource
 import sys
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.live.rescans import Scans
@@ -39,6 +38,7 @@ from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import ANSWER_S, Follow
 from buildidfs.linux import machine, openat2
+from buildidfs.linux.fd_closer import Closer
 from buildidfs.model import BuildId, Sighting
 from buildidfs.store import lost_files
 from buildidfs.store.errors import show
@@ -60,7 +60,7 @@ _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
 _FIRST_LOOK_S: Final = 1.0
-_MOST_CLOSING: Final = 4096
+_CLOSE_AFTER_S: Final = 0.5
 _MOST_FLOODING: Final = 256
 _DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
 
@@ -128,8 +128,8 @@ class Watch:
         self._followed_since = 0.0
         self._named = 0
         self._named_since = 0.0
-        self._closing: deque[int] = deque()
-        self._closable = 0
+        # The catcher closes its copies first, see `protocol.Outbox`.
+        self._closer = Closer(delay=_CLOSE_AFTER_S)
 
     def start(self) -> None:
         """Begin; returns when nothing is missed any more, or only scans are possible.
@@ -150,7 +150,6 @@ class Watch:
     def tend(self) -> None:
         """Start the catcher again when that is due. Raises what ended the work, if anything did."""
         self._follow.check()
-        self._close_old()
         self._log_losses()
         if self._restart_at is None or time.monotonic() < self._restart_at:
             return
@@ -180,12 +179,6 @@ class Watch:
             )
             for each in self._losses.take()
         )
-
-    def _close_old(self) -> None:
-        """Close what was not needed when `tend` was called the last time."""
-        for _ in range(min(self._closable, len(self._closing))):
-            os.close(self._closing.popleft())
-        self._closable = len(self._closing)
 
     def state(self) -> WatchState:
         """How it is doing now."""
@@ -221,8 +214,7 @@ class Watch:
             self._follow.flush(_DRAIN_S)
         self._follow.close()
         self._log_losses()
-        while self._closing:
-            os.close(self._closing.popleft())
+        self._closer.finish(_DRAIN_S)
 
     # --- the catcher -----------------------------------------------------------------------
 
@@ -287,7 +279,7 @@ class Watch:
     def _caught(self, caught: Caught, fd: int) -> None:
         sighting = self._live.of(caught, fd)
         if not self._is_wanted(sighting):
-            self._close_later(fd)
+            self._closer.close([fd])
             return
         if fd < 0 and caught.build_id is None:
             # We had no descriptor left to receive it with.
@@ -312,7 +304,7 @@ class Watch:
                     self._memo, sighting, known, lambda each: self._live.reached(each, caught, fd)
                 )
                 self._follow.seen(again.sighting, known.build_id)
-            self._close_later(fd)
+            self._closer.close([fd])
             return
         sighting = self._live.reached(sighting, caught, fd)
         place = caught.place
@@ -325,11 +317,11 @@ class Watch:
             except TimeoutError:
                 pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
             except OSError as error:
-                self._close_later(fd)
+                self._closer.close([fd])
                 self._not_opened(caught, sighting, error)
                 return
             else:
-                self._close_later(fd)
+                self._closer.close([fd])
                 now = time.monotonic()
                 pin = Pin(sighting, readable, build_id, caught.key, now, share=share)
         self._follow.let_go(self._pins.put(pin))
@@ -364,13 +356,6 @@ class Watch:
             self._scans.process(caught.pid, self._live.share(sighting.origin))
         else:
             self._not_captured(sighting, error.strerror or str(error))
-
-    def _close_later(self, fd: int) -> None:
-        """Not before the catcher has closed its own: see `outbox.Outbox`."""
-        if fd >= 0:
-            self._closing.append(fd)
-        if len(self._closing) > _MOST_CLOSING:
-            os.close(self._closing.popleft())
 
     # --- scans -----------------------------------------------------------------------------
 

@@ -6,19 +6,27 @@ the mount namespace and the filesystem. So this does nothing but to look at each
 does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
 no waiting for whoever receives. What is pinned can be read whatever becomes of the container.
 
-Each CPU has threads of its own that get hold of files (`lookout`). They may run on any CPU: a
+Each CPU has threads of its own that get hold of files (`grabber`). They may run on any CPU: a
 thread bound to the CPU of the process would delay that process. One more thread, less urgent, does
-the rest (`settler`).
+the rest (`identifier`).
 
-It is a process of its own (`catching`), and talks over a socket (`messages`).
+The catcher is a process of its own, started by `client.Watcher`: this module is its program. Its
+arguments are the descriptor of a socket (`protocol`) and the process that started it, which the
+catcher does not outlive.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import logging
 import os
+import resource
 import select
+import signal
+import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -27,16 +35,14 @@ import msgspec
 
 from buildidfs.capture.live import process_table, protocol
 from buildidfs.capture.live.event_rings import Rings
-from buildidfs.capture.live.grabber import Lookout
+from buildidfs.capture.live.grabber import Lookout, State
 from buildidfs.capture.live.identifier import Settler
-from buildidfs.capture.live.protocol import Counts, Flooded, Lost, Ready
+from buildidfs.capture.live.protocol import Counts, Failed, Flooded, Lost, Outbox, Ready
 from buildidfs.capture.live.recent_files import Met
-from buildidfs.capture.live.sender import Outbox
-from buildidfs.capture.live.shared_state import State
-from buildidfs.linux import scheduling
+from buildidfs.errors import CapabilityError
+from buildidfs.linux import capabilities, pdeathsig, scheduling
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
@@ -182,3 +188,48 @@ class Catcher:
             state.counts.dropped += dropped.count
             place = process_table.known_place(dropped.home)
             self._outbox.put(Flooded(place, dropped.count, tuple(dropped.paths)))
+
+
+# Of two threads that have something to do, the one that waits gets its turn after this.
+_SWITCH_INTERVAL_S = 0.00002
+_STACK_BYTES = 256 << 10
+_PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
+
+
+def main(argv: list[str]) -> int:
+    """Catch until the other end of the socket is closed."""
+    sock = socket.socket(fileno=int(argv[0]))
+    owner = int(argv[1])
+    scheduling.name_thread(b"buildidfs-catch")
+    # Meant for who started us, at a terminal or by systemd; we end when nobody listens any more.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    threading.stack_size(_STACK_BYTES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        pdeathsig.end_with(owner, signal.SIGKILL)
+        Catcher(sock).run()
+    except (OSError, CapabilityError) as error:
+        _tell(sock, error)
+    return 0
+
+
+def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
+    """Let the other end know why there is no catcher."""
+    if isinstance(error, OSError):
+        reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
+        if privilege:
+            reason += f"; {capabilities.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
+        message = Failed(reason, privilege)
+    else:
+        message = Failed(str(error), privilege=True)
+    with contextlib.suppress(OSError):  # nobody listens any more
+        sock.setblocking(True)
+        protocol.send(sock, protocol.encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

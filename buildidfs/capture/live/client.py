@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow what is mapped from now on, as long as wanted: the owner's side of the catcher.
 
-The catcher is a process of its own (`catching`); this starts it and hears from it in a thread. When
+The catcher is a process of its own (`catcher`); this starts it and hears from it in a thread. When
 it ends by itself the owner is told, and can start it again: what was mapped meanwhile takes a scan.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _START_S: Final = 20.0
 _END_S: Final = 5.0
 _BUFFER: Final = 4 << 20
-_KEYS: Final = 512  # in one message, which may have messages.MAX_BYTES
+_KEYS: Final = 512  # in one message, which may have protocol.MAX_BYTES
 
 
 class Watcher:
@@ -63,8 +63,8 @@ class Watcher:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-P", "-m", "buildidfs.capture.live", str(theirs.fileno()),
-                    str(os.getpid()),
+                    sys.executable, "-P", "-m", "buildidfs.capture.live.catcher",
+                    str(theirs.fileno()), str(os.getpid()),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -3,7 +3,7 @@
 
 A container that maps files which nobody has seen before costs the catcher ten system calls, and the
 recorder a copy, for each. Beyond its share its mappings are counted and not looked at, which costs
-nothing but the decoding of the event. What root owns on the host is not bounded, see `lookout`.
+nothing but the decoding of the event. What root owns on the host is not bounded, see `grabber`.
 """
 
 from __future__ import annotations

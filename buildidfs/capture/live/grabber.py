@@ -1,28 +1,193 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Getting hold of what is mapped on one CPU, while the process that has mapped it is still there.
+"""Pin what is mapped on one CPU while the process that has mapped it still lives.
 
-One system call to see what is mapped, one to pin it, and on to the next. What exactly it is, and
-where its process lives, takes ten more, and is found out by somebody else (`settler`).
+One system call shows what is mapped, one pins it. Identity and home of the file take ten more, and
+are found out by the `identifier`. A file that is not mapped any more is looked for in the roots of
+other processes of the same mount namespace.
 
-No lock is held during a system call that may wait, be it for a process that is ending or for
-somebody who unmounts: the other CPUs go on.
+No lock is held during a system call that may wait, be it for a process that is ending or for an
+unmount: the other CPUs go on.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import stat
+import threading
 import time
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.live import find_unmapped, process_table
-from buildidfs.capture.live.recent_files import file_key, place_key
-from buildidfs.formats.perf.ring_records import Mapped
-from buildidfs.linux import statx, syscalls
+from buildidfs.capture.live import process_table
+from buildidfs.capture.live.fair_share import FairShare
+from buildidfs.capture.live.process_table import Home
+from buildidfs.capture.live.protocol import Counts, Lost
+from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
+from buildidfs.formats.perf.ring_records import Entered, Exited, Forked, Mapped
+from buildidfs.formats.perf.ring_records import Lost as LostRecords
+from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx, syscalls
+from buildidfs.linux.fd_closer import Closer
 
 if TYPE_CHECKING:
-    from buildidfs.capture.live.process_table import Home
-    from buildidfs.capture.live.shared_state import State
+    from collections.abc import Callable
+
+    from buildidfs.capture.live.event_rings import Rings
+    from buildidfs.capture.live.protocol import Outbox
+    from buildidfs.capture.live.recent_files import Met
+    from buildidfs.formats.perf.ring_records import Record
+
+_NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
+
+
+def end_now(record: Mapped) -> int:
+    """Where the mapping that began at ``record.start`` ends by now, 0 if it is gone.
+
+    Where code and data are not on pages of their own (all that was linked before 2018), the first
+    mapping of a file spans all of it, and the data is mapped over its end at once.
+    """
+    try:
+        maps_fd = os.open(b"/proc/%d/maps" % record.pid, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        found = procmap_query.executable_at(maps_fd, record.start)
+        return found[1] if found is not None and found[0] == record.start else 0
+    except OSError as error:
+        return _end_in_listing(record) if error.errno in _NO_QUERY else 0
+    finally:
+        os.close(maps_fd)
+
+
+def _end_in_listing(record: Mapped) -> int:
+    """`end_now` before Linux 6.11."""
+    begin = b"%x-" % record.start
+    try:
+        names = os.listdir(b"/proc/%d/map_files" % record.pid)
+    except OSError:
+        return 0
+    return next((int(name[len(begin) :], 16) for name in names if name.startswith(begin)), 0)
+
+
+class Elsewhere:
+    """Looks into the roots of processes of the same mount namespace; ``host`` is always there."""
+
+    def __init__(self, host: int) -> None:
+        self._host = host
+
+    def find(self, record: Mapped, home: Home) -> int:
+        """An O_PATH descriptor of the file that was mapped, or -1. No filesystem is asked.
+
+        A path alone proves nothing: the inode has to be that of the mapping. (The device need not:
+        overlayfs and btrfs show one in mappings and another one to stat(2).)
+        """
+        if home.namespaces is None:
+            return -1
+        # A copy, made at once: others may add to it meanwhile.
+        pids = [pid for pid in list(home.pids) if pid != record.pid]
+        if home.namespaces.mnt == self._host:
+            pids.append(os.getpid())
+        for pid in reversed(pids):
+            try:
+                fd = self._open(pid, home.namespaces.mnt, record)
+            except OSError:
+                continue
+            if fd >= 0:
+                return fd
+        return -1
+
+    def _open(self, pid: int, mnt: int, record: Mapped) -> int:
+        pid_fd = procfs.open_pid(pid)
+        root_fd = -1
+        try:
+            if namespaces.mnt(pid_fd) != mnt:
+                return -1
+            root_fd = procfs.open_root(pid_fd)
+            path_fd = openat2.open_cached_in_root(root_fd, record.path)
+        finally:
+            os.close(pid_fd)
+            if root_fd >= 0:
+                os.close(root_fd)
+        try:
+            identity = statx.identity(path_fd, ask=False)
+            if identity.ino == record.inode and stat.S_ISREG(identity.mode):
+                found, path_fd = path_fd, -1
+                return found
+            return -1
+        finally:
+            if path_fd >= 0:
+                os.close(path_fd)
+
+
+# A mapping, where its process lives, and an O_PATH descriptor of the file, or why there is none.
+Grip = tuple[Mapped, Home, int, OSError | None]
+
+
+_OPEN_FILES: Final = 1024
+_WAITING: Final = 8192
+_SPARE_FILES: Final = 256
+
+
+class State:
+    """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
+    got hold of, and None at the end), ``files``, ``shares``, lookups in ``met``, and what says so.
+
+    ``host`` is the mount namespace of the host. At most ``most_held`` files are open until they are
+    sent, and at most ``most_waiting`` wait for that.
+    """
+
+    def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
+        self.lock = threading.Lock()
+        self.rings = rings
+        self.outbox = outbox
+        self.met = met
+        self.host = namespaces.initial().mnt
+        # The rest is for what is looked at and for the rings.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most_held = max(min(_OPEN_FILES, (limit - _SPARE_FILES) // 4), 1)
+        self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
+        self.grips: SimpleQueue[Grip | None] = SimpleQueue()
+        self.closer = Closer(urgent=True)
+        self.elsewhere = Elsewhere(self.host)
+        self.files = HostFiles()
+        self.shares = FairShare()
+        self.tasks = process_table.Tasks()
+        self.counts = Counts()
+        self.ended = False
+
+    def waiting(self) -> int:
+        """How many files were got hold of and are not handed on; without the lock."""
+        return len(self.outbox) + self.grips.qsize()
+
+    def follow(self) -> None:
+        """Take in what has become of processes."""
+        for record in self.rings.changes():
+            self.apply(record)
+
+    def apply(self, record: Record) -> None:
+        """Take in one record that is not about a mapping."""
+        if isinstance(record, Forked):
+            self.tasks.forked(record.pid, record.parent, record.time)
+        elif isinstance(record, Exited):
+            self.tasks.exited(record.pid, record.time)
+        elif isinstance(record, Entered):
+            self.tasks.entered(record.pid, record.namespaces, record.time)
+        elif isinstance(record, LostRecords):
+            self.counts.lost += record.count
+            self.tasks.forget()
+            self.outbox.put(Lost(record.count, "events came faster than they could be read"))
+        else:
+            assert isinstance(record, Mapped)
+
+    def look_around(self, close: Callable[[int], None]) -> None:
+        """Find out what takes system calls; without the lock."""
+        if not self.tasks.has_strangers:
+            return
+        with self.lock:
+            strangers = self.tasks.strangers()
+        for pid, home in strangers:
+            process_table.look(pid, home, close)
 
 
 class Lookout:
@@ -80,7 +245,7 @@ class Lookout:
             except FileNotFoundError:
                 if not self._admits(record, home, 0):  # to look for it elsewhere takes longest
                     return
-                end = find_unmapped.end_now(record)
+                end = end_now(record)
                 if not end:
                     raise
                 fd = self._open(record, home, record.pid, end)

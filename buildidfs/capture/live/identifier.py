@@ -17,8 +17,8 @@ from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
+    from buildidfs.capture.live.grabber import Grip, State
     from buildidfs.capture.live.process_table import Home
-    from buildidfs.capture.live.shared_state import Grip, State
     from buildidfs.formats.perf.ring_records import Mapped
     from buildidfs.model import FileIdentity
 

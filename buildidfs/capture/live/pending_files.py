@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from buildidfs.capture.live.fd_closer import Closer
+from buildidfs.linux.fd_closer import Closer
 from buildidfs.model import BuildId, Sighting
 
 HOST: Final = ""

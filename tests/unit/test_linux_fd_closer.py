@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from buildidfs.capture.live.fd_closer import Closer
+from buildidfs.linux.fd_closer import Closer
 from tests.support.waiting import until
 
 
@@ -32,3 +32,12 @@ def test_one_that_is_not_open_does_not_stop_it() -> None:
     closer.close((reading, writing))
     assert closer.finish(20)
     assert not is_open(writing)
+
+
+def test_delay_holds_until_the_end() -> None:
+    fds = [os.open("/", os.O_PATH) for _ in range(3)]
+    closer = Closer(delay=3600)
+    closer.close(fds)
+    assert all(map(is_open, fds))
+    assert closer.finish(20)
+    assert not any(map(is_open, fds))

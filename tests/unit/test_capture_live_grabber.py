@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.live import find_unmapped
-from buildidfs.capture.live.find_unmapped import Elsewhere, end_now
+from buildidfs.capture.live.grabber import Elsewhere, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.formats.perf.ring_records import Mapped
 from buildidfs.linux import namespaces, procfs, procmap_query
@@ -135,4 +134,3 @@ def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyP
     os.close(pid_fd)
     assert end_now(cut) == 0
     assert end_now(Mapped(1, GONE, start, end, (0, 0), 1, 0, b"/x")) == 0
-    assert find_unmapped is not None
