@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.elf import identify as elf_identify
-from buildidfs.formats.elf import sections
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile |
     answer = elf_identify.describe(reader(fd), size)
     if answer is Absence.NO_BUILD_ID and build_id is not None:
         head = os.pread(fd, elf_identify.HEAD_SIZE, 0)
-        return sections.classify(build_id, head, reader(fd), size)
+        return elf_identify.classify(build_id, head, reader(fd), size)
     return answer
 
 

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats.archive import common, cpio, tar
+from buildidfs.formats.archive import common, packages, tar
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 
 
@@ -172,10 +172,10 @@ def _huge_tar() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "cpio": Target(
-        _check(lambda source: cpio.members(source, lambda: _LISTED)),
+        _check(lambda source: packages.cpio_members(source, lambda: _LISTED)),
         _seed_cpio,
         _huge_cpio,
-        ("archive.cpio",),
+        ("archive.packages",),
     ),
     "tar": Target(
         _check_tar,

@@ -12,7 +12,7 @@ from msgspec import structs
 from buildidfs.errors import IntegrityError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.archive import seekable_zstd
-from buildidfs.formats.elf import core, segments
+from buildidfs.formats.elf import core, header
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
@@ -78,12 +78,12 @@ def _huge_core() -> Iterator[bytes]:
 
 
 def _check_loads(data: bytes) -> None:
-    loads = segments.loaded(FileReader(data), len(data))
+    loads = header.loaded(FileReader(data), len(data))
     assert len(loads) <= len(data) // 32
     for offset in (0, len(data)):
-        address = segments.address_of(loads, offset)
+        address = header.address_of(loads, offset)
         assert address is None or loads
-        segments.is_loaded(loads, offset)
+        header.is_loaded(loads, offset)
 
 
 def _huge_loads() -> Iterator[bytes]:
@@ -165,7 +165,7 @@ def _huge_bundle() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "bundle": Target(_check_bundle, _seed_bundle, _huge_bundle, ("bundle_archive",)),
-    "core": Target(_check_core, _seed_core, _huge_core, ("elf.core", "elf.core_notes")),
-    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elf.segments",)),
+    "core": Target(_check_core, _seed_core, _huge_core, ("elf.core",)),
+    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elf.header",)),
     "seekable": Target(_check_seekable, _seed_seekable, _huge_seekable, ("archive.seekable_zstd",)),
 }

@@ -9,7 +9,7 @@ from typing import Final
 
 from buildidfs.formats import mountinfo, procmaps
 from buildidfs.formats.container import cgroup
-from buildidfs.formats.elf import identify, notes
+from buildidfs.formats.elf import header, identify
 from buildidfs.formats.perf import ring_records
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
@@ -84,12 +84,12 @@ def _tables(bits: int, order: str) -> Iterator[bytes]:
 def _check_notes(data: bytes) -> None:
     for little_endian in (True, False):
         for align in (4, 8):
-            found = list(notes.walk(data, little_endian, align))
+            found = list(header.walk(data, little_endian, align))
             assert sum(len(each.name) + len(each.desc) + 12 for each in found) <= len(data) + 16
             wanted = next(
                 (each.desc for each in found if (each.name, each.type) == (b"GNU", 3)), None
             )
-            got = notes.gnu_build_id(data, little_endian, align)
+            got = header.gnu_build_id(data, little_endian, align)
             assert got == wanted or got is None or wanted is None or len(got) == len(wanted)
 
 
@@ -247,15 +247,15 @@ TARGETS: Final = {
         elves.examine,
         elves.seeds,
         _huge_elves,
-        ("elf.identify", "elf.header", "elf.sections", "elf.notes"),
+        ("elf.identify", "elf.header"),
         cost=lambda data: identify.describe(FileReader(data), len(data)),
     ),
     "notes": Target(
         _check_notes,
         _seed_notes,
         _huge_notes,
-        ("elf.notes",),
-        cost=lambda data: sum(1 for _ in notes.walk(data, True)),
+        ("elf.header",),
+        cost=lambda data: sum(1 for _ in header.walk(data, True)),
     ),
     "mountinfo": Target(_check_mountinfo, _seed_mountinfo, _huge_mountinfo, ("mountinfo",)),
     "cgroup": Target(

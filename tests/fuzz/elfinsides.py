@@ -9,8 +9,8 @@ from typing import Final
 
 from buildidfs.formats import bzimage
 from buildidfs.formats.elf import minidebug, splitdwarf
-from buildidfs.formats.elf.contents import Sections
 from buildidfs.formats.elf.minidebug import DynamicSymbols
+from buildidfs.formats.elf.sections import Sections
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.elfwriter import (
@@ -181,7 +181,7 @@ def _huge_sections() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
-    "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.contents",)),
+    "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.sections",)),
     "minidebug": Target(
         _check_minidebug,
         _seed_minidebug,

@@ -7,8 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile, describe, identify
-from buildidfs.formats.elf.sections import classify
+from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile, classify, describe, identify
 from buildidfs.model import Absence, BuildId
 from tests.support.elfwriter import (
     DWARF,

@@ -9,10 +9,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from buildidfs.formats.archive import ar, common, cpio, package_names, rpm, tar
+from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member
 from buildidfs.formats.container import engine_records, oci
-from buildidfs.formats.container.whiteouts import LayerNames
+from buildidfs.formats.container.oci import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.sources import Bytes, ar_member, deb, entry
 from tests.support.sources import tar as tarred
@@ -33,7 +33,7 @@ def _walk(members: Iterable[Member], source: Bytes, size: int) -> None:
         assert path.startswith(b"/")
         assert not {b"..", b".", b""} & set(path[1:].split(b"/") if len(path) > 1 else ())
         common.installed(member.target)
-        package_names.is_metadata(member.name)
+        packages.is_metadata(member.name)
         if member.extents is not None:
             assert sum(length for _, length in member.extents) == member.stored
         before = source.position
@@ -92,7 +92,7 @@ def _check_ar(data: bytes) -> None:
     source = Bytes(data)
 
     def attempt() -> None:
-        for member in ar.members(source):
+        for member in packages.ar_members(source):
             assert member.size >= 0
             assert len(member.name) <= 16
 
@@ -100,13 +100,15 @@ def _check_ar(data: bytes) -> None:
 
 
 def _huge_ar() -> Iterator[bytes]:
-    yield ar.MAGIC + filled(ar_member(b"a", b""))
+    yield packages.AR_MAGIC + filled(ar_member(b"a", b""))
 
 
 def _check_cpio(data: bytes) -> None:
     listed = [Member(b"/a", common.Type.FILE, 3, 3), Member(b"/b", common.Type.FILE, 5, 5)]
     source = Bytes(data)
-    refusal(lambda: _walk(cpio.members(source, lambda: listed), source, len(data)), Damaged)
+    refusal(
+        lambda: _walk(packages.cpio_members(source, lambda: listed), source, len(data)), Damaged
+    )
 
 
 def _newc(name: bytes, data: bytes = b"", links: int = 1) -> bytes:
@@ -131,8 +133,8 @@ def _huge_cpio() -> Iterator[bytes]:
 
 def _check_rpm(data: bytes) -> None:
     def attempt() -> None:
-        header = rpm.header(Bytes(data))
-        assert package_names.PackageName(*header.name).text.isprintable()
+        header = packages.rpm_header(Bytes(data))
+        assert packages.PackageName(*header.name).text.isprintable()
         files = header.files()
         assert len(files) <= len(data)
         for number in range(len(files)):
@@ -148,7 +150,7 @@ def _rpm(entries: Iterable[tuple[int, int, int, int]], data: bytes) -> bytes:
     index = b"".join(struct.pack(">IIII", *each) for each in entries)
     empty = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", 0, 0)
     intro = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", len(index) // 16, len(data))
-    return rpm.MAGIC + bytes(92) + empty + intro + index + data
+    return packages.RPM_MAGIC + bytes(92) + empty + intro + index + data
 
 
 def _listing(count: int, directory: bytes) -> bytes:
@@ -180,10 +182,10 @@ def _huge_rpm() -> Iterator[bytes]:
 
 
 def _check_packages(data: bytes) -> None:
-    for name in (package_names.debian(data), package_names.pkginfo(data)):
+    for name in (packages.debian(data), packages.pkginfo(data)):
         assert len(name.text) <= 400
         assert name.text.isprintable()
-    package_names.is_metadata(data)
+    packages.is_metadata(data)
 
 
 def _seed_packages() -> Iterator[bytes]:
@@ -347,12 +349,12 @@ TARGETS: Final = {
         _check_whiteouts,
         lambda: [b"usr/bin/a\nusr/.wh.b\nusr/.wh..wh..opq\n.wh..wh.plnk/x\nusr"],
         _huge_whiteouts,
-        ("container.whiteouts",),
+        ("container.oci",),
     ),
     "engines": Target(_check_engines, _seed_engines, _huge_engines, ("container.engine_records",)),
     "tar": Target(_check_tar, _seed_tar, _huge_tar, ("archive.tar", "archive.common")),
-    "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("archive.ar",)),
-    "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("archive.cpio",)),
-    "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("archive.rpm",)),
-    "packages": Target(_check_packages, _seed_packages, _huge_packages, ("archive.package_names",)),
+    "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("archive.packages",)),
+    "cpio": Target(_check_cpio, _seed_cpio, _huge_cpio, ("archive.packages",)),
+    "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("archive.packages",)),
+    "packages": Target(_check_packages, _seed_packages, _huge_packages, ("archive.packages",)),
 }

@@ -18,9 +18,6 @@ from buildidfs.formats.perf import (
 from buildidfs.formats.perf import (
     stream as perf_stream,
 )
-from buildidfs.formats.perf import (
-    writer as perf_writer,
-)
 from tests.fuzz import elves
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.filereader import FileReader
@@ -44,7 +41,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
         headers.text(content, header.order)
         headers.clock(content, header.order)
         headers.times(content, header.order)
-        perf_writer.moved_traces(content, header.order, [0, 8, 16], [8, 16, 0])
+        headers.moved_traces(content, header.order, [0, 8, 16], [8, 16, 0])
     for named in headers.build_id_table(reader, header):
         assert len(named.build_id) <= 20
         again = headers.pack_named(named, header.order)
@@ -160,7 +157,6 @@ TARGETS: Final = {
             "perf.file_records",
             "perf.address_spaces",
             "perf.stream",
-            "perf.writer",
         ),
     ),
     "acl": Target(_check_acl, _seed_acl, _huge_acl, ("posix_acl",)),

@@ -113,7 +113,7 @@ def _huge_symbolized() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("elf.core_notes",)),
+    "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("elf.core",)),
     "perfscript": Target(
         _check_perfscript, _seed_perfscript, _huge_perfscript, ("perf.script_output",)
     ),

@@ -25,7 +25,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats import json_text
 from buildidfs.formats.elf.header import SHF_COMPRESSED
-from buildidfs.formats.elf.sections import AltLink, DebugLink, ElfFile
+from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import options
 from tests.fuzz import elves
@@ -284,7 +284,7 @@ def _huge_json() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "json": Target(_check_json, _seed_json, _huge_json, ("json_text",)),
-    "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.zstd_sections",)),
+    "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),
     "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),
     "links": Target(_check_links, _seed_links, _huge_links, most=_LINK_BYTES),
     "config": Target(_check_config, _seed_config, _huge_config, most=1 << 13),

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import lmdb
 
-from buildidfs.formats.elf.identify import ElfFile, describe
-from buildidfs.formats.elf.sections import classify
+from buildidfs.formats.elf.identify import ElfFile, classify, describe
 from buildidfs.model import (
     Absence,
     BuildId,

@@ -10,7 +10,7 @@ import lzma
 import pytest
 import zstandard
 
-from buildidfs.formats.archive import common, package_names
+from buildidfs.formats.archive import common, packages
 from buildidfs.formats.archive.common import Packing
 
 
@@ -65,14 +65,14 @@ def test_name_of_a_debian_package() -> None:
         b"Package: zlib1g\nSource: zlib\nVersion: 1:1.2.13.dfsg-1\nArchitecture: amd64\n"
         b"Description: compression library\n Version: of no meaning here\n"
     )
-    name = package_names.debian(control)
+    name = packages.debian(control)
     assert name == (b"zlib1g", b"1:1.2.13.dfsg-1", b"amd64")
     assert name.text == "zlib1g-1:1.2.13.dfsg-1.amd64"
 
 
 def test_name_in_pkginfo() -> None:
     text = b"# Generated\npkgname = gtk+3.0\npkgver = 3.24.43-r0\nsize = 1\narch = x86_64\n"
-    assert package_names.pkginfo(text).text == "gtk+3.0-3.24.43-r0.x86_64"
+    assert packages.pkginfo(text).text == "gtk+3.0-3.24.43-r0.x86_64"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_name_in_pkginfo() -> None:
     ],
 )
 def test_names_that_nobody_should_have(text: bytes, shown: str) -> None:
-    assert package_names.debian(text).text == shown
+    assert packages.debian(text).text == shown
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_names_that_nobody_should_have(text: bytes, shown: str) -> None:
     ],
 )
 def test_metadata_of_packages(name: bytes, is_one: bool) -> None:
-    assert package_names.is_metadata(name) is is_one
+    assert packages.is_metadata(name) is is_one

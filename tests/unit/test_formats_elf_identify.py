@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import (
     HEAD_SIZE,
     AltLink,
@@ -19,7 +20,6 @@ from buildidfs.formats.elf.identify import (
     describe,
     identify,
 )
-from buildidfs.formats.elf.notes import gnu_build_id
 from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality
 from tests.support import elfwriter
 from tests.support.elfwriter import (
@@ -328,7 +328,7 @@ class TestDescribe:
 
 
 class TestScripts:
-    """The extents of .debug_gdb_scripts; what gdb would find decides (see elfsections)."""
+    """The extents of .debug_gdb_scripts; what gdb would find decides (see `identify`)."""
 
     SCRIPT = gdb_scripts("print('loaded')")
 

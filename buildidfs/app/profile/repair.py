@@ -25,7 +25,7 @@ from buildidfs.app.profile.reading import ANONYMOUS, Reading
 from buildidfs.app.profile.rename import TOO_LONG, Renaming
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf import file_records, headers, writer
+from buildidfs.formats.perf import file_records, headers
 from buildidfs.formats.perf import stream as perf_stream
 from buildidfs.formats.perf.file_records import Events, Rewriter
 from buildidfs.model import BuildId, ByteRange
@@ -98,7 +98,7 @@ def repair(
     with Profile(path) as profile:
         if not profile.header.is_pipe:
             try:
-                writer.require_usual(profile.header)
+                headers.require_usual(profile.header)
             except UsageError as error:
                 raise UsageError(f"{_shown(path)} {error}") from error
         reading = Reading(profile, store, progress, assigned)
@@ -197,14 +197,14 @@ class _Writer:
         sizes = [
             each.size if isinstance(each, ByteRange) else len(each) for each in features.values()
         ]
-        self._put(writer.section_table(header, self._at, sizes))
+        self._put(headers.section_table(header, self._at, sizes))
         for content in features.values():
             if isinstance(content, ByteRange):
                 self._copy(self._profile.parts[0], content)
             else:
                 self._put(content)
         self._file.seek(0)
-        self._file.write(writer.beginning(original, header, size, features))
+        self._file.write(headers.beginning(original, header, size, features))
 
     def _pipe(self) -> None:
         """A pipe has records for all: the table comes before the first that perf did not make."""
@@ -212,13 +212,13 @@ class _Writer:
         order = self._order
         for number, raw, part in self._records():
             if raw.kind < _OWN and not is_told:
-                self._put(writer.build_id_feature(self._renaming.table(), order))
+                self._put(headers.build_id_feature(self._renaming.table(), order))
                 is_told = True
             if raw.kind == file_records.HEADER_BUILD_ID:
                 continue
             if raw.kind == file_records.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:
                 (which,) = self._word.unpack_from(raw.data, raw.at + 8)
-                if which in writer.NOT_KEPT:
+                if which in headers.NOT_KEPT:
                     continue
             self._put_record(number, raw, part)
 
@@ -271,10 +271,10 @@ class _Writer:
         for number, place in header.features.items():
             if number == headers.AUXTRACE:
                 index = profile.read_at(place.offset, min(place.size, _MAX_INDEX))
-                yield number, writer.moved_traces(index, self._order, self._old, self._new)
-            elif number != headers.BUILD_ID and number not in writer.NOT_KEPT:
+                yield number, headers.moved_traces(index, self._order, self._old, self._new)
+            elif number != headers.BUILD_ID and number not in headers.NOT_KEPT:
                 yield number, place
-        table = writer.build_id_feature(self._renaming.table(), self._order)
+        table = headers.build_id_feature(self._renaming.table(), self._order)
         if table:
             yield headers.BUILD_ID, table
 

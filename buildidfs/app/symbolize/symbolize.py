@@ -14,9 +14,9 @@ from buildidfs.app.symbolize.programs import Failed
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import decompress
 from buildidfs.errors import StoreError
-from buildidfs.formats.elf import segments
+from buildidfs.formats.elf import header as elf_header
+from buildidfs.formats.elf.header import Segment
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.formats.elf.segments import Segment
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import copy
 from buildidfs.model import Artifact, BuildId, Kind
@@ -137,7 +137,7 @@ class Symbolizer:
     def address_of(self, build_id: BuildId, offset: int) -> int | None:
         """Where a byte of the file is loaded; None if it is not, or nobody knows."""
         file = self._file(build_id)
-        return segments.address_of(file.loads, offset) if file.has_offsets else None
+        return elf_header.address_of(file.loads, offset) if file.has_offsets else None
 
     # --- files -----------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Symbolizer:
     def _loads(self, artifact: Artifact) -> list[Segment]:
         fd = self._store.open_blob(artifact.digest)
         try:
-            return segments.loaded(
+            return elf_header.loaded(
                 lambda offset, size: os.pread(fd, size, offset), os.fstat(fd).st_size
             )
         except OSError as error:
@@ -243,7 +243,7 @@ class Symbolizer:
     def _look(self, file: _File, address: int) -> Answer:
         if file.why:
             return Answer((), file.why)
-        if file.loads and not segments.is_loaded(file.loads, address):
+        if file.loads and not elf_header.is_loaded(file.loads, address):
             return Answer((), NOT_LOADED)
         frames: list[Frame] = []
         why: list[str] = []

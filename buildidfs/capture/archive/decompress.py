@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from buildidfs.capture.elf_file import memory_file, write_all
 from buildidfs.formats.archive.common import Packing
-from buildidfs.formats.elf import zstd_sections
+from buildidfs.formats.elf.sections import zstd_sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def unpack_sections(fd: int, limit: int) -> None:
     """
     size = end = os.fstat(fd).st_size
     limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
-    for section in zstd_sections.find(lambda offset, length: os.pread(fd, length, offset), size):
+    for section in zstd_sections(lambda offset, length: os.pread(fd, length, offset), size):
         start = at = section.start(end)
         if section.plain > min(limit - (end - size), section.most - start):
             raise CannotDecompress("more debug information when decompressed than is read")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.capture.archive.decompress import CannotDecompress
 from buildidfs.capture.archive.stream import Limits, PlainStream, Region, Stream, unpacked
-from buildidfs.formats.archive import ar, common, cpio, package_names, rpm, tar
+from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member, installed
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def open_package(fd: int, size: int, limits: Limits) -> Package:
     """
     head = os.pread(fd, _HEAD, 0)
     whole = Region(fd, 0, size)
-    if head.startswith(ar.MAGIC):
+    if head.startswith(packages.AR_MAGIC):
         return _debian(whole, limits)
-    if head.startswith(rpm.MAGIC):
+    if head.startswith(packages.RPM_MAGIC):
         return _rpm(whole, limits)
     if head.startswith(_ADB):
         raise Damaged("a package of Alpine's third format, which is not understood")
@@ -57,7 +57,7 @@ def open_package(fd: int, size: int, limits: Limits) -> Package:
 
 def _debian(whole: Region, limits: Limits) -> Package:
     outer = PlainStream(whole)
-    parts = ar.members(outer)
+    parts = packages.ar_members(outer)
     if next(parts, (b"",))[0] != b"debian-binary":
         raise NotAPackage  # a static library
     name = ""
@@ -77,7 +77,7 @@ def _debian_name(region: Region) -> str:
         stream = unpacked(region, _CONTROL_BYTES)
         for member in itertools.islice(tar.members(stream), _CONTROL_MEMBERS):
             if installed(member.name) == b"/control":
-                return package_names.debian(_text(member, stream)).text
+                return packages.debian(_text(member, stream)).text
     except (Damaged, CannotDecompress):
         pass  # its data may be sound
     return ""
@@ -85,11 +85,11 @@ def _debian_name(region: Region) -> str:
 
 def _rpm(whole: Region, limits: Limits) -> Package:
     outer = PlainStream(whole)
-    header = rpm.header(outer)
+    header = packages.rpm_header(outer)
     at = outer.position
     stream = unpacked(Region(whole.fd, whole.offset + at, whole.size - at), limits.unpacked_bytes)
-    name = package_names.PackageName(*header.name).text
-    return Package(name, cpio.members(stream, header.files), stream)
+    name = packages.PackageName(*header.name).text
+    return Package(name, packages.cpio_members(stream, header.files), stream)
 
 
 def _tar(whole: Region, limits: Limits) -> Package:
@@ -100,13 +100,13 @@ def _tar(whole: Region, limits: Limits) -> Package:
         first = next(members, None)
     except (Damaged, CannotDecompress):
         raise NotAPackage from None
-    if first is None or not package_names.is_metadata(first.name):
+    if first is None or not packages.is_metadata(first.name):
         raise NotAPackage
     name = ""
     for member in itertools.islice(itertools.chain((first,), members), _CONTROL_MEMBERS):
         path = installed(member.name)
-        if path == b"/" + package_names.PKGINFO:
-            name = package_names.pkginfo(_text(member, stream)).text
+        if path == b"/" + packages.PKGINFO:
+            name = packages.pkginfo(_text(member, stream)).text
         elif not path.startswith(b"/.") or b"/" in path[1:]:
             members = itertools.chain((member,), members)
             break
@@ -114,4 +114,4 @@ def _tar(whole: Region, limits: Limits) -> Package:
 
 
 def _text(member: Member, stream: Stream) -> bytes:
-    return stream.take(min(member.stored, package_names.METADATA_MAX))
+    return stream.take(min(member.stored, packages.METADATA_MAX))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.archive.stream import Limits, Region
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.image.files import Files
-    from buildidfs.formats.container.whiteouts import LayerNames
+    from buildidfs.formats.container.oci import LayerNames
     from buildidfs.model import Access, FileIdentity
 
 # The kernel's names, and those of mounts in a user namespace (overlayfs.rst, "User xattr").

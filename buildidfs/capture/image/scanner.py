@@ -26,7 +26,7 @@ from buildidfs.capture.image.layers import Context
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import oci
-from buildidfs.formats.container.whiteouts import NAMES_MAX_BYTES, LayerNames
+from buildidfs.formats.container.oci import NAMES_MAX_BYTES, LayerNames
 from buildidfs.model import FileIdentity, Standing, Trust, fingerprint
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.base import Found, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.origin.host_path import Here
 from buildidfs.errors import InvalidBuildId
-from buildidfs.formats.elf import notes
+from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.linux import machine, namespaces, openat2, statx
 from buildidfs.model import (
     EVERYBODY,
@@ -209,7 +209,7 @@ def _missing(path: bytes) -> Unreadable:
 def running_build_id(root: bytes = b"") -> BuildId:
     """That of the running kernel. Raises OSError, `InvalidBuildId` if it has none."""
     with open(root + _NOTES, "rb") as file:
-        raw = notes.gnu_build_id(file.read(), sys.byteorder == "little")
+        raw = gnu_build_id(file.read(), sys.byteorder == "little")
     if raw is None:
         raise InvalidBuildId("tells no build ID")
     return BuildId(raw)
@@ -238,7 +238,7 @@ def loaded_modules(directory: bytes) -> dict[bytes, BuildId]:
     for name in names:
         try:
             with open(os.path.join(directory, name, b"notes", _NOTE), "rb") as file:
-                raw = notes.gnu_build_id(file.read(), sys.byteorder == "little")
+                raw = gnu_build_id(file.read(), sys.byteorder == "little")
             if raw is not None:
                 loaded[name] = BuildId(raw)
         except (OSError, InvalidBuildId):

@@ -128,7 +128,7 @@ class Profile:
             self.truncated = stream.truncated
 
     def feature(self, number: int) -> bytes:
-        """The bytes of a feature (`perfdata.HOSTNAME`); empty where there is none."""
+        """The bytes of a feature (`headers.HOSTNAME`); empty where there is none."""
         if self.header.is_pipe:
             return self._piped.get(number, b"")
         return headers.feature(self.read_at, self.header, number)

@@ -7,7 +7,8 @@ build ID is. So a core tells which binaries it is about when none of them is lef
 gdb(1) and elfutils read it; one that was cut off tells as much as there is of it.
 
 Sources: core(5), elf(5), and vma_dump_size of the kernel's fs/coredump.c; gcore(1) goes by them,
-too. The notes are read in `corenotes`.
+too. The notes are those of fill_files_note, fill_prstatus and fill_psinfo (fs/binfmt_elf.c), whose
+structures are in linux/elfcore.h.
 
 Everything in a core was written by the process that crashed. Every size, count, offset and address
 is a claim; what is read is bounded by the size of the file, and no input raises, except what
@@ -18,24 +19,29 @@ from __future__ import annotations
 
 import bisect
 import enum
+import struct
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.formats.elf import core_notes, identify, segments
-from buildidfs.formats.elf.core_notes import MappedFile
+from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import (
     ET_CORE,
+    HEADER_BIG,
+    HEADER_LITTLE,
     LAYOUTS,
     MAGIC,
+    PF_X,
     PN_XNUM,
     PT_LOAD,
     PT_NOTE,
     TABLE_MAX,
     Layout,
     ReadAt,
+    Segment,
     Source,
+    segments,
 )
 from buildidfs.model import BuildId, ByteRange
 
@@ -121,9 +127,9 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
     if len(head) < layout.ehdr_size:
         return None
     note, memory = _segments(layout, head, read_at, size)
-    said = core_notes.Notes(layout)
+    said = _Notes(layout)
     if note is not None:
-        said = core_notes.read(layout, note, read_at, size)
+        said = _read_notes(layout, note, read_at, size)
     files = said.files()
     finder = _Modules(memory, said.auxiliary())
     modules = finder.of_files(files) if files else finder.of_memory()
@@ -149,7 +155,7 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
 class _Memory:
     """The memory of the process, as far as it was dumped. Reads no more of it than it is given."""
 
-    def __init__(self, read_at: ReadAt, size: int, loads: Iterable[segments.Segment]) -> None:
+    def __init__(self, read_at: ReadAt, size: int, loads: Iterable[Segment]) -> None:
         self._read_at = read_at
         self._size = size
         self._starts, self._offsets, self._sizes = array("Q"), array("Q"), array("Q")
@@ -167,7 +173,7 @@ class _Memory:
             self._ends.append(end)
             self._offsets.append(load.offset)
             self._sizes.append(min(load.size, load.memory))
-            self._executable.append(load.flags & segments.PF_X)
+            self._executable.append(load.flags & PF_X)
             self.claimed = max(self.claimed, load.offset + load.size)
 
     def starts(self) -> Iterable[int]:
@@ -221,7 +227,7 @@ class _Memory:
 
 def _segments(
     layout: Layout, head: bytes, read_at: ReadAt, size: int
-) -> tuple[segments.Segment | None, _Memory]:
+) -> tuple[Segment | None, _Memory]:
     """The notes, and what was dumped of the memory."""
     header = layout.ehdr.unpack_from(head, 16)
     phoff, shoff, phnum = header[4], header[5], header[9]
@@ -229,9 +235,9 @@ def _segments(
     if phnum == PN_XNUM:
         phnum = _many(layout, source, phoff, shoff)
     table = source.read(phoff, min(phnum * layout.phdr.size, TABLE_MAX)) if phoff else b""
-    note: segments.Segment | None = None
+    note: Segment | None = None
     loads = []
-    for segment in segments.segments(layout, table):
+    for segment in segments(layout, table):
         if segment.kind == PT_LOAD:
             loads.append(segment)
         elif segment.kind == PT_NOTE and note is None:
@@ -248,7 +254,7 @@ def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
     first = source.read(shoff, layout.shdr.size) if shoff else b""
     if len(first) == layout.shdr.size:
         return int(layout.shdr.unpack(first)[6])
-    for segment in segments.segments(layout, source.read(phoff, layout.phdr.size)):
+    for segment in segments(layout, source.read(phoff, layout.phdr.size)):
         if segment.kind == PT_NOTE and segment.offset > phoff:
             return (segment.offset - phoff) // layout.phdr.size
     return PN_XNUM
@@ -262,8 +268,8 @@ class _Modules:
 
     def __init__(self, memory: _Memory, auxiliary: dict[int, int]) -> None:
         self._memory = memory
-        self._vdso = auxiliary.get(core_notes.AT_SYSINFO_EHDR, 0)
-        self._main = auxiliary.get(core_notes.AT_PHDR) or auxiliary.get(core_notes.AT_ENTRY, 0)
+        self._vdso = auxiliary.get(_AT_SYSINFO_EHDR, 0)
+        self._main = auxiliary.get(_AT_PHDR) or auxiliary.get(_AT_ENTRY, 0)
         self.vdso_range: ByteRange | None = None
 
     def of_files(self, files: list[MappedFile]) -> Iterator[Module]:
@@ -347,3 +353,140 @@ class _Modules:
             return Unknown.CUT_OFF if cut_off else Unknown.NOT_DUMPED
         answer = identify.identify(head, read_at)
         return answer if isinstance(answer, BuildId) else Unknown.NO_BUILD_ID
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+_AT_PHDR: Final = 3
+_AT_ENTRY: Final = 9
+_AT_SYSINFO_EHDR: Final = 33
+"""Keys of `_Notes.auxiliary`, see getauxval(3)."""
+
+_NT_PRSTATUS: Final = 1
+_NT_PRPSINFO: Final = 3
+_NT_AUXV: Final = 6
+_NT_FILE: Final = 0x46494C45
+
+# What is read of the notes at once, and how many there may be: some six for each thread.
+_WINDOW: Final = 1 << 16
+_MOST_NOTES: Final = 1 << 20
+# The most that is taken of one note. That of files has 16 MiB in a kernel that was told to.
+_MOST_OF: Final = {_NT_PRSTATUS: 64, _NT_PRPSINFO: 256, _NT_AUXV: 8192, _NT_FILE: 32 << 20}
+
+
+class MappedFile(NamedTuple):
+    """A line of NT_FILE: what is mapped from ``start`` to ``end`` is at ``offset`` of a file."""
+
+    start: int
+    end: int
+    offset: int
+    path: bytes
+
+
+class _Notes:
+    """The notes that matter, each as it came first; ``threads`` counts those of threads."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._order = "<" if layout.little_endian else ">"
+        self._word = "Q" if layout.bits == 64 else "I"
+        self.notes: dict[int, bytes] = {}
+        self.threads = 0
+
+    def _field(self, kind: int, form: str, offset: int) -> int:
+        field = struct.Struct(self._order + form)
+        desc = self.notes.get(kind, b"")
+        return int(field.unpack_from(desc, offset)[0]) if len(desc) >= offset + field.size else 0
+
+    def signal(self) -> int:
+        """pr_cursig of struct elf_prstatus: that of the thread that comes first."""
+        return self._field(_NT_PRSTATUS, "h", 12)
+
+    def pid(self) -> int:
+        """pr_pid of struct elf_prpsinfo, else that of struct elf_prstatus, which is a thread's."""
+        if _NT_PRPSINFO in self.notes:
+            return self._field(_NT_PRPSINFO, "i", self._name_at() - 16)
+        return self._field(_NT_PRSTATUS, "i", 32 if self._layout.bits == 64 else 24)
+
+    def _name_at(self) -> int:
+        """Offset of pr_fname: user IDs have 16 bits on i386, for one, and 32 on others."""
+        if self._layout.bits == 64:
+            return 40
+        return 28 if len(self.notes.get(_NT_PRPSINFO, b"")) <= 124 else 32
+
+    def name(self) -> bytes:
+        """The name of the process."""
+        at = self._name_at()
+        return self.notes.get(_NT_PRPSINFO, b"")[at : at + 16].partition(b"\0")[0]
+
+    def arguments(self) -> bytes:
+        """The beginning of its command line."""
+        at = self._name_at() + 16
+        return self.notes.get(_NT_PRPSINFO, b"")[at : at + 80].partition(b"\0")[0].rstrip()
+
+    def auxiliary(self) -> dict[int, int]:
+        """The auxiliary vector."""
+        pair = struct.Struct(self._order + self._word * 2)
+        desc = self.notes.get(_NT_AUXV, b"")
+        return dict(pair.iter_unpack(desc[: len(desc) - len(desc) % pair.size]))
+
+    def files(self) -> list[MappedFile]:
+        """The mapped files, by address; as many as are there in full."""
+        desc = self.notes.get(_NT_FILE, b"")
+        numbers = struct.Struct(self._order + self._word * 2)
+        line = struct.Struct(self._order + self._word * 3)
+        if len(desc) < numbers.size:
+            return []
+        count, page = numbers.unpack_from(desc)
+        names_at = numbers.size + count * line.size
+        if names_at >= len(desc):
+            return []  # what is where, and nothing of what it is
+        names = desc[names_at:].split(b"\0", count)[:-1]
+        lines = line.iter_unpack(desc[numbers.size : names_at])
+        files = [
+            MappedFile(start, end, offset * page, path)
+            for (start, end, offset), path in zip(lines, names, strict=False)
+            if start < end
+        ]
+        files.sort(key=lambda file: file.start)
+        return files
+
+
+def _read_notes(layout: Layout, area: Segment, read_at: ReadAt, size: int) -> _Notes:
+    """Walk over the notes, reading those that matter."""
+    said = _Notes(layout)
+    for kind, offset, length in _walk(layout, area, read_at, size):
+        said.threads += kind == _NT_PRSTATUS
+        if kind in _MOST_OF and kind not in said.notes:
+            said.notes[kind] = read_at(offset, min(length, _MOST_OF[kind], size - offset))
+    return said
+
+
+def _walk(
+    layout: Layout, area: Segment, read_at: ReadAt, size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Type, offset and length of each note of the kernel's in a segment of the file.
+
+    With ten thousand threads there are a hundred megabytes of registers in between, which are not
+    read.
+    """
+    header = HEADER_LITTLE if layout.little_endian else HEADER_BIG
+    mask = 7 if area.align == 8 else 3
+    end = min(area.offset + area.size, size)
+    at, window_at, window = area.offset, 0, b""
+    for _ in range(_MOST_NOTES):
+        if at + header.size > end:
+            return
+        if not window_at <= at <= window_at + len(window) - header.size - 8:
+            window_at, window = at, read_at(at, min(_WINDOW, end - at))
+            if len(window) < header.size:
+                return
+        name_size, length, kind = header.unpack_from(window, at - window_at)
+        name_at = at + header.size
+        name = window[name_at - window_at :][: min(name_size, 8)].rstrip(b"\0")
+        desc_at = area.offset + ((name_at - area.offset + name_size + mask) & ~mask)
+        if desc_at > end:
+            return
+        if name == b"CORE":
+            yield kind, desc_at, min(length, end - desc_at)
+        at = area.offset + ((desc_at - area.offset + length + mask) & ~mask)

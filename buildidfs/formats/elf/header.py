@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of ELF headers (elf(5)) in all four forms: 32 and 64 bit, either byte order."""
+"""ELF headers, program headers and notes (elf(5)), in 32 and 64 bit and either byte order.
+
+Numbers in a header are claims: at most `TABLE_MAX` bytes of headers are read, and nothing here
+raises, except what ``read_at`` raises itself.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 ReadAt = Callable[[int, int], bytes]
 """``read_at(offset, size)`` gives up to ``size`` bytes of a file, fewer only at its end."""
@@ -127,3 +134,136 @@ class Source:
             return None
         data = self.read(offset, count * form.size)
         return data[: len(data) - len(data) % form.size]
+
+
+# --- program headers -----------------------------------------------------------------------------
+
+PF_X: Final = 1
+
+_HEAD_SIZE: Final = 4096
+
+# type, flags, offset, address, size in the file, size in memory, alignment; the address that is
+# passed over is the physical one.
+_FORMS: Final = {
+    64: ("IIQQ8xQQQ", (0, 1, 2, 3, 4, 5, 6)),
+    32: ("III4xIIII", (0, 5, 1, 2, 3, 4, 6)),
+}
+
+
+class Segment(NamedTuple):
+    """One program header: ``size`` bytes from ``offset`` of the file are at ``address``.
+
+    In memory there are ``memory`` bytes. The fields are p_type, p_flags, p_offset, p_vaddr,
+    p_filesz, p_memsz and p_align of elf(5).
+    """
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    size: int
+    memory: int
+    align: int
+
+
+def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
+    """The entries of a table of program headers."""
+    form, order = _FORMS[layout.bits]
+    packed = struct.Struct(("<" if layout.little_endian else ">") + form)
+    for fields in packed.iter_unpack(table[: len(table) - len(table) % packed.size]):
+        yield Segment(*[fields[index] for index in order])
+
+
+def loaded(read_at: ReadAt, size: int) -> list[Segment]:
+    """What is loaded of an ELF file of ``size`` bytes; empty for anything else."""
+    head = read_at(0, min(size, _HEAD_SIZE))
+    layout = LAYOUTS.get(head[4:6])
+    if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
+        return []
+    header = layout.ehdr.unpack_from(head, 16)
+    phoff, shoff, phnum = header[4], header[5], header[9]
+    source = Source(head, read_at, size)
+    if phnum == PN_XNUM and shoff:
+        first = source.read(shoff, layout.shdr.size)
+        if len(first) == layout.shdr.size:
+            phnum = layout.shdr.unpack(first)[6] or phnum
+    table = source.read(phoff, min(phnum * layout.phdr.size, TABLE_MAX)) if phoff else b""
+    return [segment for segment in segments(layout, table) if segment.kind == PT_LOAD]
+
+
+def address_of(loads: Iterable[Segment], offset: int) -> int | None:
+    """Where the byte at ``offset`` of the file is loaded; None if it is not.
+
+    Pages are mapped whole, so the same byte may be at two places: the one counts whose segment
+    claims it.
+    """
+    for load in loads:
+        if load.offset <= offset < load.offset + load.size:
+            return load.address + offset - load.offset
+    return None
+
+
+def is_loaded(loads: Iterable[Segment], address: int) -> bool:
+    """Whether something of the file is loaded there."""
+    return any(load.address <= address < load.address + load.memory for load in loads)
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+NT_GNU_BUILD_ID = 3
+
+HEADER_LITTLE = struct.Struct("<III")
+HEADER_BIG = struct.Struct(">III")
+
+
+class Note(NamedTuple):
+    """One note; ``name`` comes without the NUL that ends it, ``desc`` without padding."""
+
+    name: bytes
+    type: int
+    desc: bytes
+
+
+def walk(data: bytes | memoryview, little_endian: bool, align: int = 4) -> Iterator[Note]:
+    """Yield the notes of an area, up to the first that does not fit it.
+
+    ``align`` is p_align or sh_addralign of the area: 8 means 8, anything else means 4.
+    """
+    header = HEADER_LITTLE if little_endian else HEADER_BIG
+    mask = 7 if align == 8 else 3
+    end = len(data)
+    at = 0
+    while at + 12 <= end:
+        name_size, desc_size, kind = header.unpack_from(data, at)
+        name_at = at + 12
+        desc_at = (name_at + name_size + mask) & ~mask
+        at = desc_at + desc_size
+        if name_at + name_size > end or (desc_size and at > end):
+            return
+        name = bytes(data[name_at : name_at + name_size])
+        yield Note(name.rstrip(b"\0"), kind, bytes(data[desc_at:at]))
+        at = (at + mask) & ~mask
+
+
+def gnu_build_id(
+    data: bytes | memoryview, little_endian: bool = True, align: int = 4
+) -> bytes | None:
+    """The descriptor of the first NT_GNU_BUILD_ID note, of whatever length; None without one.
+
+    The hot path of identification: the same walk as `walk`, without a value for each note.
+    """
+    unpack = (HEADER_LITTLE if little_endian else HEADER_BIG).unpack_from
+    mask = 7 if align == 8 else 3
+    end = len(data)
+    at = 0
+    while at + 12 <= end:
+        name_size, desc_size, kind = unpack(data, at)
+        name_at = at + 12
+        desc_at = (name_at + name_size + mask) & ~mask
+        desc_end = desc_at + desc_size
+        if name_at + name_size > end or (desc_size and desc_end > end):
+            return None
+        if kind == 3 and name_size == 4 and data[name_at : name_at + 4] == b"GNU\0":
+            return bytes(data[desc_at:desc_end])
+        at = (desc_end + mask) & ~mask
+    return None

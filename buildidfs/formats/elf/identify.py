@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identify an ELF file by its GNU build ID, and tell what is in it.
+"""Identify an ELF file by its GNU build ID, and describe it from its section headers.
 
 `identify` runs for every file of a scan, so it is written for speed: in the usual case everything
 is in the first page, which the caller has read already, and it unpacks one header, walks the
@@ -8,23 +8,56 @@ program headers and the first note. `describe` runs once for each file that is k
 Every size, count and offset in a header is a claim. No claim makes more than `TABLE_MAX` bytes of
 a table or ``_NOTES_MAX`` bytes of notes be read, nothing is allocated by claimed size, and no input
 makes either function raise; an exception of ``read_at`` itself passes through.
+
+The extents of ``.debug_gdb_scripts`` are a matter of safety: gdb runs these scripts, so the front
+doors show the section of an untrusted file as zeros, and `describe` has to find every section that
+gdb would take for it. gdb asks BFD for a section of that name, so the rules here are those of BFD
+(elfcode.h, elf.c) or wider:
+
+- e_shnum and e_shstrndx may be escapes to fields of section 0; a string table index out of range
+  counts as 0, and the type of the string table is not looked at;
+- BFD puts a NUL over the last byte of a string table that lacks one (earlier versions put it after
+  it), so a name that runs into the end counts with and without its last character;
+- ``.zdebug_gdb_scripts`` is renamed when BFD decompresses, as gdb asks it to; SHF_COMPRESSED
+  changes the contents but not the extent;
+- SHT_NOBITS has no bytes in the file, SHT_NULL is no section. Any other type counts.
+
+An ELF file within the file (``.gnu_debugdata``) needs no care: gdb loads no scripts from a file
+that lies within another (SYMFILE_NOT_FILENAME).
 """
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Final
+
+import msgspec
+
 from buildidfs.formats.elf.header import (
     ET_CORE,
+    EV_CURRENT,
     LAYOUTS,
     MAGIC,
     PN_XNUM,
+    PT_DYNAMIC,
+    PT_LOAD,
     PT_NOTE,
+    SHF_ALLOC,
+    SHF_COMPRESSED,
+    SHN_XINDEX,
+    SHT_DYNSYM,
+    SHT_NOBITS,
     SHT_NOTE,
+    SHT_NULL,
+    SHT_SYMTAB,
+    TABLE_MAX,
+    Layout,
     ReadAt,
     Source,
+    gnu_build_id,
 )
-from buildidfs.formats.elf.notes import gnu_build_id
-from buildidfs.formats.elf.sections import AltLink, DebugLink, ElfFile, classify, supplement_id
-from buildidfs.model import Absence, BuildId
+from buildidfs.formats.elf.splitdwarf import skeletons
+from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerprint
 
 __all__ = ["HEAD_SIZE", "AltLink", "DebugLink", "ElfFile", "ReadAt", "describe", "identify"]
 
@@ -109,3 +142,358 @@ def _checked(raw: bytes) -> BuildId | Absence:
     if BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         return BuildId(raw)
     return Absence.BAD_BUILD_ID
+
+
+# --- classification ------------------------------------------------------------------------------
+
+_NAME_MAX: Final = 64  # longer than any section name that means something here
+_LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
+_SUPPLEMENT_NAMES_MAX: Final = 4096  # what dwz makes has a dozen sections
+_SCRIPTS_MAX: Final = 64
+_SEGMENTS_MAX: Final = 256
+# What is compiled to assembler first is no skeleton.
+_UNITS_MAX: Final = 64
+_DWO_IDS_MAX: Final = 16
+
+_SCRIPTS: Final = frozenset((b".debug_gdb_scripts", b".zdebug_gdb_scripts"))
+_DWARF: Final = frozenset(
+    (
+        b".debug_info", b".zdebug_info", b".debug_line", b".zdebug_line", b".debug_types",
+        b".debug_info.dwo",
+    )
+)  # fmt: skip
+_MINI: Final = b".gnu_debugdata"
+_SPLIT: Final = b".debug_addr"
+_SUPPLEMENTARY: Final = b".debug_sup"
+_LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
+_DWARF_VERSION: Final = 5
+
+
+class DebugLink(msgspec.Struct, frozen=True):
+    """``.gnu_debuglink``: base name of the separate debug file and the CRC-32 of its bytes.
+
+    The checksum is the one of zlib: ``zlib.crc32(data)``.
+    """
+
+    name: bytes
+    crc: int
+
+
+class AltLink(msgspec.Struct, frozen=True):
+    """``.gnu_debugaltlink``: path and build ID of the file with what dwz found in several.
+
+    That of ``.debug_sup`` (``dwz --dwarf-5``) is the same: the file has its checksum in place of a
+    build ID, see `supplement_id`.
+    """
+
+    name: bytes
+    build_id: BuildId
+
+
+class ElfFile(msgspec.Struct, frozen=True):
+    """What one ELF file is to debuggers.
+
+    ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
+    ascending and disjoint. ``truncated`` is empty for a whole file. Else it says in words why
+    debuggers refuse the file: headers claim bytes beyond its end, or are of no possible size. It is
+    a copy of half a file, or one that was damaged on purpose. ``segments`` is
+    `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
+    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`.
+    """
+
+    build_id: BuildId
+    kinds: tuple[Kind, ...]
+    quality: Quality
+    debuglink: DebugLink | None
+    altlink: AltLink | None
+    scripts: tuple[ByteRange, ...]
+    machine: int
+    bits: int
+    little_endian: bool
+    etype: int
+    truncated: str
+    segments: int
+    mini: ByteRange | None = None
+    dwo_ids: tuple[int, ...] = ()
+
+    @property
+    def supplement(self) -> tuple[bytes, BuildId] | None:
+        """Name and build ID of the dwz file that its DWARF needs, if that is in several files.
+
+        Strip leaves ``altlink`` in executables, which have nothing any more that refers to it.
+        """
+        if self.altlink is None or self.quality < Quality.DEBUGINFO:
+            return None
+        return self.altlink.name, self.altlink.build_id
+
+
+def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
+    """Describe a file whose ELF header is known to be whole (`identify` found a build ID).
+
+    MALFORMED when the section table, or the table of section names, is too large to be read.
+    """
+    layout = LAYOUTS[head[4:6]]
+    etype, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names_index = (
+        layout.ehdr.unpack_from(head, 16)
+    )
+    source = Source(head, read_at, size)
+    many_segments = 0
+    if shoff and (first := source.read(shoff, layout.shdr.size)) and not source.short:
+        _, _, _, _, many_sections, names_link, many_segments, _ = layout.shdr.unpack(first)
+        shnum = shnum or many_sections
+        if names_index == SHN_XINDEX:
+            names_index = names_link
+    survey = _Survey(size)
+    if head[6] != EV_CURRENT:
+        survey.flaw = f"malformed: its ELF version is {head[6]}"
+    if shoff and not shnum:
+        survey.flaw = "malformed: e_shnum is 0, and section 0 has no other number"
+    if shnum and shoff < layout.ehdr_size:
+        survey.flaw = "malformed: its section headers are not where it says"
+    if phnum == PN_XNUM:
+        if not many_segments:
+            survey.flaw = "malformed: e_phnum is 0xffff, and section 0 has no other number"
+        phnum = many_segments or phnum
+    if (phnum and phentsize != layout.phdr.size) or (shnum and shentsize != layout.shdr.size):
+        survey.flaw = "malformed: its headers have another size than those of such a file"
+    table = source.table(layout.shdr, shoff, shnum) if shoff else b""
+    segments = source.table(layout.phdr, phoff, phnum) if phoff else b""
+    if table is None or segments is None:
+        return Absence.MALFORMED
+    names_index = names_index if names_index < shnum else 0
+    if names_index and _type_at(layout, table, names_index) == SHT_NULL:
+        survey.flaw = "truncated: its section headers are not written"
+    names = _names(layout, table, names_index, source)
+    if names is None:
+        return Absence.MALFORMED
+
+    survey.claim("its section headers", shoff + shnum * layout.shdr.size if shoff and shnum else 0)
+    survey.claim("its program headers", phoff + phnum * layout.phdr.size if phoff and phnum else 0)
+    for name, kind, flags, offset, length, _, _, _ in layout.shdr.iter_unpack(table):
+        if kind != SHT_NULL:
+            survey.section(_names_at(names, name), kind, flags, offset, length)
+    for kind, offset, length, _ in layout.phdr.iter_unpack(segments):
+        survey.segment(kind, offset, length)
+    return ElfFile(
+        build_id,
+        survey.kinds(),
+        survey.quality(),
+        _debuglink(survey.links.get(b".gnu_debuglink"), source, layout),
+        _altlink(survey.links.get(b".gnu_debugaltlink"), source)
+        or _supplementary_link(survey.links.get(_SUPPLEMENTARY), source, layout),
+        survey.scripts(),
+        machine,
+        layout.bits,
+        layout.little_endian,
+        etype,
+        survey.truncated(),
+        _segments(layout, segments),
+        survey.mini,
+        _dwo_ids(read_at, size) if survey.is_split else (),
+    )
+
+
+def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
+    found = skeletons(read_at, size, _UNITS_MAX)
+    return tuple(skeleton.dwo_id for skeleton in islice(found, _DWO_IDS_MAX))
+
+
+def _segments(layout: Layout, table: bytes) -> int:
+    """A number that stands for addresses, sizes in memory and flags of what is loaded.
+
+    objcopy --only-keep-debug and eu-strip leave these as they are; offsets and sizes in the file
+    they do not. 0 if nothing is loaded.
+    """
+    entries = (entry[1:] for entry in layout.load.iter_unpack(table) if entry[0] == PT_LOAD)
+    loaded = list(islice(entries, _SEGMENTS_MAX))
+    return int.from_bytes(fingerprint(repr(loaded).encode())[:8], "big") if loaded else 0
+
+
+class _Survey:
+    """What one pass over the headers finds. Nothing is kept of the sections that do not matter."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sections = self._loaded = self._dwarf = self._symtab = self._dynsym = False
+        self._scripts: list[tuple[int, int]] = []
+        self.links: dict[bytes, tuple[int, int]] = {}
+        self.mini: ByteRange | None = None
+        self.is_split = False
+        self.flaw = ""
+        self._end = (0, "")
+
+    def claim(self, what: str, end: int) -> None:
+        """Take note of where in the file something would end."""
+        if end > self._end[0]:
+            self._end = (end, what)
+
+    def truncated(self) -> str:
+        """`ElfFile.truncated`."""
+        end, what = self._end
+        if self.flaw or end <= self._size:
+            return self.flaw
+        return f"truncated: {what} would end at byte {end}, and the file does at {self._size}"
+
+    def section(
+        self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
+    ) -> None:
+        """Take note of a section; ``names`` are those it may go by."""
+        self._sections = True
+        if kind == SHT_NOBITS or not length:
+            return
+        end = offset + length
+        name = names[0]
+        if flags & SHF_ALLOC and kind != SHT_NOTE:
+            self._loaded = True
+        if kind == SHT_SYMTAB:
+            self._symtab = True
+        elif kind == SHT_DYNSYM:
+            self._dynsym = True
+        elif name in _DWARF:
+            self._dwarf = True
+        elif name in _LINKS and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
+            self.links.setdefault(name, (offset, length))
+        elif name == _MINI and end <= self._size:
+            self.mini = ByteRange(offset, length)
+        elif name == _SPLIT:
+            self.is_split = True
+        if not _SCRIPTS.isdisjoint(names) and offset < self._size:
+            self._scripts.append((offset, min(end, self._size)))
+        self.claim("a section", end)
+
+    def segment(self, kind: int, offset: int, length: int) -> None:
+        """Take note of a segment, after all sections.
+
+        Those of a debug file describe the file it was split from (eu-strip leaves the offsets as
+        they were), so they count only where sections are loaded from the file, or there are none.
+        """
+        if not length:
+            return
+        if kind == PT_DYNAMIC:
+            self._dynsym = True
+        elif kind == PT_LOAD and (self._loaded or not self._sections):
+            self._loaded = True
+            self.claim("a segment", offset + length)
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the file can be served as."""
+        if not (self._dwarf or self._symtab):
+            return (Kind.EXECUTABLE,)
+        return (Kind.EXECUTABLE, Kind.DEBUGINFO) if self._loaded else (Kind.DEBUGINFO,)
+
+    def quality(self) -> Quality:
+        """How much it tells a debugger."""
+        if self._dwarf:
+            return Quality.DEBUGINFO
+        if self._symtab:
+            return Quality.SYMTAB
+        return Quality.DYNSYM if self._dynsym else Quality.NONE
+
+    def scripts(self) -> tuple[ByteRange, ...]:
+        """The extents of script sections, ascending, merged where they meet, and few."""
+        spans: list[tuple[int, int]] = []
+        for start, end in sorted(self._scripts):
+            if spans and start <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+            else:
+                spans.append((start, end))
+        if len(spans) > _SCRIPTS_MAX:
+            # No linker makes so many. Hide what lies between the last of them as well.
+            spans[_SCRIPTS_MAX - 1 :] = [(spans[_SCRIPTS_MAX - 1][0], spans[-1][1])]
+        return tuple(ByteRange(start, end - start) for start, end in spans)
+
+
+def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | None:
+    """The table of section names, as far as it is in the file; None if it is too large."""
+    at = index * layout.shdr.size
+    if at >= len(table):
+        return b""
+    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(table, at)
+    return None if size > TABLE_MAX else source.read(offset, size)
+
+
+def _type_at(layout: Layout, table: bytes, index: int) -> int | None:
+    """The type of a section; None where its header is not in the file."""
+    at = index * layout.shdr.size
+    return layout.shdr.unpack_from(table, at)[1] if at < len(table) else None
+
+
+def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
+    # Sliced first: a search for the NUL through a large table, once per section, is quadratic.
+    name, nul, _ = names[at : at + _NAME_MAX].partition(b"\0")
+    if nul or at + len(name) < len(names):
+        return (name,)
+    return (name, name[:-1])
+
+
+def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
+    """The file name in a link section, and what follows the NUL; empty where there is none."""
+    if where is None:
+        return b"", b""
+    name, nul, rest = source.read(*where).partition(b"\0")
+    return (name, rest) if nul else (b"", b"")
+
+
+def _debuglink(where: tuple[int, int] | None, source: Source, layout: Layout) -> DebugLink | None:
+    name, rest = _link(where, source)
+    padding = -(len(name) + 1) % 4
+    crc = rest[padding : padding + 4]
+    if not name or len(crc) != 4:
+        return None
+    return DebugLink(name, int.from_bytes(crc, "little" if layout.little_endian else "big"))
+
+
+def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
+    name, raw = _link(where, source)
+    if not name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
+        return None
+    return AltLink(name, BuildId(raw))
+
+
+def supplement_id(
+    source: Source, layout: Layout, sections: bytes, names_index: int
+) -> BuildId | None:
+    """What a supplementary file of DWARF 5 has in place of a build ID; None for any other file.
+
+    It is the checksum in ``.debug_sup``, by which the files that refer to it know it. ``sections``
+    are the section headers of the file.
+    """
+    at = names_index * layout.shdr.size
+    if at >= len(sections):
+        return None
+    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(sections, at)
+    names = source.read(offset, min(size, _SUPPLEMENT_NAMES_MAX))
+    wanted = names.find(b"\0" + _SUPPLEMENTARY + b"\0") + 1
+    if not wanted:
+        return None
+    for name, _, flags, at, length, _, _, _ in layout.shdr.iter_unpack(sections):
+        if name == wanted and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
+            found = _debug_sup(source.read(at, length), layout)
+            return found[2] if found is not None and found[0] else None
+    return None
+
+
+def _supplementary_link(
+    where: tuple[int, int] | None, source: Source, layout: Layout
+) -> AltLink | None:
+    found = None if where is None else _debug_sup(source.read(*where), layout)
+    if found is None or found[0] or not found[1]:
+        return None
+    return AltLink(found[1], found[2])
+
+
+def _debug_sup(data: bytes, layout: Layout) -> tuple[bool, bytes, BuildId] | None:
+    """The contents of ``.debug_sup``: whether the file is the supplementary one itself, the name of
+    that, and its checksum. Source: DWARF 5, 7.3.6.
+    """
+    if int.from_bytes(data[:2], "little" if layout.little_endian else "big") != _DWARF_VERSION:
+        return None
+    name, nul, rest = data[3:].partition(b"\0")
+    # The length is a LEB128 number; a checksum for which one byte does not do is no build ID.
+    size = rest[0] if rest else 0
+    checksum = rest[1 : 1 + size]
+    if not nul or data[2] > 1 or len(checksum) != size:
+        return None
+    if not BuildId.MIN_BYTES <= size <= BuildId.MAX_BYTES:
+        return None
+    return data[2] == 1, name, BuildId(checksum)

@@ -14,8 +14,8 @@ import bisect
 from struct import Struct
 from typing import Final, NamedTuple
 
-from buildidfs.formats.elf.contents import SectionHeader, Sections
 from buildidfs.formats.elf.header import SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ReadAt
+from buildidfs.formats.elf.sections import SectionHeader, Sections
 
 SYMBOLS_MAX_BYTES: Final = 4 << 20
 """No larger ``.dynsym`` is looked at: that of libLLVM, among the largest, has one megabyte."""

@@ -1,400 +1,191 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the section headers of an ELF file say it is: executable, debug information, scripts.
+"""Find sections of an ELF file by name or type, and read their contents.
 
-The extents of ``.debug_gdb_scripts`` are a matter of safety: gdb runs what is in there, so the
-front doors show the section of an untrusted file as zeros, and every section that gdb would take
-for it has to be found. gdb asks BFD for a section of that name, so the rules here are those of BFD
-(elfcode.h, elf.c) or wider:
-
-- e_shnum and e_shstrndx may be escapes to fields of section 0; a string table index out of range
-  counts as 0, and the type of the string table is not looked at;
-- BFD puts a NUL over the last byte of a string table that lacks one (earlier versions put it after
-  it), so a name that runs into the end counts with and without its last character;
-- ``.zdebug_gdb_scripts`` is renamed when BFD decompresses, as gdb asks it to; SHF_COMPRESSED
-  changes the contents but not the extent;
-- SHT_NOBITS has no bytes in the file, SHT_NULL is no section. Any other type counts.
-
-An ELF file within the file (``.gnu_debugdata``) needs no care: gdb loads no scripts for what is
-not a file of its own (SYMFILE_NOT_FILENAME).
+Contents that are compressed the way of SHF_COMPRESSED by zlib are inflated; `zstd_sections` finds
+those that zstd compressed. Sizes are claims: nothing is read beyond the limit given, and no input
+makes anything here raise; an exception of ``read_at`` itself passes through.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Final
-
-import msgspec
+import zlib
+from struct import Struct
+from typing import Final, NamedTuple
 
 from buildidfs.formats.elf.header import (
-    EV_CURRENT,
     LAYOUTS,
-    PN_XNUM,
-    PT_DYNAMIC,
-    PT_LOAD,
-    SHF_ALLOC,
+    MAGIC,
     SHF_COMPRESSED,
     SHN_XINDEX,
-    SHT_DYNSYM,
     SHT_NOBITS,
-    SHT_NOTE,
     SHT_NULL,
-    SHT_SYMTAB,
-    TABLE_MAX,
-    Layout,
     ReadAt,
     Source,
 )
-from buildidfs.formats.elf.splitdwarf import skeletons
-from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerprint
 
-_NAME_MAX: Final = 64  # longer than any section name that means something here
-_LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
-_SUPPLEMENT_NAMES_MAX: Final = 4096  # what dwz makes has a dozen sections
-_SCRIPTS_MAX: Final = 64
-_SEGMENTS_MAX: Final = 256
-# What is compiled to assembler first is no skeleton.
-_UNITS_MAX: Final = 64
-_DWO_IDS_MAX: Final = 16
-
-_SCRIPTS: Final = frozenset((b".debug_gdb_scripts", b".zdebug_gdb_scripts"))
-_DWARF: Final = frozenset(
-    (
-        b".debug_info", b".zdebug_info", b".debug_line", b".zdebug_line", b".debug_types",
-        b".debug_info.dwo",
-    )
-)  # fmt: skip
-_MINI: Final = b".gnu_debugdata"
-_SPLIT: Final = b".debug_addr"
-_SUPPLEMENTARY: Final = b".debug_sup"
-_LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
-_DWARF_VERSION: Final = 5
+_HEAD_SIZE: Final = 64
+_NAME_MAX: Final = 64
+# 16,384 headers, and their names: what is linked has some 40.
+_TABLE_MAX: Final = 1 << 20
+_NAMES_MAX: Final = 4 << 20
+_CH_ZLIB: Final = 1
 
 
-class DebugLink(msgspec.Struct, frozen=True):
-    """``.gnu_debuglink``: base name of the separate debug file and the CRC-32 of its bytes.
-
-    The checksum is the one of zlib: ``zlib.crc32(data)``.
-    """
+class SectionHeader(NamedTuple):
+    """One section header; the fields are those of elf(5)."""
 
     name: bytes
-    crc: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
 
 
-class AltLink(msgspec.Struct, frozen=True):
-    """``.gnu_debugaltlink``: path and build ID of the file with what dwz found in several.
+class Sections:
+    """The sections of one file of ``size`` bytes; none if it is not ELF, damaged, or of too many.
 
-    That of ``.debug_sup`` (``dwz --dwarf-5``) is the same: the file has its checksum in place of a
-    build ID, see `supplement_id`.
+    ``headers`` has them all in their order, so that the index of one is its number in the file;
+    ``table`` is where the headers are in the file.
     """
 
-    name: bytes
-    build_id: BuildId
+    def __init__(self, read_at: ReadAt, size: int) -> None:
+        self._read_at = read_at
+        self._size = size
+        self.headers: list[SectionHeader] = []
+        self.table = 0
+        head = read_at(0, min(size, _HEAD_SIZE))
+        layout = LAYOUTS.get(head[4:6])
+        if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
+            return
+        self.bits = layout.bits
+        self.little_endian = layout.little_endian
+        order = "<" if layout.little_endian else ">"
+        self.chdr = Struct(order + ("I4xQQ" if layout.bits == 64 else "III"))
+        self.form = Struct(order + ("IIQQQQIIQQ" if layout.bits == 64 else "IIIIIIIIII"))
+        header = layout.ehdr.unpack_from(head, 16)
+        self.table, count, names_index = header[5], header[11], header[12]
+        source = Source(head, read_at, size)
+        first = source.read(self.table, self.form.size) if self.table else b""
+        if len(first) < self.form.size:
+            return
+        zeroth = self.form.unpack(first)
+        count = count or zeroth[5]
+        if names_index == SHN_XINDEX:
+            names_index = zeroth[6]
+        self._load(source, count, names_index)
+
+    def _load(self, source: Source, count: int, names_index: int) -> None:
+        if count * self.form.size > _TABLE_MAX:
+            return
+        rows = list(self.form.iter_unpack(source.table(self.form, self.table, count) or b""))
+        names = b""
+        if names_index < len(rows) and rows[names_index][5] <= _NAMES_MAX:
+            names = source.read(rows[names_index][4], rows[names_index][5])
+        for name, kind, flags, address, offset, length, link, info, _, _ in rows:
+            spelled = names[name : name + _NAME_MAX].partition(b"\0")[0]
+            self.headers.append(
+                SectionHeader(spelled, kind, flags, address, offset, length, link, info)
+            )
+
+    def named(self, *names: bytes) -> SectionHeader | None:
+        """The first section of one of these names that has contents in the file."""
+        return next((each for each in self._real() if each.name in names), None)
+
+    def typed(self, kind: int) -> tuple[int, SectionHeader] | None:
+        """The first section of this type, and its number."""
+        for number, each in enumerate(self.headers):
+            if each.type == kind and each.size:
+                return number, each
+        return None
+
+    def contents(self, section: SectionHeader | None, limit: int) -> bytes:
+        """What is in a section; nothing where that is more than ``limit`` bytes, or damaged."""
+        if section is None or section.type in (SHT_NOBITS, SHT_NULL):
+            return b""
+        if section.size > limit or section.offset + section.size > self._size:
+            return b""
+        data = self._read_at(section.offset, section.size)
+        if len(data) < section.size:
+            return b""
+        return self._inflated(data, limit) if section.flags & SHF_COMPRESSED else data
+
+    def _real(self) -> list[SectionHeader]:
+        return [each for each in self.headers if each.type not in (SHT_NOBITS, SHT_NULL)]
+
+    def _inflated(self, data: bytes, limit: int) -> bytes:
+        if len(data) < self.chdr.size or self.chdr.unpack_from(data)[0] != _CH_ZLIB:
+            return b""
+        inflater = zlib.decompressobj()
+        try:
+            plain = inflater.decompress(data[self.chdr.size :], limit)
+        except zlib.error:
+            return b""
+        return plain if inflater.eof else b""
 
 
-class ElfFile(msgspec.Struct, frozen=True):
-    """What one ELF file is to debuggers.
+# --- sections compressed by zstd -----------------------------------------------------------------
 
-    ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
-    ascending and disjoint. ``truncated`` is empty for a whole file. Else it says in words why
-    debuggers refuse the file: headers claim bytes beyond its end, or are of no possible size. It is
-    a copy of half a file, or one that was damaged on purpose. ``segments`` is
-    `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
-    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`.
+_CH_ZSTD: Final = 2
+_SIZE_64: Final = 64
+_FLAGS, _OFFSET, _SIZE, _ALIGNMENT = 2, 4, 5, 8  # fields of a section header
+
+
+class ZstdSection(NamedTuple):
+    """A section whose ``size`` bytes from ``offset`` on decompress to ``plain`` bytes.
+
+    ``header_at`` is the offset of its header, which has these ``fields`` in this ``form``.
     """
 
-    build_id: BuildId
-    kinds: tuple[Kind, ...]
-    quality: Quality
-    debuglink: DebugLink | None
-    altlink: AltLink | None
-    scripts: tuple[ByteRange, ...]
-    machine: int
-    bits: int
-    little_endian: bool
-    etype: int
-    truncated: str
-    segments: int
-    mini: ByteRange | None = None
-    dwo_ids: tuple[int, ...] = ()
+    header_at: int
+    offset: int
+    size: int
+    plain: int
+    alignment: int
+    form: Struct
+    fields: tuple[int, ...]
+
+    def start(self, end: int) -> int:
+        """Where the plain section begins in a file that ends at ``end`` so far."""
+        alignment = max(1, min(self.alignment, 4096))
+        return -(-end // alignment) * alignment
 
     @property
-    def supplement(self) -> tuple[bytes, BuildId] | None:
-        """Name and build ID of the dwz file that its DWARF needs, if that is in several files.
+    def most(self) -> int:
+        """The greatest offset that its header can hold."""
+        return (1 << 64) - 1 if self.form.size == _SIZE_64 else (1 << 32) - 1
 
-        Strip leaves ``altlink`` in executables, which have nothing any more that refers to it.
-        """
-        if self.altlink is None or self.quality < Quality.DEBUGINFO:
-            return None
-        return self.altlink.name, self.altlink.build_id
+    def header(self, start: int) -> bytes:
+        """Its header when its plain bytes are at ``start``, which end before ``most``."""
+        fields = list(self.fields)
+        fields[_FLAGS] &= ~SHF_COMPRESSED
+        fields[_OFFSET], fields[_SIZE], fields[_ALIGNMENT] = start, self.plain, self.alignment
+        return self.form.pack(*fields)
 
 
-def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
-    """Describe a file whose ELF header is known to be whole (`elf.identify` found a build ID).
+def zstd_sections(read_at: ReadAt, size: int) -> list[ZstdSection]:
+    """The sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022) that lie within a file.
 
-    MALFORMED when the section table, or the table of section names, is too large to be read.
+    LLVM 15, elfutils 0.188 and what is built without zstd cannot read them. The caller can put the
+    plain bytes behind the end of the file, and give the section `ZstdSection.header`.
     """
-    layout = LAYOUTS[head[4:6]]
-    etype, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names_index = (
-        layout.ehdr.unpack_from(head, 16)
-    )
-    source = Source(head, read_at, size)
-    many_segments = 0
-    if shoff and (first := source.read(shoff, layout.shdr.size)) and not source.short:
-        _, _, _, _, many_sections, names_link, many_segments, _ = layout.shdr.unpack(first)
-        shnum = shnum or many_sections
-        if names_index == SHN_XINDEX:
-            names_index = names_link
-    survey = _Survey(size)
-    if head[6] != EV_CURRENT:
-        survey.flaw = f"malformed: its ELF version is {head[6]}"
-    if shoff and not shnum:
-        survey.flaw = "malformed: e_shnum is 0, and section 0 has no other number"
-    if shnum and shoff < layout.ehdr_size:
-        survey.flaw = "malformed: its section headers are not where it says"
-    if phnum == PN_XNUM:
-        if not many_segments:
-            survey.flaw = "malformed: e_phnum is 0xffff, and section 0 has no other number"
-        phnum = many_segments or phnum
-    if (phnum and phentsize != layout.phdr.size) or (shnum and shentsize != layout.shdr.size):
-        survey.flaw = "malformed: its headers have another size than those of such a file"
-    table = source.table(layout.shdr, shoff, shnum) if shoff else b""
-    segments = source.table(layout.phdr, phoff, phnum) if phoff else b""
-    if table is None or segments is None:
-        return Absence.MALFORMED
-    names_index = names_index if names_index < shnum else 0
-    if names_index and _type_at(layout, table, names_index) == SHT_NULL:
-        survey.flaw = "truncated: its section headers are not written"
-    names = _names(layout, table, names_index, source)
-    if names is None:
-        return Absence.MALFORMED
-
-    survey.claim("its section headers", shoff + shnum * layout.shdr.size if shoff and shnum else 0)
-    survey.claim("its program headers", phoff + phnum * layout.phdr.size if phoff and phnum else 0)
-    for name, kind, flags, offset, length, _, _, _ in layout.shdr.iter_unpack(table):
-        if kind != SHT_NULL:
-            survey.section(_names_at(names, name), kind, flags, offset, length)
-    for kind, offset, length, _ in layout.phdr.iter_unpack(segments):
-        survey.segment(kind, offset, length)
-    return ElfFile(
-        build_id,
-        survey.kinds(),
-        survey.quality(),
-        _debuglink(survey.links.get(b".gnu_debuglink"), source, layout),
-        _altlink(survey.links.get(b".gnu_debugaltlink"), source)
-        or _supplementary_link(survey.links.get(_SUPPLEMENTARY), source, layout),
-        survey.scripts(),
-        machine,
-        layout.bits,
-        layout.little_endian,
-        etype,
-        survey.truncated(),
-        _segments(layout, segments),
-        survey.mini,
-        _dwo_ids(read_at, size) if survey.is_split else (),
-    )
-
-
-def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
-    found = skeletons(read_at, size, _UNITS_MAX)
-    return tuple(skeleton.dwo_id for skeleton in islice(found, _DWO_IDS_MAX))
-
-
-def _segments(layout: Layout, table: bytes) -> int:
-    """A number that stands for addresses, sizes in memory and flags of what is loaded.
-
-    objcopy --only-keep-debug and eu-strip leave these as they are; offsets and sizes in the file
-    they do not. 0 if nothing is loaded.
-    """
-    entries = (entry[1:] for entry in layout.load.iter_unpack(table) if entry[0] == PT_LOAD)
-    loaded = list(islice(entries, _SEGMENTS_MAX))
-    return int.from_bytes(fingerprint(repr(loaded).encode())[:8], "big") if loaded else 0
-
-
-class _Survey:
-    """What one pass over the headers finds. Nothing is kept of the sections that do not matter."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._sections = self._loaded = self._dwarf = self._symtab = self._dynsym = False
-        self._scripts: list[tuple[int, int]] = []
-        self.links: dict[bytes, tuple[int, int]] = {}
-        self.mini: ByteRange | None = None
-        self.is_split = False
-        self.flaw = ""
-        self._end = (0, "")
-
-    def claim(self, what: str, end: int) -> None:
-        """Take note of where in the file something would end."""
-        if end > self._end[0]:
-            self._end = (end, what)
-
-    def truncated(self) -> str:
-        """`ElfFile.truncated`."""
-        end, what = self._end
-        if self.flaw or end <= self._size:
-            return self.flaw
-        return f"truncated: {what} would end at byte {end}, and the file does at {self._size}"
-
-    def section(
-        self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
-    ) -> None:
-        """Take note of a section; ``names`` are those it may go by."""
-        self._sections = True
-        if kind == SHT_NOBITS or not length:
-            return
-        end = offset + length
-        name = names[0]
-        if flags & SHF_ALLOC and kind != SHT_NOTE:
-            self._loaded = True
-        if kind == SHT_SYMTAB:
-            self._symtab = True
-        elif kind == SHT_DYNSYM:
-            self._dynsym = True
-        elif name in _DWARF:
-            self._dwarf = True
-        elif name in _LINKS and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
-            self.links.setdefault(name, (offset, length))
-        elif name == _MINI and end <= self._size:
-            self.mini = ByteRange(offset, length)
-        elif name == _SPLIT:
-            self.is_split = True
-        if not _SCRIPTS.isdisjoint(names) and offset < self._size:
-            self._scripts.append((offset, min(end, self._size)))
-        self.claim("a section", end)
-
-    def segment(self, kind: int, offset: int, length: int) -> None:
-        """Take note of a segment, after all sections.
-
-        Those of a debug file describe the file it was split from (eu-strip leaves the offsets as
-        they were), so they count only where sections are loaded from the file, or there are none.
-        """
-        if not length:
-            return
-        if kind == PT_DYNAMIC:
-            self._dynsym = True
-        elif kind == PT_LOAD and (self._loaded or not self._sections):
-            self._loaded = True
-            self.claim("a segment", offset + length)
-
-    def kinds(self) -> tuple[Kind, ...]:
-        """What the file can be served as."""
-        if not (self._dwarf or self._symtab):
-            return (Kind.EXECUTABLE,)
-        return (Kind.EXECUTABLE, Kind.DEBUGINFO) if self._loaded else (Kind.DEBUGINFO,)
-
-    def quality(self) -> Quality:
-        """How much it tells a debugger."""
-        if self._dwarf:
-            return Quality.DEBUGINFO
-        if self._symtab:
-            return Quality.SYMTAB
-        return Quality.DYNSYM if self._dynsym else Quality.NONE
-
-    def scripts(self) -> tuple[ByteRange, ...]:
-        """The extents of script sections, ascending, merged where they meet, and few."""
-        spans: list[tuple[int, int]] = []
-        for start, end in sorted(self._scripts):
-            if spans and start <= spans[-1][1]:
-                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-            else:
-                spans.append((start, end))
-        if len(spans) > _SCRIPTS_MAX:
-            # No linker makes so many. Hide what lies between the last of them as well.
-            spans[_SCRIPTS_MAX - 1 :] = [(spans[_SCRIPTS_MAX - 1][0], spans[-1][1])]
-        return tuple(ByteRange(start, end - start) for start, end in spans)
-
-
-def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | None:
-    """The table of section names, as far as it is in the file; None if it is too large."""
-    at = index * layout.shdr.size
-    if at >= len(table):
-        return b""
-    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(table, at)
-    return None if size > TABLE_MAX else source.read(offset, size)
-
-
-def _type_at(layout: Layout, table: bytes, index: int) -> int | None:
-    """The type of a section; None where its header is not in the file."""
-    at = index * layout.shdr.size
-    return layout.shdr.unpack_from(table, at)[1] if at < len(table) else None
-
-
-def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
-    # Sliced first: a search for the NUL through a large table, once per section, is quadratic.
-    name, nul, _ = names[at : at + _NAME_MAX].partition(b"\0")
-    if nul or at + len(name) < len(names):
-        return (name,)
-    return (name, name[:-1])
-
-
-def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
-    """The file name in a link section, and what follows the NUL; empty where there is none."""
-    if where is None:
-        return b"", b""
-    name, nul, rest = source.read(*where).partition(b"\0")
-    return (name, rest) if nul else (b"", b"")
-
-
-def _debuglink(where: tuple[int, int] | None, source: Source, layout: Layout) -> DebugLink | None:
-    name, rest = _link(where, source)
-    padding = -(len(name) + 1) % 4
-    crc = rest[padding : padding + 4]
-    if not name or len(crc) != 4:
-        return None
-    return DebugLink(name, int.from_bytes(crc, "little" if layout.little_endian else "big"))
-
-
-def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
-    name, raw = _link(where, source)
-    if not name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
-        return None
-    return AltLink(name, BuildId(raw))
-
-
-def supplement_id(
-    source: Source, layout: Layout, sections: bytes, names_index: int
-) -> BuildId | None:
-    """What a supplementary file of DWARF 5 has in place of a build ID; None for any other file.
-
-    It is the checksum in ``.debug_sup``, by which the files that refer to it know it. ``sections``
-    are the section headers of the file.
-    """
-    at = names_index * layout.shdr.size
-    if at >= len(sections):
-        return None
-    _, _, _, offset, size, _, _, _ = layout.shdr.unpack_from(sections, at)
-    names = source.read(offset, min(size, _SUPPLEMENT_NAMES_MAX))
-    wanted = names.find(b"\0" + _SUPPLEMENTARY + b"\0") + 1
-    if not wanted:
-        return None
-    for name, _, flags, at, length, _, _, _ in layout.shdr.iter_unpack(sections):
-        if name == wanted and not flags & SHF_COMPRESSED and length <= _LINK_MAX:
-            found = _debug_sup(source.read(at, length), layout)
-            return found[2] if found is not None and found[0] else None
-    return None
-
-
-def _supplementary_link(
-    where: tuple[int, int] | None, source: Source, layout: Layout
-) -> AltLink | None:
-    found = None if where is None else _debug_sup(source.read(*where), layout)
-    if found is None or found[0] or not found[1]:
-        return None
-    return AltLink(found[1], found[2])
-
-
-def _debug_sup(data: bytes, layout: Layout) -> tuple[bool, bytes, BuildId] | None:
-    """The contents of ``.debug_sup``: whether the file is the supplementary one itself, the name of
-    that, and its checksum. Source: DWARF 5, 7.3.6.
-    """
-    if int.from_bytes(data[:2], "little" if layout.little_endian else "big") != _DWARF_VERSION:
-        return None
-    name, nul, rest = data[3:].partition(b"\0")
-    # The length is a LEB128 number; a checksum for which one byte does not do is no build ID.
-    size = rest[0] if rest else 0
-    checksum = rest[1 : 1 + size]
-    if not nul or data[2] > 1 or len(checksum) != size:
-        return None
-    if not BuildId.MIN_BYTES <= size <= BuildId.MAX_BYTES:
-        return None
-    return data[2] == 1, name, BuildId(checksum)
+    sections = Sections(read_at, size)
+    found = []
+    for number, section in enumerate(sections.headers):
+        is_packed = section.flags & SHF_COMPRESSED and section.type not in (SHT_NOBITS, SHT_NULL)
+        if not is_packed or section.offset + section.size > size:
+            continue
+        form = sections.chdr
+        head = read_at(section.offset, form.size)
+        header_at = sections.table + number * sections.form.size
+        row = read_at(header_at, sections.form.size)
+        if section.size < form.size or len(head) < form.size or len(row) < sections.form.size:
+            continue
+        kind, plain, alignment = form.unpack(head)
+        if kind == _CH_ZSTD:
+            payload = section.offset + form.size, section.size - form.size
+            fields = sections.form.unpack(row)
+            found.append(ZstdSection(header_at, *payload, plain, alignment, sections.form, fields))
+    return found

@@ -15,8 +15,8 @@ from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.formats.elf.contents import Sections
 from buildidfs.formats.elf.header import SHF_COMPRESSED
+from buildidfs.formats.elf.sections import Sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.formats import bundle_archive
-from buildidfs.formats.elf import identify, sections
+from buildidfs.formats.elf import identify
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -190,7 +190,7 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
     found = identify.describe(read_at, part.size)
     if found is Absence.NO_BUILD_ID:
         head = read_at(0, min(part.size, identify.HEAD_SIZE))
-        found = sections.classify(build_id, head, read_at, part.size)
+        found = identify.classify(build_id, head, read_at, part.size)
     if isinstance(found, Absence):
         return item.kind_of is Kind.KALLSYMS
     scripts = tuple((extent.offset, extent.size) for extent in found.scripts)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import IntegrityError
-from buildidfs.formats.elf import identify, sections
+from buildidfs.formats.elf import identify
 from buildidfs.linux import fsverity
 from buildidfs.model import Absence, BuildId, Digest, Kind
 from buildidfs.store import notify
@@ -234,7 +234,7 @@ def describe(opened: OpenBlob) -> ElfFile | None:
         found = identify.describe(content.read_at, content.size)
         if found is Absence.NO_BUILD_ID:
             head = content.read_at(0, identify.HEAD_SIZE)
-            found = sections.classify(GIVEN, head, content.read_at, content.size)
+            found = identify.classify(GIVEN, head, content.read_at, content.size)
     return None if isinstance(found, Absence) else found
 
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.formats.elf.contents import Sections as Headers
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
+from buildidfs.formats.elf.sections import Sections as Headers
 from buildidfs.model import Artifact, ByteRange, Kind
 from buildidfs.view import nodes
 from buildidfs.view.values import Attributes, Content, of_artifact
 
 if TYPE_CHECKING:
-    from buildidfs.formats.elf.contents import SectionHeader
+    from buildidfs.formats.elf.sections import SectionHeader
     from buildidfs.store import Content as Readable
     from buildidfs.store import Store
 

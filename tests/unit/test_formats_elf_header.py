@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk over a note area, with both alignments and both byte orders."""
+"""Program headers, and notes with both alignments and both byte orders."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.elf.notes import Note, gnu_build_id, walk
-from tests.support.elfwriter import build_id_note, note
+from buildidfs.formats.elf import header
+from buildidfs.formats.elf.header import Note, gnu_build_id, walk
+from tests.support.elfwriter import PT_LOAD, TEXT, Section, build_id_note, elf_file, note
+from tests.support.filereader import FileReader
 
 ID = bytes(range(20))
 
@@ -76,3 +80,40 @@ def test_both_walks_agree_on_any_bytes(data: bytes, little_endian: bool, align: 
     single = gnu_build_id(data, little_endian, align)
     # The name must be "GNU" and one NUL; walk() does not tell how many NULs there were.
     assert single is None or single in found
+
+
+# --- program headers -----------------------------------------------------------------------------
+
+_ADDRESS = 0x400000  # where the writer has offset 0
+
+
+def loads(data: bytes) -> list[header.Segment]:
+    return header.loaded(FileReader(data), len(data))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("little_endian", [True, False])
+@pytest.mark.parametrize("extended", [False, True])
+def test_addresses(bits: Literal[32, 64], little_endian: bool, extended: bool) -> None:
+    data = elf_file(
+        [TEXT, Section(b".data", b"data" * 4, segment=PT_LOAD)],
+        bits=bits, little_endian=little_endian, extended_numbering=extended,
+    )  # fmt: skip
+    found = loads(data)
+    assert [(load.flags & header.PF_X, load.size) for load in found] == [(1, 16), (0, 16)]
+    place = data.index(b"data")
+    assert header.address_of(found, place) == _ADDRESS + place
+    assert header.address_of(found, place + 16) is None
+    assert header.is_loaded(found, _ADDRESS + place)
+    assert not header.is_loaded(found, 0)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"no ELF file" * 9, elf_file()[:63]])
+def test_what_is_no_elf_file(data: bytes) -> None:
+    assert loads(data) == []
+
+
+def test_file_that_was_cut_off() -> None:
+    data = elf_file([TEXT] * 5)
+    counts = [len(loads(data[:size])) for size in range(64, 64 + 5 * 56 + 1, 56)]
+    assert counts == [0, 1, 2, 3, 4, 5]
