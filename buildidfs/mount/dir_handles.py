@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
-from buildidfs.mount.quota import Quota
+from buildidfs.mount.open_files import Quota
 from buildidfs.view import PUBLIC, Reader
 
 if TYPE_CHECKING:

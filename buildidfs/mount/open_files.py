@@ -21,8 +21,6 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from buildidfs.mount.quota import Quota
-
 if TYPE_CHECKING:
     from buildidfs.view import Content, View
 
@@ -211,3 +209,35 @@ def _say_once(uid: int) -> None:
 def is_text(handle: int) -> bool:
     """Whether it is of a file whose size and bytes may be others the next time."""
     return _NO_DESCRIPTOR <= handle < _COMPRESSED
+
+
+class Quota:
+    """Lets each user have half of the places that all others leave, of ``most`` in all.
+
+    What is kept is one number for each user who has a place.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[int, int] = {}
+        self._total = 0
+
+    def take(self, uid: int) -> bool:
+        """Take a place for a user; False if that would be too many."""
+        held = self._held.get(uid, 0)
+        if 2 * (held + 1) > self._most - self._total + held:
+            return False
+        self._held[uid] = held + 1
+        self._total += 1
+        return True
+
+    def give_back(self, uid: int) -> None:
+        """A user has one place less."""
+        held = self._held.get(uid, 0)
+        if not held:
+            return
+        self._total -= 1
+        if held > 1:
+            self._held[uid] = held - 1
+        else:
+            del self._held[uid]

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole tree: which part of it a node belongs to, and what is always there.
+"""The whole tree: the part of it that each node belongs to, and the names that are always there.
 
-<id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `ids`
-<id>/variants/<sha256>                                        `variants`
-<id>/section/<name>                                           `sections`
+<id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `layouts.id_dir`
+<id>/variants/<sha256>, <id>/*.dwp                            `layouts.id_dir`
+<id>/section/<name>                                           `layouts.sections`
 buildid -> .                                                  the tree is a debuginfod
-debug/.build-id/ab/cdef…[.debug]                              `links`
-debug/.dwz/…                                                  `dwz`
-perf/…                                                        `perf`
+debug/.build-id/ab/cdef…[.debug], debug/.dwz/…                `layouts.debug`
+perf/…                                                        `layouts.perf`
 .build-id, .dwz, .debug, usr/lib/debug                        links, so that the root itself
                                                               works as --symfs and the like
-README, by-path, by-name, containers, missing                 `browse`
+README, by-path, by-name, containers, missing                 `layouts.browse`
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
 from buildidfs.view import nodes
+from buildidfs.view.attributes import Attributes, Content, ExtendedAttributes
 from buildidfs.view.layouts import by_path
 from buildidfs.view.layouts.browse import Browse
-from buildidfs.view.layouts.build_id_links import DebugLinks, lookup_bucket, populated_buckets
-from buildidfs.view.layouts.dwz import DwzTree
+from buildidfs.view.layouts.debug import DebugLinks, DwzTree, lookup_bucket, populated_buckets
 from buildidfs.view.layouts.id_dir import IdDirectories
 from buildidfs.view.layouts.perf import PerfTree
-from buildidfs.view.values import Attributes, Content
 from buildidfs.view.visible import Listing
-from buildidfs.view.xattrs import ExtendedAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,7 +237,7 @@ class View:
         return self._open(node, reader, wait=False)
 
     def extended(self, node: int, reader: Reader | None = None) -> list[bytes]:
-        """The names of a node's extended attributes, as a ``reader`` is told them; see `xattrs`."""
+        """The names of a node's extended attributes, as a ``reader`` is told them."""
         found = self._ids.held_in(node)
         return [] if found is None else self._extended.names(*found, reader)
 

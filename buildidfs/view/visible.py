@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from buildidfs.store import OriginRecord, Store
     from buildidfs.view.layouts.browse import Browse
-    from buildidfs.view.layouts.dwz import DwzTree
+    from buildidfs.view.layouts.debug import DwzTree
     from buildidfs.view.layouts.id_dir import IdDirectories
     from buildidfs.view.layouts.perf import PerfTree
     from buildidfs.view.permissions import Reader

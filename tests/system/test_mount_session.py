@@ -287,7 +287,7 @@ def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
 # --- what not every machine has ------------------------------------------------------------------
 
 _OLD_KERNEL = """
-from buildidfs.mount import invalidate, names_only as listing
+from buildidfs.mount import invalidate, entries as listing
 invalidate._INC_EPOCH = b"no such notification"
 listing._PROBE_AT = 1
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.errors import IntegrityError
-from buildidfs.mount.open_files import OpenFiles, is_text
+from buildidfs.mount.open_files import OpenFiles, Quota, is_text
 from buildidfs.store import Store
 from buildidfs.view import View
 from tests.support.captures import capture
@@ -197,3 +197,33 @@ def test_idle_file_counts_for_nobody(view: View, monkeypatch: pytest.MonkeyPatch
         for handle in handles:
             files.release(handle)
     files.close()
+
+
+# --- places divided among users -------------------------------------------------------------------
+
+
+def taken(quota: Quota, uid: int) -> int:
+    count = 0
+    while count < 10_000 and quota.take(uid):
+        count += 1
+    return count
+
+
+def test_each_user_has_half_of_what_others_leave() -> None:
+    quota = Quota(1000)
+    assert [taken(quota, uid) for uid in (7, 8, 9)] == [500, 250, 125]
+
+
+def test_what_is_given_back_can_be_taken_again() -> None:
+    quota = Quota(10)
+    assert taken(quota, 7) == 5
+    quota.give_back(7)
+    assert quota.take(7)
+    assert not quota.take(7)
+    assert taken(quota, 8) == 2
+    for _ in range(9):
+        quota.give_back(7)
+    assert taken(quota, 8) == 3, "nobody gives back more than they have"
+    for _ in range(5):
+        quota.give_back(8)
+    assert quota._held == {}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -19,11 +20,11 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError
 from buildidfs.model import ByteRange, Trust
-from buildidfs.mount import names_only
-from buildidfs.mount.attributes import FOREVER_S, VOLATILE_S
+from buildidfs.mount import entries
+from buildidfs.mount.entries import FOREVER_S, VOLATILE_S
 from buildidfs.mount.invalidate import Absences
 from buildidfs.mount.loop import PlainLoop
-from buildidfs.mount.operations import Operations, errno_of
+from buildidfs.mount.operations import Operations, errno_of, huge_buffer
 from buildidfs.store import Store
 from buildidfs.view import View
 from tests.support.captures import NOW, capture, sighting
@@ -293,7 +294,7 @@ async def test_a_large_directory_where_pyfuse3_is_another(
     store: Store, loop: NotCached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
-    monkeypatch.setattr(names_only, "_PROBE_AT", 1)
+    monkeypatch.setattr(entries, "_PROBE_AT", 1)
     operations = Operations(View(store), loop, Absences(), store.path)
     node_ids: list[int] = []
 
@@ -516,3 +517,16 @@ def _caused(cause: OSError) -> StoreError:
 )
 def test_errnos(error: Exception, expected: int) -> None:
     assert errno_of(error) == expected
+
+
+# --- the buffer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20, 2 << 20, (2 << 20) + 1])
+def test_huge(size: int) -> None:
+    buffer = huge_buffer(size)
+    assert len(buffer) >= size
+    assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % (2 << 20) == 0
+    buffer[-1] = 7
+    assert buffer[0] == 0
+    assert buffer[-1] == 7

@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from buildidfs.view import nodes, readme
+from buildidfs.view import nodes
+from buildidfs.view.attributes import Attributes, Content
 from buildidfs.view.layouts.by_path import ByName, ByPath
 from buildidfs.view.layouts.containers import Containers
 from buildidfs.view.layouts.missing import Misses
-from buildidfs.view.values import Attributes, Content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -136,7 +136,7 @@ class Browse:
 
     def _text(self, node: int) -> bytes:
         if node == nodes.README:
-            return readme.TEXT
+            return _README
         is_miss = nodes.form_of(node) == nodes.FORM_MISSING
         text = self.misses.text(node) if is_miss else self._containers.text(node)
         if not text:
@@ -150,3 +150,26 @@ class Browse:
 
 def _gone() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+_README: Final = b"""\
+This is buildidfs: binaries and debuginfo by build ID, also of containers that are gone.
+
+<id>/elf, <id>/debug            the executable or library, and its debuginfo
+<id>/path                       where it was seen
+<id>/variants/<sha256>          every file that was ever seen with this build ID
+by-path/usr/bin/app/<id>        everything that was ever seen at a path
+by-name/app/<id>                and under a file name
+containers/<name>/root/...      the files of one container at their own paths: a sysroot
+missing/<id>                    what was asked for here and is not there (for root)
+
+Point your tools here, MNT being this directory:
+  gdb      set debug-file-directory MNT/debug    (never MNT itself: see SECURITY.md)
+           set sysroot MNT/containers/<name>/root
+  perf     perf --buildid-dir MNT/perf report
+  lldb     settings set target.debug-file-search-paths MNT/debug
+  others   DEBUGINFOD_URLS=file://MNT (elfutils, drgn), or MNT/debug as debug directory
+
+What a file is: getfattr -d -m user. <id>/elf     What is known of it: buildidfs show <id>
+Nothing can be written here. More: man 7 buildidfs-mount
+"""

@@ -22,9 +22,9 @@ from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.store import is_of
 from buildidfs.view import nodes
-from buildidfs.view.layouts.build_id_links import DEBUGINFO_BIT
+from buildidfs.view.attributes import moment
+from buildidfs.view.layouts.debug import DEBUGINFO_BIT
 from buildidfs.view.permissions import may_see
-from buildidfs.view.values import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

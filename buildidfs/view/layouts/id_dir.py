@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``<id>/``: the directory of a build ID, and the files in it that all other trees lead to."""
+"""``<id>/``: the directory of a build ID, and the files in it that all other trees lead to.
+
+<id>/{elf,debug,...}       the best file of each kind, see `names.KIND_OF`
+<id>/path                  the paths that it was seen at
+<id>/variants/<sha256>     every file that was ever seen with the build ID, served or not
+<id>/*.dwp                 the package of its split DWARF
+"""
 
 from __future__ import annotations
 
@@ -7,20 +13,20 @@ import errno
 import os
 import re
 import stat
-from typing import TYPE_CHECKING
+from binascii import hexlify
+from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.errors import IntegrityError
-from buildidfs.model import Artifact, Kind, Standing, Trust
+from buildidfs.model import Artifact, BuildId, Kind, Standing, Trust
+from buildidfs.store import is_withheld
 from buildidfs.view import nodes
-from buildidfs.view.layouts import packages
+from buildidfs.view.attributes import Attributes, Content, NeedsReading, of_artifact
 from buildidfs.view.layouts.sections import Sections
-from buildidfs.view.layouts.variants import Variants
 from buildidfs.view.permissions import PUBLIC, may_see, openness
-from buildidfs.view.values import Attributes, Content, NeedsReading, of_artifact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import OriginRecord, Store
     from buildidfs.view.permissions import Reader
@@ -28,7 +34,14 @@ if TYPE_CHECKING:
 _RECENT = 512
 _KINDS = tuple(Kind)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")  # the latter are U+0080 to U+009F
-_ENTRIES = (*names.KIND_OF, names.PATH, names.VARIANTS, *packages.ENTRIES)
+_PACKAGE_NAMES: Final = frozenset(
+    name + names.DWP_SUFFIX
+    for name, kind in names.KIND_OF.items()
+    if kind in (Kind.EXECUTABLE, Kind.DEBUGINFO)
+)
+_LISTED_PACKAGES = tuple(name + names.DWP_SUFFIX for name in (b"elf", b"debug"))
+_LISTED = (*names.KIND_OF, names.PATH, names.VARIANTS, *_LISTED_PACKAGES)
+"""The names that are listed; `lookup` finds more."""
 
 
 class IdDirectories:
@@ -42,8 +55,8 @@ class IdDirectories:
         # What the latest lookups found, for the getattr and open that follow them. An entry can
         # only be outdated in what does not matter: the bytes of a node never change.
         self._recent: dict[int, Artifact] = {}
-        self._variants = Variants(store, self.node_of)
-        self._packages = packages.Packages(store)
+        self._variants = _Variants(store, self.node_of)
+        self._packages = _Packages(store)
         self._sections = Sections(store)
 
     def forget(self) -> None:
@@ -79,7 +92,7 @@ class IdDirectories:
             if nodes.slot_of(node) == nodes.SLOT_VARIANTS:
                 yield from self._variants.children(node, after)
             return
-        for offset, name in enumerate(_ENTRIES[after:], after + 1):
+        for offset, name in enumerate(_LISTED[after:], after + 1):
             found = self.lookup(node, name)
             if found:
                 yield name, found, offset
@@ -244,3 +257,131 @@ class IdDirectories:
 
 def _octal(found: re.Match[bytes]) -> bytes:
     return b"".join(b"\\%03o" % byte for byte in found[0])
+
+
+# --- variants/ -----------------------------------------------------------------------------------
+
+# Offsets in a listing: the kind, then one more than the number of the variant.
+_KIND_SHIFT = 17
+_VARIANT_MASK = (1 << _KIND_SHIFT) - 1
+
+
+class _Variants:
+    """The directories ``variants``.
+
+    A variant that is served is the same node as ``<id>/elf`` or ``<id>/debug``. A file that is of
+    two kinds is listed once, as the first of them.
+    """
+
+    def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
+        """``node_of`` says which node a file is, wherever it is listed."""
+        self._store = store
+        self._node_of = node_of
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        digest = names.parse_digest(name)
+        if digest is None:
+            return nodes.ABSENT
+        ordinal = nodes.ordinal_of(node)
+        refs = self._store.variants_with(digest, ordinal)
+        if not refs:
+            return nodes.ABSENT
+        artifact = self._store.artifact_variant(ordinal, *min(refs))
+        if artifact is None or artifact.digest != digest:
+            return nodes.ABSENT
+        return self._node_of(artifact)
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset."""
+        ordinal = nodes.ordinal_of(node)
+        first, last = after >> _KIND_SHIFT, (after & _VARIANT_MASK) - 1
+        for kind in Kind:
+            if kind < first:
+                continue
+            behind = min(last, nodes.VARIANT_MAX) if kind == first else -1
+            for artifact in self._store.variants_after(ordinal, kind, behind):
+                if kind == min(self._store.variants_with(artifact.digest, ordinal))[0]:
+                    offset = kind << _KIND_SHIFT | artifact.variant + 1
+                    yield hexlify(artifact.digest), self._node_of(artifact), offset
+
+    def spellings(
+        self, ordinal: int, origins: Iterable[OriginRecord]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere): also of what was just removed, as
+        far as its origins tell.
+        """
+        directory = nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
+        digests = {record.digest for record in origins}
+        for kind in Kind:
+            digests |= {each.digest for each in self._store.variants_after(ordinal, kind, -1)}
+        for digest in digests:
+            yield directory, hexlify(digest), True
+
+
+# --- *.dwp ---------------------------------------------------------------------------------------
+
+
+class _Packages:
+    """The packages of split DWARF, by the names debuggers look for.
+
+    Debuggers take the name of the file that has the skeleton units, with ``.dwp`` behind it; gdb
+    takes that of the binary, in the directory of the debug file. So lookups find it by all names
+    that the binary was seen under, and only those of files in the same directory are listed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def lookup(self, ordinal: int, name: bytes) -> int | None:
+        """The ordinal whose debuginfo is the package of that name of a build ID."""
+        package = self._package(ordinal)
+        if package is None:
+            return None
+        if name in _PACKAGE_NAMES or name in _package_names(self._store.origins(ordinal)):
+            return package
+        return None
+
+    def is_public(self, ordinal: int, name: bytes) -> bool:
+        """Whether everybody may know of that name: if it comes from a path, of a public one."""
+        if name in _PACKAGE_NAMES:
+            return True
+        records = self._store.origins(ordinal)
+        return name in _package_names(each for each in records if each.origin.is_public)
+
+    def spellings(
+        self, ordinal: int, origins: Iterable[OriginRecord]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """(directory, name, whether it may have led elsewhere) for a build ID seen at these places.
+
+        Those of its package, or if it is a package itself, those in its owner's directory.
+        """
+        build_id = self._store.build_id(ordinal)
+        owner = None if build_id is None else names.package_owner(build_id)
+        if owner is not None:
+            found = self._store.ordinal(owner)
+            if found is None:
+                return
+            ordinal, origins = found, self._store.origins(found)
+        elif self._package(ordinal) is None:
+            return
+        directory = nodes.of_id(ordinal)
+        for name in (*_PACKAGE_NAMES, *_package_names(origins)):
+            yield directory, name, True
+
+    def _package(self, ordinal: int) -> int | None:
+        build_id = self._store.build_id(ordinal)
+        kept_under = None if build_id is None else names.package_id(BuildId(build_id))
+        found = None if kept_under is None else self._store.ordinal(kept_under)
+        package = None if found is None else self._store.artifact(found, Kind.DEBUGINFO)
+        if package is None:
+            return None
+        executable = self._store.artifact(ordinal, Kind.EXECUTABLE)
+        return None if is_withheld(package, executable) else found
+
+
+def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
+    """The names that go with those a binary was seen under."""
+    return dict.fromkeys(
+        record.origin.path.rpartition(b"/")[2] + names.DWP_SUFFIX for record in origins
+    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
-from buildidfs.view.values import moment
+from buildidfs.view.attributes import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

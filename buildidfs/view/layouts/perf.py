@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.view import nodes
-from buildidfs.view.layouts.build_id_links import EXECUTABLE_BIT
-from buildidfs.view.paths import Paths
+from buildidfs.view.layouts.by_path import Paths
+from buildidfs.view.layouts.debug import EXECUTABLE_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

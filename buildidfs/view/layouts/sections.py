@@ -20,7 +20,7 @@ from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections as Headers
 from buildidfs.model import Artifact, ByteRange, Kind
 from buildidfs.view import nodes
-from buildidfs.view.values import Attributes, Content, of_artifact
+from buildidfs.view.attributes import Attributes, Content, of_artifact
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.sections import SectionHeader

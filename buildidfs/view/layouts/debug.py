@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``debug/.dwz/…``: dwz files under the names that .gnu_debugaltlink sections speak of.
+"""``debug/``: links into ``<id>/`` under the names that gdb and others look for debug files by.
 
-gdb, elfutils and drgn take what follows ``/.dwz/`` in such a name, and look for it here. On
-Debian that has a directory in it, on Fedora it has none. A dwz file has the name that it was seen
-under, and that by which debuginfo refers to it. A front door should not remember the names for
-long: a commit does not tell which of them it brings.
+    debug/.build-id/ab/cdef…[.debug]
+    debug/.dwz/…
+
+There are only links that lead out of ``debug``, which is a matter of safety: gdb trusts the scripts
+in files whose real path is below its debug-file-directory.
+
+gdb, elfutils and drgn take what follows ``/.dwz/`` in a name of a .gnu_debugaltlink section, and
+look for it in ``.dwz``. On Debian that has a directory in it, on Fedora it has none. A dwz file has
+the name that it was seen under, and that by which debuginfo refers to it. A front door should not
+remember the names for long: a commit does not tell which of them it brings.
 """
 
 from __future__ import annotations
@@ -15,8 +21,8 @@ import os
 from typing import TYPE_CHECKING
 
 from buildidfs import names
+from buildidfs.model import Kind
 from buildidfs.view import nodes
-from buildidfs.view.layouts.build_id_links import DEBUGINFO_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,3 +135,86 @@ def _join(parent: bytes, name: bytes) -> bytes:
 
 def _is_component(name: bytes) -> bool:
     return 0 < len(name) <= names.MAX_NAME and name not in (b".", b"..")
+
+
+# --- .build-id -----------------------------------------------------------------------------------
+
+EXECUTABLE_BIT = 1 << Kind.EXECUTABLE
+DEBUGINFO_BIT = 1 << Kind.DEBUGINFO
+
+_DEPTH = 3
+_DEPTH_MAX = 16  # deeper is a number that was made up
+
+
+def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+    """Entries of a ``.build-id`` directory: those of 256 that build IDs start with.
+
+    The others can be looked up too and are empty; that spares every client that asks for an
+    unknown build ID a name that would have to be watched.
+    """
+    for first in range(after, 256):
+        if next(store.build_ids_with_prefix(bytes([first]), None), None) is not None:
+            yield b"%02x" % first, base + first, first + 1
+
+
+def lookup_bucket(base: int, name: bytes) -> int:
+    """The node of an entry of a ``.build-id`` directory."""
+    first = names.bucket(name)
+    return nodes.ABSENT if first is None else base + first
+
+
+class DebugLinks:
+    """The 256 directories ``debug/.build-id/ab``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry, `nodes.ABSENT` if there is none."""
+        parsed = names.parse_split(node - nodes.DEBUG_BUCKET, name)
+        if parsed is None:
+            return nodes.ABSENT
+        build_id, debug = parsed
+        ordinal = self._store.ordinal(build_id)
+        if ordinal is None:
+            return nodes.ABSENT
+        if not self._store.kinds(ordinal) & (DEBUGINFO_BIT if debug else EXECUTABLE_BIT):
+            return nodes.ABSENT
+        slot = nodes.SLOT_DEBUGINFO_LINK if debug else nodes.SLOT_EXECUTABLE_LINK
+        return nodes.of_id(ordinal, slot)
+
+    def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """Entries whose offset is beyond ``after``: name, node, offset.
+
+        Offsets are made of ordinals though the order is that of build IDs: a listing goes on
+        behind the build ID with that ordinal.
+        """
+        first = bytes([node - nodes.DEBUG_BUCKET])
+        last = None
+        if after:
+            ordinal, second = divmod(after, 2)
+            last = self._store.build_id(ordinal)
+            if last is None or last[:1] != first:
+                return  # gone, or an offset of another directory
+            if not second:
+                yield from self._links(last, ordinal, after)
+        for build_id, ordinal in self._store.build_ids_with_prefix(first, last):
+            yield from self._links(build_id, ordinal, 0)
+
+    def target(self, node: int) -> bytes:
+        """Where a link made by `lookup` leads; its detail is how far up, if it is elsewhere."""
+        build_id = self._store.build_id(nodes.ordinal_of(node))
+        depth = node & nodes.DETAIL_MASK or _DEPTH
+        if build_id is None or depth > _DEPTH_MAX:
+            return b""
+        debug = nodes.slot_of(node) == nodes.SLOT_DEBUGINFO_LINK
+        return b"../" * depth + names.spell(build_id) + (b"/debug" if debug else b"/elf")
+
+    def _links(self, build_id: bytes, ordinal: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        kinds = self._store.kinds(ordinal)
+        rest = names.split(build_id)[1]
+        if kinds & EXECUTABLE_BIT and 2 * ordinal > after:
+            yield rest, nodes.of_id(ordinal, nodes.SLOT_EXECUTABLE_LINK), 2 * ordinal
+        if kinds & DEBUGINFO_BIT:
+            link = nodes.of_id(ordinal, nodes.SLOT_DEBUGINFO_LINK)
+            yield rest + names.DEBUG_SUFFIX, link, 2 * ordinal + 1
