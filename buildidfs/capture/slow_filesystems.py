@@ -7,7 +7,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.linux import namespaces, statmount, statx
+from buildidfs.linux import mounts, namespaces, statx
 
 if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
@@ -79,7 +79,7 @@ class SlowMounts:
         magic = self._known.get(mount)
         if magic is None:
             try:
-                magic = statmount.magic(mount, mnt_ns_id)
+                magic = mounts.mount_magic(mount, mnt_ns_id)
             except OSError:
                 return not on_disk
             if len(self._known) >= _MOST:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.formats import mountinfo
-from buildidfs.linux import mounts, statfs
+from buildidfs.linux import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ class Mounts:
                 self._types[os.makedev(*mount.dev)] = mount.fstype
                 self._points[mount.mount_point] = mount.fstype
             if device not in self._types:
-                self._types[device] = _BY_MAGIC.get(statfs.magic(fd), b"")
+                self._types[device] = _BY_MAGIC.get(mounts.filesystem_magic(fd), b"")
         return _refused(self._types[device])
 
     def refused_at(self, path: bytes) -> bool:

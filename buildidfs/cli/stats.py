@@ -27,7 +27,7 @@ def stats(session: Session, json_: bool) -> None:
     """
     from buildidfs.app.upkeep import retention
     from buildidfs.capture.process import inventory
-    from buildidfs.linux import capabilities, machine
+    from buildidfs.linux import credentials, machine
 
     with session.open_store() as store:
         held = store.stats()
@@ -83,8 +83,8 @@ def stats(session: Session, json_: bool) -> None:
     if spot is not None:
         click.echo(f"           {spot.unseen}: {spot.remedy}")
     if host.refused:
-        lacking = capabilities.missing_for_scan()
-        why = f"; {capabilities.how_to_get(*lacking)}" if lacking else ""
+        lacking = credentials.missing_for_scan()
+        why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
         click.echo(
             f"           {host.refused} processes could not be looked at, or only in part{why}"
         )

@@ -25,7 +25,7 @@ from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import Recapturable
 from buildidfs.ingest import minidebug
 from buildidfs.ingest.batch import WithMini, discard
-from buildidfs.linux import leases, statx
+from buildidfs.linux import file_ops, statx
 from buildidfs.model import OWNER, Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
 
@@ -90,7 +90,7 @@ def premature(fd: int) -> tuple[float, str]:
     Zero is now. `capture` would wait itself, and copy what it then has to drop. Raises OSError.
     """
     age = time.time_ns() - os.fstat(fd).st_ctime_ns
-    if 0 <= age < _RESTING_NS and leases.has_writer(fd):
+    if 0 <= age < _RESTING_NS and file_ops.has_writer(fd):
         return _PAUSE, WRITTEN_TO
     return (max(_SETTLED_NS - age, 0) / 1e9 if age >= 0 else 0.0), ""
 
@@ -111,7 +111,7 @@ def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
     """
     if _is_own_copy(pinned):
         return True
-    known = leases.has_no_writer(pinned.fd)
+    known = file_ops.has_no_writer(pinned.fd)
     return time.time_ns() - identity.ctime_ns >= _WRITING_NS if known is None else known
 
 
@@ -130,14 +130,14 @@ def _is_own_copy(pinned: PinnedFile) -> bool:
 def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
     if _is_own_copy(pinned):
         return False
-    known = leases.has_writer(pinned.fd)
+    known = file_ops.has_writer(pinned.fd)
     return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
 
 
 def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> bool:
     """Whether a file that may have a writer is still what was staged. Raises OSError."""
     time.sleep(_PAUSE)
-    if leases.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
+    if file_ops.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
         return False
     return store.digest_of(fd) == staged.digest
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that gives up what it has and becomes a program, for `linux.sandbox`.
+"""The helper of `linux.sandbox`: it gives up its rights and becomes a program.
 
-It is a new Python, which has mapped nothing of its caller's, so that limits of memory hold for what
-it becomes. It imports little, and only from the standard library, so that it starts in
-milliseconds, and it needs no /proc.
+It is a new Python, which has mapped nothing of its caller's, so that limits of memory hold for the
+program. It imports little, and only from the standard library, so that it starts in milliseconds,
+and it needs no /proc.
 
-Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7).
+Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7),
+seccomp(2).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import resource
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from buildidfs.linux import landlock, pdeathsig, seccomp, syscalls
+from buildidfs.linux import child, syscalls
 
 # What the helper reports, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.
@@ -30,27 +31,67 @@ CONFINE: Final = "confine"
 RUN: Final = "run"
 
 _NOBODY: Final = 65534
-# Numbers that no distribution, container manager or systemd gives to anybody (systemd's "Users,
-# Groups, UIDs and GIDs"), and those of its dynamic users, for a user namespace without the former.
+# IDs that no distribution, container manager or systemd assigns (systemd's "Users, Groups, UIDs
+# and GIDs"), and those of its dynamic users, for a user namespace without the former.
 _UNUSED: Final = range(0x70000000, 0x7FFF0000)
 _DYNAMIC: Final = range(61184, 65520)
 
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
-_PR_SET_NO_NEW_PRIVS: Final = 38
-
-# struct __user_cap_header_struct of linux/capability.h; two __user_cap_data_struct follow.
-_CAPABILITY_HEADER: Final = struct.pack("=Ii", 0x20080522, 0)
-_NO_CAPABILITIES: Final = bytes(24)
 
 _FORBIDDEN: Final = (
     "socket", "io_uring_setup", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
     "add_key", "request_key", "keyctl",
 )  # fmt: skip
 
+# landlock(7).
+# The same on every architecture.
+_CREATE_RULESET: Final = 444
+_RESTRICT_SELF: Final = 446
+_VERSION: Final = 1
+
+_WRITE_FILE: Final = 1 << 1
+_REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
+_REFER: Final = 1 << 13  # of the second version
+_TRUNCATE: Final = 1 << 14  # third
+_TCP: Final = 0b11  # fourth: to bind, to connect
+_SCOPES: Final = 0b11  # sixth: abstract Unix sockets, signals
+
+# seccomp(2), linux/filter.h, linux/audit.h.
+_MODE_FILTER: Final = 2
+_CLONE_THREAD: Final = 0x10000
+
+# Audit architecture, and numbers of what differs. All of them have the low half of an argument
+# first, and the flags as the first one of clone.
+_MACHINES: Final = {
+    "x86_64": (
+        0xC000003E,
+        {
+            "socket": 41, "clone": 56, "fork": 57, "vfork": 58, "ptrace": 101, "add_key": 248,
+            "request_key": 249, "keyctl": 250, "process_vm_readv": 310, "process_vm_writev": 311,
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            "socket": 198, "clone": 220, "ptrace": 117, "add_key": 217, "request_key": 218,
+            "keyctl": 219, "process_vm_readv": 270, "process_vm_writev": 271,
+        },
+    ),
+}  # fmt: skip
+# The same on every architecture.
+_NUMBERS: Final = {"io_uring_setup": 425, "pidfd_getfd": 438}
+_CLONE3: Final = 435
+_X32: Final = 0x40000000
+
+# Offsets in struct seccomp_data, and codes of linux/bpf_common.h.
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
 
 def main(words: Sequence[str]) -> None:
-    """Become the program of a command line that `confinement.start` made; never comes back.
+    """Become the program of a command line that `sandbox.start` made; never returns.
 
     The words are: descriptor to report to, process that starts it, three limits, number of
     variables, names and values of these, and the argv of the program.
@@ -78,26 +119,26 @@ def _tell(report: int, kind: str, text: str) -> None:
 
 
 def _confine(parent: int, limits: tuple[int, int, int], step: list[str]) -> Iterator[str]:
-    """Give up all there is, and yield what could not be; ``step`` is what is at hand.
+    """Give up all rights, and yield a note for each that stays; ``step`` names the present one.
 
-    Raises OSError where the program would keep a capability, a limit or its parent's life.
+    Raises OSError where the program would keep a capability, or get no limit or end.
     """
     step[0] = "limit its memory and time"
     _limit(*limits)
     as_root = os.geteuid() == 0
-    without_network = _succeeds(_unshare, _CLONE_NEWNET)
+    without_network = _succeeds(syscalls.unshare, _CLONE_NEWNET)
     step[0] = "keep it from getting privileges"
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if as_root:
         yield from _become_another()
-    _succeeds(landlock.forbid_changes)
-    without_network |= _succeeds(seccomp.forbid, _FORBIDDEN)
-    if not without_network and not _succeeds(_unshare, _CLONE_NEWUSER | _CLONE_NEWNET):
+    _succeeds(_forbid_changes)
+    without_network |= _succeeds(_forbid_calls, _FORBIDDEN)
+    if not without_network and not _succeeds(syscalls.unshare, _CLONE_NEWUSER | _CLONE_NEWNET):
         yield "can reach the network: the kernel allows neither a namespace nor a filter"
     step[0] = "take its capabilities from it"
-    _drop_capabilities()
+    syscalls.drop_capabilities()
     step[0] = "have it end with its caller"
-    pdeathsig.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
+    child.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
 
 
 def _limit(memory: int, addresses: int, seconds: int) -> None:
@@ -114,7 +155,7 @@ def _limit(memory: int, addresses: int, seconds: int) -> None:
 
 
 def _become_another() -> Iterator[str]:
-    """Be a user that nobody else is, in no group but one that nobody else is in."""
+    """Become a user with an unused ID, in one group with an unused ID."""
     groups = _failure(os.setgroups, [])
     gid = _failure(_take, "/proc/self/gid_map", lambda number: os.setresgid(*[number] * 3))
     uid = _failure(_take, "/proc/self/uid_map", lambda number: os.setresuid(*[number] * 3))
@@ -127,7 +168,7 @@ def _become_another() -> Iterator[str]:
 
 
 def _take(numbers_map: str, change: Callable[[int], None]) -> None:
-    """Take an ID of one's own, if there is one, else one that is not root's. Raises OSError."""
+    """Take an unused ID if there is one, else one that is not root's. Raises OSError."""
     error = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     for number in (_any(_UNUSED), _any(_DYNAMIC), _NOBODY, *_mapped(numbers_map)):
         try:
@@ -144,25 +185,15 @@ def _any(numbers: range) -> int:
 
 
 def _mapped(path: str) -> list[int]:
-    """The last ID of each range that this user namespace has, without root's."""
+    """Return the last ID of each range that this user namespace has, without root's."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         ranges = [[int(word) for word in line.split()] for line in file]
         return [first + count - 1 for first, _, count in reversed(ranges) if first + count > 1]
     return []
 
 
-def _drop_capabilities() -> None:
-    """Have none, to use, to get or to hand on. Raises OSError."""
-    held = bytearray(len(_NO_CAPABILITIES))
-    libc = syscalls.libc
-    if libc.capget(_CAPABILITY_HEADER, (ctypes.c_char * len(held)).from_buffer(held)):
-        raise syscalls.last_error()
-    if any(held) and libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES):
-        raise syscalls.last_error()
-
-
 def _settle_streams() -> None:
-    """Have nobody read what the program complains of, and end it when nobody reads the rest."""
+    """Discard the error output of the program, and let a closed output pipe end it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -178,7 +209,7 @@ def _settle_streams() -> None:
 
 
 def _failure(attempt: Callable[..., object], *arguments: object) -> int | None:
-    """The error number that an attempt ends with, if it does."""
+    """Return the error number of an attempt; None if it succeeds."""
     try:
         attempt(*arguments)
     except OSError as error:
@@ -190,11 +221,90 @@ def _succeeds(attempt: Callable[..., object], *arguments: object) -> bool:
     return _failure(attempt, *arguments) is None
 
 
-def _unshare(flags: int) -> None:
-    if syscalls.libc.unshare(flags):
+# --- Landlock and seccomp ---
+
+
+def _forbid_changes() -> None:
+    """Take from this process the right to open any file for writing, to create, rename or remove.
+
+    Its children lose it too. A newer kernel takes TCP, abstract Unix sockets and
+    signals to other processes, too. Needs no_new_privs. Raises OSError: ENOSYS or EOPNOTSUPP where
+    the kernel has no Landlock.
+    """
+    version = syscalls.syscall(_CREATE_RULESET, 0, 0, _VERSION)
+    files = _WRITE_FILE | _REMOVE_AND_MAKE
+    files |= _REFER if version >= 2 else 0
+    files |= _TRUNCATE if version >= 3 else 0
+    text = struct.pack(
+        "=QQQ", files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0
+    )  # struct landlock_ruleset_attr; an older kernel takes zeros at the end
+    attributes = ctypes.create_string_buffer(text, len(text))
+    fd = syscalls.syscall(_CREATE_RULESET, ctypes.addressof(attributes), len(text), 0)
+    try:
+        syscalls.syscall(_RESTRICT_SELF, fd, 0)
+    finally:
+        os.close(fd)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+class _Step(NamedTuple):
+    """An instruction; ``holds`` and ``fails`` are labels to go on at, empty for the next one."""
+
+    code: int
+    value: int
+    holds: str = ""
+    fails: str = ""
+    label: str = ""
+
+
+def _forbid_calls(names: Sequence[str]) -> None:
+    """Make these system calls fail with EPERM, in this process and in the program it becomes.
+
+    All that make another process (not a thread), and those of another architecture that the kernel
+    can run, fail too. Needs no_new_privs. Raises OSError: ENOSYS on a machine whose numbers are not
+    known here.
+    """
+    machine = _MACHINES.get(os.uname().machine)
+    if machine is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    architecture, own = machine
+    numbers = [own[name] if name in own else _NUMBERS[name] for name in names]
+    numbers += [own[name] for name in ("fork", "vfork") if name in own]
+    code = _assembled(
+        [
+            _Step(_LOAD, _ARCHITECTURE),
+            _Step(_EQUAL, architecture, fails="refuse"),
+            _Step(_LOAD, _NUMBER),
+            _Step(_AT_LEAST, _X32, holds="refuse"),
+            *(_Step(_EQUAL, number, holds="refuse") for number in numbers),
+            # Its arguments are out of sight; without it the C library takes clone.
+            _Step(_EQUAL, _CLONE3, holds="unknown"),
+            _Step(_EQUAL, own["clone"], fails="allow"),
+            _Step(_LOAD, _FIRST_ARGUMENT),
+            _Step(_HAS_BITS, _CLONE_THREAD, fails="refuse"),
+            _Step(_RETURN, _ALLOW, label="allow"),
+            _Step(_RETURN, _ERRNO | errno.EPERM, label="refuse"),
+            _Step(_RETURN, _ERRNO | errno.ENOSYS, label="unknown"),
+        ]
+    )
+    program = _Program(len(code) // 8, code)
+    if syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0):
         raise syscalls.last_error()
 
 
-def _prctl(option: int, value: int) -> None:
-    if syscalls.libc.prctl(option, value, 0, 0, 0):
-        raise syscalls.last_error()
+def _assembled(steps: Sequence[_Step]) -> bytes:
+    """Return struct sock_filter of each step; a jump holds the number of steps to skip."""
+    places = {step.label: at for at, step in enumerate(steps) if step.label}
+    return b"".join(
+        struct.pack(
+            "=HBBI",
+            step.code,
+            places[step.holds] - at - 1 if step.holds else 0,
+            places[step.fails] - at - 1 if step.fails else 0,
+            step.value,
+        )
+        for at, step in enumerate(steps)
+    )

@@ -1,64 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving up what root may, for ever, to be an ordinary user. Source: credentials(7),
-user_namespaces(7), capabilities(7).
+"""The privileges of this process: capabilities by name, and giving all of them up for good.
+
+Source: credentials(7), user_namespaces(7), capabilities(7).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 
-from buildidfs.linux import syscalls
+from buildidfs.linux import machine, syscalls
 
-_PR_SET_DUMPABLE = 4
-_PR_SET_NO_NEW_PRIVS = 38
+# In the order of linux/capability.h: the place is the number.
+_NAMES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+)
+
+# Measured as the least that lets a process that is not root open the mapped files of others:
+# to look at the process, to read the file, to use map_files (where CAP_SYS_ADMIN does as well).
+_FOR_SCAN = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE")
+
+
+def capability_names(mask: int) -> frozenset[str]:
+    """Return the names of the bits that a mask of /proc/PID/status has set.
+
+    A capability newer than this list is named by its number, as capsh(1) does: "41".
+    """
+    return frozenset(
+        _NAMES[bit] if bit < len(_NAMES) else str(bit)
+        for bit in range(mask.bit_length())
+        if mask >> bit & 1
+    )
+
+
+def effective_capabilities() -> frozenset[str]:
+    """Return the capabilities that this process may use now, such as "CAP_SYS_PTRACE".
+
+    In a user namespace of its own they count only for what belongs to it. Raises OSError.
+    """
+    with open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"CapEff:"):
+                return capability_names(int(line.split()[1], 16))
+    return frozenset()
+
+
+def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
+    """Return the capabilities that this process lacks to capture from processes of other users.
+
+    ``held`` are those it has, by default `effective_capabilities`. Raises OSError.
+    """
+    have = effective_capabilities() if held is None else held
+    missing = [name for name in _FOR_SCAN if name not in have]
+    if "CAP_SYS_ADMIN" in have and "CAP_CHECKPOINT_RESTORE" in missing:
+        missing.remove("CAP_CHECKPOINT_RESTORE")
+    if "CAP_DAC_OVERRIDE" in have and "CAP_DAC_READ_SEARCH" in missing:
+        missing.remove("CAP_DAC_READ_SEARCH")
+    return missing
+
+
+def how_to_get(*wanted: str) -> str:
+    """Tell in words how this process gets capabilities that it lacks."""
+    if os.geteuid() != 0:
+        said = ", ".join(wanted)
+        return f"run as root, or give it {said} (AmbientCapabilities= of the unit, setpriv)"
+    options = " ".join(f"--cap-add={name.removeprefix('CAP_')}" for name in wanted)
+    return (
+        f"let root have {', '.join(wanted)}: {options} for a container,"
+        " CapabilityBoundingSet= of the unit"
+    )
+
+
+def remedy(*any_of: str) -> str:
+    """Tell in words how to allow what the kernel refused and any of these capabilities allows.
+
+    Raises OSError.
+    """
+    if effective_capabilities().isdisjoint(any_of):
+        return how_to_get(any_of[0])
+    if not machine.is_first_user():
+        return "the capabilities of this user namespace do not count for it: run it on the host"
+    return (
+        "a seccomp filter or security module refuses it: run it on the host, or give the container"
+        " --security-opt seccomp=unconfined"
+    )
+
+
+# --- becoming another user ---
+
 _CLONE_NEWUSER = 0x10000000
-
-# struct __user_cap_header_struct of linux/capability.h, and two __user_cap_data_struct of zeros.
-_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
-_NO_CAPABILITIES = bytes(24)
-
 _CAPABILITY_SETS = (b"CapInh", b"CapPrm", b"CapEff", b"CapAmb")
 
 
 def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
-    """Be that user and nobody else, for the rest of this process, which must have one thread.
+    """Make this process, which must have one thread, an ordinary user for the rest of its life.
 
-    No capability, no supplementary group and no saved ID is left, nothing that is run later can
-    bring one back, and no process of that user may trace this one. With a ``user_namespace`` (a
-    descriptor of /proc/PID/ns/user, not our own) the IDs are those in there. Gives user and group
-    ID as they are out here.
+    No capability, no supplementary group and no saved ID is left, no program run later can bring
+    one back, and no process of that user may trace this one. With a ``user_namespace`` (a
+    descriptor of another process's /proc/PID/ns/user) the IDs are those of that namespace. Returns
+    the user and group ID in the terms of the caller's namespace.
 
     Raises OSError: EPERM without CAP_SETUID, CAP_SETGID and, for a namespace, CAP_SYS_ADMIN, or
     where the user turns out to be root; EINVAL for an ID that the namespace does not have. After
-    an error the process may be anything between, and should end.
+    an error the process holds an undefined part of its rights, and should end.
     """
-    # What was opened out here keeps telling IDs in the terms of out here.
+    # A file opened before setns(2) keeps telling IDs in the terms of the old namespace.
     status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _prctl(_PR_SET_DUMPABLE, 0)
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         os.setgroups([])
         if user_namespace >= 0 and syscalls.libc.setns(user_namespace, _CLONE_NEWUSER):
             raise syscalls.last_error()
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         # Entering a namespace gives all capabilities there, and its root keeps them.
-        if syscalls.libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES):
-            raise syscalls.last_error()
+        syscalls.drop_capabilities()
         return _checked(os.read(status, 1 << 16))
     finally:
         os.close(status)
 
 
-def _prctl(option: int, value: int) -> None:
-    if syscalls.libc.prctl(option, value, 0, 0, 0):
-        raise syscalls.last_error()
-
-
 def _checked(status: bytes) -> tuple[int, int]:
-    """User and group ID of a status text of somebody without any right of root's."""
+    """Return the user and group ID of a status text; raise OSError if it shows rights of root."""
     fields = {
         key: value.split()
         for key, _, value in (line.partition(b":") for line in status.splitlines())

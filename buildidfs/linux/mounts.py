@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts: finding our own, tuning them, taking them away. Source: proc(5), umount(2)."""
+"""Mounts and their filesystems: what is mounted, of which kind it is, and taking mounts away.
+
+Source: proc(5), umount(2), statfs(2), statmount(2), include/uapi/linux/magic.h.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
+from typing import Final
 
 from buildidfs.linux import machine, syscalls
 
@@ -13,13 +18,28 @@ FILESYSTEM_TYPE = b"fuse.buildidfs"
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
+OVERLAY_MAGIC: Final = 0x794C7630
+
+# struct statfs begins with f_type, a word; the rest is less than this on every architecture.
+_STATFS_SIZE: Final = 256
+
+_SYS_STATMOUNT: Final = 457  # the same on every architecture but alpha
+_STATMOUNT_SB_BASIC: Final = 1
+_STATMOUNT_REQUEST: Final = struct.Struct("=IIQQQ")  # size, spare, mount, mask, mount namespace
+_STATMOUNT_ANSWER: Final = struct.Struct("=4x4xQIIQ")  # size, options; mask, major, minor, magic
+_STATMOUNT_SIZE: Final = 512
+
 _umount2 = syscalls.libc.umount2
 _umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _umount2.restype = ctypes.c_int
 
+_fstatfs = syscalls.libc.fstatfs
+_fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_fstatfs.restype = ctypes.c_int
+
 
 def mountinfo() -> bytes:
-    """The mounts that this process sees, as text. `procfs.mountinfo` gives another's.
+    """Return the mounts that this process sees, as text; `procfs.mountinfo` has those of others.
 
     Raises OSError.
     """
@@ -28,7 +48,7 @@ def mountinfo() -> bytes:
 
 
 def initial_mountinfo() -> bytes:
-    """The mounts that the first process sees, as text; where it may not be asked, our own.
+    """Return the mounts that process 1 sees, as text; our own where that may not be asked.
 
     Raises OSError.
     """
@@ -40,7 +60,7 @@ def initial_mountinfo() -> bytes:
 
 
 def how_to_get_fuse() -> str:
-    """The way to /dev/fuse where it is missing, in words: by the host's kernel or its own /dev."""
+    """Tell in words how to get /dev/fuse where it is missing."""
     try:
         with open("/proc/filesystems", "rb") as file:
             is_loaded = b"nodev\tfuse" in file.read().splitlines()
@@ -53,18 +73,20 @@ def how_to_get_fuse() -> str:
 
 
 def mount_id(fd: int) -> int:
-    """The number in mountinfo of the mount that ``fd`` was opened on (O_PATH will do), -1 if the
-    kernel does not tell. It means no other mount as long as the file is open. Raises OSError.
+    """Return the number in mountinfo of the mount that ``fd`` was opened on; O_PATH will do.
+
+    It is -1 if the kernel does not tell, and means no other mount as long as the file is open.
+    Raises OSError.
     """
     with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
         return next((int(line[7:]) for line in lines if line.startswith(b"mnt_id:")), -1)
 
 
 def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
-    """The (major, minor) of every mount of ours in a mountinfo text.
+    """Return the (major, minor) of every mount of buildidfs in a mountinfo text.
 
-    Capture leaves files on them alone: what is there is already held. Lines that do not look
-    like mountinfo are passed over.
+    Capture passes over files on them, which are in a store already, and over lines that do not
+    look like mountinfo.
     """
     devices = set()
     for line in text.splitlines():
@@ -80,7 +102,7 @@ def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
 
 
 def umount2(path: bytes, flags: int = 0) -> None:
-    """Take away the mount at ``path``; MNT_DETACH does it even while it is in use.
+    """Unmount ``path``; MNT_DETACH does so even while it is in use.
 
     Raises OSError: EBUSY, EINVAL if nothing is mounted there, EPERM without CAP_SYS_ADMIN.
     """
@@ -89,7 +111,7 @@ def umount2(path: bytes, flags: int = 0) -> None:
 
 
 def set_read_ahead(st_dev: int, kib: int) -> None:
-    """Let the kernel read ahead up to ``kib`` KiB on the filesystem with that device number.
+    """Set the read-ahead of the filesystem with a device number, in KiB.
 
     Raises OSError: EACCES without root, ENOENT if the filesystem has no read-ahead of its own.
     Source: Documentation/ABI/testing/sysfs-class-bdi.
@@ -97,3 +119,33 @@ def set_read_ahead(st_dev: int, kib: int) -> None:
     path = f"/sys/class/bdi/{os.major(st_dev)}:{os.minor(st_dev)}/read_ahead_kb"
     with open(path, "wb", buffering=0) as file:
         file.write(b"%d\n" % kib)
+
+
+def filesystem_magic(fd: int) -> int:
+    """Return the magic number of the filesystem of an open file (O_PATH will do).
+
+    The server of the filesystem, if it has one, is asked. Raises OSError.
+    """
+    answer = ctypes.create_string_buffer(_STATFS_SIZE)
+    if _fstatfs(fd, ctypes.addressof(answer)):
+        raise syscalls.last_error()
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+
+
+def mount_magic(mount: int, namespace: int = 0) -> int:
+    """Return the magic number of the filesystem of a mount; no server is asked.
+
+    ``mount`` is a number of `statx.unique_mount_id`, ``namespace`` one of `namespaces.mnt_ns_id`,
+    or 0 for our own. Raises OSError: ENOENT if it is not mounted there, ENOSYS before Linux 6.8
+    (commit 46eae99ef7330), and EINVAL for other namespaces before 6.11 (commit 71aacb4c8c76b).
+    """
+    size = _STATMOUNT_REQUEST.size
+    request = ctypes.create_string_buffer(
+        _STATMOUNT_REQUEST.pack(size, 0, mount, _STATMOUNT_SB_BASIC, namespace), size
+    )
+    answer = ctypes.create_string_buffer(_STATMOUNT_SIZE)
+    syscalls.syscall(
+        _SYS_STATMOUNT, ctypes.addressof(request), ctypes.addressof(answer), _STATMOUNT_SIZE, 0
+    )
+    found: int = _STATMOUNT_ANSWER.unpack_from(answer)[3]
+    return found

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which namespaces a process lives in. Source: namespaces(7), ioctl_nsfs(2)."""
+"""The namespaces of a process, and the numbers of control groups.
+
+Source: namespaces(7), ioctl_nsfs(2), cgroups(7), kernfs.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import struct
 
-from buildidfs.linux import procfs, syscalls
+from buildidfs.linux import mounts, procfs, syscalls
 from buildidfs.model import NamespaceSet
 
 _LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"ns/cgroup")
@@ -25,7 +29,7 @@ _KTHREADD = 2
 
 
 def of(pid_fd: int) -> NamespaceSet:
-    """The namespaces of the process whose directory `procfs.open_pid` gave.
+    """Return the namespaces of a process by its directory, see `procfs.open_pid`.
 
     A kind of namespace that the kernel does not have is 0. Raises OSError: EACCES if the process
     may not be looked at, ESRCH when it is gone.
@@ -37,17 +41,17 @@ def of(pid_fd: int) -> NamespaceSet:
 
 
 def mnt(pid_fd: int) -> int:
-    """The mount namespace of a process alone; 0 when it is gone. Raises OSError."""
+    """Return the mount namespace of a process; 0 when it is gone. Raises OSError."""
     return _inode(pid_fd, b"ns/mnt")
 
 
 def user(pid_fd: int) -> int:
-    """The user namespace of a process alone; 0 when it is gone. Raises OSError."""
+    """Return the user namespace of a process; 0 when it is gone. Raises OSError."""
     return _inode(pid_fd, b"ns/user")
 
 
 def user_owner(pid_fd: int) -> int:
-    """The user ID of whoever made the user namespace of a process. Raises OSError."""
+    """Return the ID of the user who made the user namespace of a process. Raises OSError."""
     fd = os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
         answer = bytearray(_U32.size)
@@ -58,7 +62,7 @@ def user_owner(pid_fd: int) -> int:
 
 
 def of_pid(pid: int) -> NamespaceSet:
-    """`of` for a pid, which must not be reused meanwhile: ours, or one that lives for ever."""
+    """Do as `of` for a pid that cannot be reused meanwhile: ours, or one that lives for ever."""
     pid_fd = procfs.open_pid(pid)
     try:
         return of(pid_fd)
@@ -67,7 +71,7 @@ def of_pid(pid: int) -> NamespaceSet:
 
 
 def initial() -> NamespaceSet:
-    """The namespaces of the host, as far as we may see: those of its first process.
+    """Return the namespaces of the host, as far as they can be seen: those of its first process.
 
     Where pid 1 may not be looked at, kthreadd is (it shares the namespaces that the kernel began
     with), and at last this process. Raises OSError.
@@ -81,7 +85,7 @@ def initial() -> NamespaceSet:
     except OSError:
         return of_pid(os.getpid())
     try:
-        # Inside a pid namespace the second process is anybody.
+        # Inside a pid namespace the second process may be any program.
         if procfs.is_kernel_thread(pid_fd):
             return of(pid_fd)
     except OSError:
@@ -92,7 +96,7 @@ def initial() -> NamespaceSet:
 
 
 def open_initial_root() -> tuple[int, int]:
-    """The root directory of the host (O_PATH), and the `mnt_ns_id` of its mount namespace.
+    """Open the root directory of the host (O_PATH); with the `mnt_ns_id` of its mount namespace.
 
     It is that of the first process; where that may not be looked at, ours, if we are in the host's
     mount namespace. Raises OSError.
@@ -115,7 +119,7 @@ def _root_of(pid: int) -> tuple[int, int]:
 
 
 def mnt_ns_id(pid_fd: int) -> int:
-    """The number of the process's mount namespace that no other gets until the next boot.
+    """Return the number of a process's mount namespace that no other gets until the next boot.
 
     0 where the kernel does not tell (before commit e8e43a1fcc5c, Linux 6.11). Raises OSError as
     `of` does.
@@ -128,15 +132,15 @@ def mnt_ns_id(pid_fd: int) -> int:
 
 
 def open_mnt(pid_fd: int) -> int:
-    """The mount namespace of a process, held: fstat(2) has its number as st_ino.
+    """Open the mount namespace of a process: fstat(2) has its number as st_ino.
 
-    To close the last descriptor of one may take milliseconds. Raises OSError as `of` does.
+    Closing the last descriptor of one may take milliseconds. Raises OSError as `of` does.
     """
     return os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
 
 
 def mnt_ns_id_of(fd: int) -> int:
-    """`mnt_ns_id` of a namespace that `open_mnt` gave. Raises OSError."""
+    """Return the `mnt_ns_id` of a namespace that `open_mnt` gave. Raises OSError."""
     answer = bytearray(_U64.size)
     try:
         fcntl.ioctl(fd, _NS_GET_MNTNS_ID, answer)
@@ -148,7 +152,7 @@ def mnt_ns_id_of(fd: int) -> int:
 
 
 def foreign_users(pid_fd: int) -> list[int]:
-    """Descriptors of the process's user namespace, its parent, and so on, up to but without ours.
+    """Open the process's user namespace, its parent, and so on, up to but without ours.
 
     Empty for a process in our own. The caller closes them. Raises OSError as `of` does.
     """
@@ -160,7 +164,7 @@ def foreign_users(pid_fd: int) -> list[int]:
         try:
             fd = fcntl.ioctl(fd, _NS_GET_PARENT)
         except OSError:
-            return found  # EPERM: what is above is none of our business
+            return found  # EPERM: its parent is not below ours
     os.close(fd)
     return found
 
@@ -171,3 +175,43 @@ def _inode(pid_fd: int, link: bytes) -> int:
     except FileNotFoundError:
         return 0
     return int(text.partition(b"[")[2].rstrip(b"]"))
+
+
+def cgroup_id(path: bytes) -> int:
+    """Return the number of the control group at a path of the unified hierarchy (version 2).
+
+    A path is used again by the next container of that name; the number, which is what
+    PERF_SAMPLE_CGROUP and bpf_get_current_cgroup_id tell, is not before the next boot: where inode
+    numbers have 64 bits, it is that of the directory. It is 0 where there is no such group (any
+    more), the group is outside of our cgroup namespace, or the hierarchy is not mounted here.
+    """
+    if not path.startswith(b"/") or b".." in path.split(b"/"):
+        return 0
+    place = _cgroup_hierarchy()
+    if place is None:
+        return 0
+    mount_point, device = place
+    try:
+        status = os.stat(mount_point + path, follow_symlinks=False)
+    except (OSError, ValueError):
+        return 0
+    # Another filesystem may be mounted there by now.
+    return status.st_ino if status.st_dev == device else 0
+
+
+@functools.cache
+def _cgroup_hierarchy() -> tuple[bytes, int] | None:
+    """Return the mount point of the whole unified hierarchy, and its device number."""
+    try:
+        text = mounts.mountinfo()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        head, _, tail = line.partition(b" - ")
+        fields = head.split(b" ")
+        # With another root it is only a part, or one seen from another cgroup namespace. No system
+        # mounts it at a name with a blank, which would be escaped.
+        if tail.startswith(b"cgroup2 ") and fields[3] == b"/" and b"\\" not in fields[4]:
+            major, _, minor = fields[2].partition(b":")
+            return fields[4], os.makedev(int(major), int(minor))
+    return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of the whole system through perf_event_open(2): what is mapped, by whom, where.
+"""Events of perf_event_open(2): mappings of files by all processes, or by this one.
 
 An event of a CPU counts nothing (a dummy) and leaves records in a ring that is shared with the
-kernel; formats.perfrecords decodes them. It takes CAP_PERFMON or CAP_SYS_ADMIN, or a
+kernel; `formats.perf.ring_records` decodes them. It takes CAP_PERFMON or CAP_SYS_ADMIN, or a
 perf_event_paranoid of -1. Process IDs are those of the PID namespace that opens the event.
 """
 
@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.linux import syscalls
@@ -42,14 +43,28 @@ NAMESPACES: Final = 1 << 28
 BUILD_ID: Final = 1 << 34
 """With `MMAP`: the build ID instead of the inode (commit 88a16a1309333, Linux 5.12)."""
 
+COMM: Final = 1 << 9
+"""New names of threads."""
+SAMPLE_ID_ALL: Final = 1 << 18
+"""Each record ends with what ``sample_type`` names."""
+SAMPLE_TIME: Final = 1 << 2
+"""Of ``sample_type``: the time."""
+
+_EXCLUDE_KERNEL: Final = 1 << 5  # or it takes CAP_PERFMON
+_EXCLUDE_HYPERVISOR: Final = 1 << 6
 _WATERMARK: Final = 1 << 14
-_SAMPLE_ID_ALL: Final = 1 << 18
 _USE_CLOCKID: Final = 1 << 25
-_SAMPLE_TIME: Final = 1 << 2
 
 # In the first page of the ring, struct perf_event_mmap_page, in words of 8 bytes.
 _HEAD: Final = 1024 // 8
 _TAIL: Final = 1032 // 8
+
+_OWN_RING: Final = 8 * mmap.PAGESIZE
+_COUNT: Final = struct.Struct("=Q")
+_RECORD: Final = struct.Struct("=IHH")  # type, misc, size
+_MMAP2: Final = 10
+_MISC_BUILD_ID: Final = 1 << 14
+_MOST_FILES: Final = 8  # each makes a record of less than a page in each ring
 
 _TOTAL_TIME_ENABLED: Final = 1
 _COUNTS: Final = struct.Struct("=QQ")  # of read_format: value, time enabled
@@ -59,13 +74,16 @@ PAGE: Final = mmap.PAGESIZE
 
 
 def online_cpus() -> frozenset[int]:
-    """The CPUs that run now. Raises OSError. Source: Documentation/admin-guide/cputopology.rst."""
+    """Return the CPUs that run now. Raises OSError.
+
+    Source: Documentation/admin-guide/cputopology.rst.
+    """
     with open("/sys/devices/system/cpu/online", encoding="ascii") as file:
         return parse_cpus(file.read())
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The numbers in a list such as ``0-3,7``."""
+    """Return the numbers of a list such as ``0-3,7``."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -75,7 +93,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 class Ring:
-    """The records of one event on one CPU, of every process; a context manager.
+    """The records of one event on one CPU, made by every process; a context manager.
 
     ``events`` are bits such as `MMAP`; ``pages`` a power of two. `fileno` becomes readable when
     ``watermark`` bytes are waiting. Raises OSError: EACCES or EPERM without the privilege, ENODEV
@@ -99,17 +117,17 @@ class Ring:
         self._taking = threading.Lock()
 
     def fileno(self) -> int:
-        """To poll for records."""
+        """Return the descriptor to poll for records."""
         return self._fd
 
     def has_records(self, size: int = 1) -> bool:
-        """Whether there are ``size`` bytes to `take`."""
+        """Return True if there are ``size`` bytes to `take`."""
         return self._words[_HEAD] - self._tail >= size
 
     def take(self) -> bytes:
-        """All records that are waiting, whole ones; their room is the kernel's again.
+        """Return all records that wait, whole ones, and give their room back to the kernel.
 
-        May be called from several threads.
+        Thread-safe.
         """
         with self._taking:
             return self._take()
@@ -135,13 +153,13 @@ class Ring:
         return data
 
     def is_counting(self) -> bool:
-        """Whether the event was there, half of the time since the last call at least. Interrupts
-        the CPU.
+        """Return True if the event was enabled for half of the time since the last call or more.
 
-        One whose CPU was turned off, be it for a moment or while the machine slept, makes no more
-        records after that, and neither the descriptor nor anything else says so. Raises OSError.
+        An event makes no more records once its CPU was turned off, even for a moment, or while the
+        machine slept, and neither the descriptor nor a record says so. Interrupts the CPU. Raises
+        OSError.
         """
-        # Of the time that passed only what has passed for sure: we may be interrupted in between.
+        # The time that has passed for sure: this thread may be interrupted in between.
         passed = time.monotonic_ns() - self._checked[1]
         enabled = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1]
         counted = enabled - self._checked[0]
@@ -149,11 +167,11 @@ class Ring:
         return bool(2 * counted >= passed)
 
     def stop(self) -> None:
-        """No more records are made; those that are waiting can be taken. Raises OSError."""
+        """End the making of records; `take` still returns those that wait. Raises OSError."""
         fcntl.ioctl(self._fd, _EVENT_IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Let go of the event; safe to call twice."""
+        """Close the event; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._words.release()
@@ -168,13 +186,13 @@ class Ring:
 
 
 def _open(cpu: int, events: int, watermark: int) -> int:
-    flags = events | _WATERMARK | _SAMPLE_ID_ALL | _USE_CLOCKID
+    flags = events | _WATERMARK | SAMPLE_ID_ALL | _USE_CLOCKID
     attributes = _ATTRIBUTES.pack(
         _TYPE_SOFTWARE,
         _ATTRIBUTES.size,
         _COUNT_DUMMY,
         0,
-        _SAMPLE_TIME,
+        SAMPLE_TIME,
         _TOTAL_TIME_ENABLED,
         flags,
         watermark,
@@ -182,13 +200,100 @@ def _open(cpu: int, events: int, watermark: int) -> int:
         _CLOCK_MONOTONIC,
         *(0,) * 7,
     )
-    return open_event(attributes, -1, cpu)
+    return _open_event(attributes, -1, cpu)
 
 
-def open_event(attributes: bytes, pid: int, cpu: int) -> int:
-    """A descriptor of an event; ``attributes`` is struct perf_event_attr. Raises OSError."""
+def _open_event(attributes: bytes, pid: int, cpu: int) -> int:
+    """Open an event; ``attributes`` is struct perf_event_attr. Raises OSError."""
     number = _NUMBERS.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, f"no perf_event_open known for {os.uname().machine}")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return syscalls.syscall(number, ctypes.addressof(buffer), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+
+
+class OwnEvent:
+    """An event of this thread on any CPU, which takes no privilege; a context manager.
+
+    ``events`` are bits such as `MMAP`, ``sample_type`` such as `SAMPLE_TIME`. Raises OSError:
+    EACCES or EPERM where events of one's own are not allowed either, ENOSYS.
+    """
+
+    def __init__(self, events: int, sample_type: int = 0) -> None:
+        flags = events | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+        size = _ATTRIBUTES.size
+        head = (_TYPE_SOFTWARE, size, _COUNT_DUMMY, 0, sample_type, 0, flags)
+        fd = _open_event(_ATTRIBUTES.pack(*head, *(0,) * 15), 0, -1)
+        try:
+            self._map = mmap.mmap(fd, PAGE + _OWN_RING)
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> OwnEvent:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._map.close()
+
+    def records(self) -> bytes:
+        """Return all records; the caller makes too few for the ring to be full."""
+        (head,) = _COUNT.unpack_from(self._map, _HEAD * _COUNT.size)
+        return self._map[PAGE : PAGE + min(head, _OWN_RING)]
+
+    def mappings(self) -> Iterator[int]:
+        """Yield the ``misc`` field of each record of a mapping."""
+        data = self.records()
+        position = 0
+        while position + _RECORD.size <= len(data):
+            kind, misc, size = _RECORD.unpack_from(data, position)
+            if kind == _MMAP2:
+                yield misc
+            position += max(size, _RECORD.size)
+
+
+def build_ids_leak() -> bool | None:
+    """Return True if an event with build IDs spoils the events of others; None: cannot be told.
+
+    The kernel makes one record of a mapping and hands it to every event that wants it. Since build
+    IDs can be in it (commit 88a16a1309333, Linux 5.12), the mark that one is in there may stay in
+    the record for the events after: their readers take a device number for a build ID, and perf
+    crashes. Seen on Linux 6.18, gone in 7.2. No process may ask for build IDs on such a kernel.
+
+    The test uses events of this process only, so no session of others gets such a record from it:
+    the kernel hands it to those of whole CPUs first, then to those of the process, newest first.
+    It cannot tell where no file that this process runs has a build ID in memory. Takes a few
+    milliseconds. Raises OSError as `OwnEvent` does, EINVAL for a kernel without build IDs.
+    """
+    with OwnEvent(MMAP) as plain, OwnEvent(MMAP | BUILD_ID) as asking:
+        for path in _own_programs():
+            _map(path)
+        if not any(misc & _MISC_BUILD_ID for misc in asking.mappings()):
+            return None
+        return any(misc & _MISC_BUILD_ID for misc in plain.mappings())
+
+
+def _own_programs() -> list[bytes]:
+    """Return files that this process runs, whose first page is therefore in the page cache."""
+    with open("/proc/self/maps", "rb") as file:
+        lines = [line.split(None, 5) for line in file]
+    paths = [
+        fields[5].rstrip(b"\n")
+        for fields in lines
+        if b"x" in fields[1] and fields[5:] and fields[5].startswith(b"/")
+    ]
+    return list(dict.fromkeys(paths))[:_MOST_FILES]
+
+
+def _map(path: bytes) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # deleted meanwhile: another will do
+    try:
+        os.pread(fd, 64, 0)
+        flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
+        mmap.mmap(fd, mmap.PAGESIZE, flags=flags, prot=access).close()
+    except OSError:
+        pass  # on a filesystem without execution: another will do
+    finally:
+        os.close(fd)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a program that reads what strangers have made: with nothing that it does not need.
+"""Programs that read the files of strangers, with no more rights than that takes.
 
-`linux.confined` is the helper that gives up the rest and becomes the program.
+`linux.confined` is the helper that gives up its rights and becomes the program.
 """
 
 from __future__ import annotations
@@ -10,21 +10,15 @@ import contextlib
 import errno
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.linux import confined
+from buildidfs.linux import child, confined
 
-_START: Final = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from buildidfs.linux import confined
-confined.main(sys.argv[2:])
-"""
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if TYPE_CHECKING:
+    from buildidfs.linux.child import Child
 
 _SECONDS: Final = 60.0
 """How long the helper may take to become the program."""
@@ -58,14 +52,18 @@ class NotConfined(NotStarted):
 
 
 class Started(NamedTuple):
-    """A program that runs, and what it was left with although `start` would take it."""
+    """A program that runs; ``notes`` tell which rights `start` could not take from it.
 
-    process: subprocess.Popen[bytes]
+    A program of another user cannot be killed without CAP_KILL. It ends when it finds its input
+    closed, has used up its time, or with the thread that started it.
+    """
+
+    process: Child
     notes: tuple[str, ...]
 
 
 def changes_user() -> bool:
-    """Whether a program that is started here may become another user."""
+    """Return True if a program that `start` runs may become another user."""
     return os.geteuid() == 0
 
 
@@ -76,10 +74,10 @@ def start(
     ``pass_fds``.
 
     It has no capability, can get none, stays within ``limits`` and ends with the thread that
-    started it. Root's becomes a user that nobody else is, in no group. It has no network, by a
-    namespace of its own or by a filter of system calls. ``notes`` tell which of these two could not
-    be had: where no user ID may be taken (no CAP_SETUID, a user namespace with root alone), the
-    program keeps that of its caller. As far as the kernel can forbid it, it may not start
+    started it. Root's becomes a user with an unused ID, in no group. It has no network, by a
+    namespace of its own or by a filter of system calls. ``notes`` tell which of these two the
+    kernel refused: where no user ID may be taken (no CAP_SETUID, a user namespace with root alone),
+    the program keeps that of its caller. As far as the kernel can forbid it, it may not start
     processes, look into others, send them signals, or create, change and remove files.
 
     Raises `NotStarted`, `NotConfined`.
@@ -90,43 +88,28 @@ def start(
         report = stack.enter_context(open(reading, "rb", buffering=0))
         with open(writing, "wb", buffering=0), _step(f"start {sys.executable}"):
             words = [writing, os.getpid(), *limits, len(env)]
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", "-c", _START, _PACKAGE),
-                    *map(str, words),
-                    *(word for pair in env.items() for word in pair),
-                    *argv,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            helper = child.python(
+                confined.__name__,
+                *map(str, words),
+                *(word for pair in env.items() for word in pair),
+                *argv,
+            )
+            process = child.start(
+                [sys.executable, "-I", "-S", *helper],
+                stdin=child.PIPE,
+                stdout=child.PIPE,
                 cwd="/",
-                bufsize=0,
                 pass_fds=[*pass_fds, writing],
             )
-        stack.callback(end, process)
+        stack.callback(process.end, 1)
         notes = _read_report(process, report.fileno())
         stack.pop_all()
         report.close()
     return Started(process, notes)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and forget it; safe to call twice.
-
-    Another user cannot be killed without CAP_KILL. Such a program ends when it finds its input
-    closed, has used up its time, or with the thread that started it.
-    """
-    with contextlib.suppress(PermissionError):
-        process.kill()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1)
-
-
-def _read_report(process: subprocess.Popen[bytes], report: int) -> tuple[str, ...]:
-    """What the helper tells until it has become the program. Raises `NotStarted`."""
+def _read_report(process: Child, report: int) -> tuple[str, ...]:
+    """Return the notes of the helper, once it has become the program. Raises `NotStarted`."""
     deadline = time.monotonic() + _SECONDS
     poll = select.poll()
     poll.register(report, select.POLLIN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon a process gets to run, and what its threads are called.
+"""The scheduling of threads, and their names.
 
 Source: sched(7), prctl(2).
 """
@@ -12,7 +12,6 @@ import os
 
 from buildidfs.linux import syscalls
 
-_PR_SET_NAME = 15
 _NICE = -15
 
 # What came after x86 has the numbers of asm-generic/unistd.h.
@@ -23,10 +22,10 @@ _IOPRIO_CLASS_IDLE = 3
 
 
 def hurry(priority: int = 1) -> str:
-    """Run this thread before all that is not real-time; says in words what is lacking, if anything.
+    """Run this thread before all that is not real-time; tell in words what is lacking, if anything.
 
     SCHED_RR takes CAP_SYS_NICE (or RLIMIT_RTPRIO); where it is refused a low nice value is tried.
-    What is started from here on does not inherit it.
+    Children do not inherit it.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
@@ -44,7 +43,7 @@ def hurry(priority: int = 1) -> str:
 
 
 def stand_back() -> None:
-    """Let this thread read the disk, and run, only when nobody else wants to, where that can be.
+    """Let this thread run and read the disk only when no other wants to, as far as possible.
 
     Source: ioprio_set(2), for which the C library has no function.
     """
@@ -56,11 +55,6 @@ def stand_back() -> None:
 
 
 def name_thread(name: bytes) -> None:
-    """What ps and top call this thread: at most 15 bytes."""
+    """Set the name that ps and top show for this thread: at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name[:15])
-    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
-
-
-def _prctl(option: int, value: int) -> None:
-    if syscalls.libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        raise syscalls.last_error()
+    syscalls.prctl(syscalls.PR_SET_NAME, ctypes.addressof(buffer))

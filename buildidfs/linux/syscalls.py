@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -21,6 +22,17 @@ AT_STATX_DONT_SYNC = 0x4000
 
 # The same on every architecture that got it at or after Linux 5.1 (alpha aside).
 SYS_OPENAT2 = 437
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_GET_NAME = 16
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+
+# struct __user_cap_header_struct of linux/capability.h; two __user_cap_data_struct follow.
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+_NO_CAPABILITIES = bytes(24)
 
 _IOC_WRITE = 1
 _IOC_READ = 2
@@ -44,6 +56,27 @@ def syscall(number: int, *args: int, filename: bytes | None = None) -> int:
     if result < 0:
         raise last_error(filename)
     return result
+
+
+def prctl(option: int, value: int = 0) -> None:
+    """Call prctl(2) with one argument. Raises OSError."""
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise last_error()
+
+
+def unshare(flags: int) -> None:
+    """Move this thread into new namespaces, see unshare(2). Raises OSError."""
+    if libc.unshare(flags):
+        raise last_error()
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities of this thread, see capset(2). Raises OSError."""
+    held = bytearray(len(_NO_CAPABILITIES))
+    if libc.capget(_CAPABILITY_HEADER, (ctypes.c_char * len(held)).from_buffer(held)):
+        raise last_error()
+    if any(held) and libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES):
+        raise last_error()
 
 
 def check_path(path: bytes) -> bytes:

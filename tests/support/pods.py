@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from buildidfs.linux.capabilities import effective
+from buildidfs.linux.credentials import effective_capabilities
 from tests.support.clients import Argument, Result, run, tool
 
 NAME = "pod-7f9c4d"
@@ -60,7 +60,7 @@ def in_pod(
 
 
 def _configuration(name: str, words: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    every = sorted(effective())
+    every = sorted(effective_capabilities())
     capabilities = ("bounding", "effective", "inheritable", "permitted")
     variables = {"PATH": os.environ["PATH"], "HOME": "/root", **environ}
     return {

@@ -12,7 +12,7 @@ from buildidfs.app.profile import clock as profile_clock
 from buildidfs.app.profile.clock import SHARP_NS, Clock, aligned, by_file_time, of_this_boot
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers
-from buildidfs.linux import perf_clock
+from buildidfs.linux import clock as linux_clock
 from tests.support.perfwriter import PerfWriter
 
 SECOND = 1_000_000_000
@@ -95,7 +95,7 @@ def test_several_occasions_that_look_the_same() -> None:
 
 def test_clock_of_this_machine() -> None:
     try:
-        offset, error = perf_clock.offset()
+        offset, error = linux_clock.perf_offset()
     except OSError as refused:
         pytest.skip(f"events of one's own are not allowed here: {refused.strerror}")
     now = time.time_ns()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.slow_filesystems import SlowMounts
-from buildidfs.linux import namespaces, procfs, statmount, statx
+from buildidfs.linux import mounts, namespaces, procfs, statx
 from tests.support.captures import identity
 from tests.support.children import cat_program, needs_root, private_cat
 from tests.support.scans import open_descriptors
@@ -29,7 +29,7 @@ def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | Non
 @pytest.fixture(autouse=True)
 def _needs_statmount() -> None:
     try:
-        statmount.magic((1 << 63) - 1)
+        mounts.mount_magic((1 << 63) - 1)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -46,7 +46,7 @@ def test_memory_is_not_asked_for_its_mount_which_is_nowhere() -> None:
     try:
         assert not is_slow(f"/proc/self/fd/{fd}")
         with pytest.raises(OSError, match="No such file"):
-            statmount.magic(statx.unique_mount_id(fd) or 0)
+            mounts.mount_magic(statx.unique_mount_id(fd) or 0)
     finally:
         os.close(fd)
 
@@ -107,7 +107,7 @@ def test_a_closed_descriptor() -> None:
 def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(statmount, "magic", lambda mount, namespace: 0x794C7630)
+    monkeypatch.setattr(mounts, "mount_magic", lambda mount, namespace: 0x794C7630)
     slow, initial = SlowMounts(), namespaces.initial().user
     fd = os.open(cat_program(), os.O_PATH)
     try:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from buildidfs.linux import sandbox
+from buildidfs.linux import child, sandbox
 from tests.support.children import needs_root
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
@@ -32,14 +32,24 @@ class Done(NamedTuple):
     notes: tuple[str, ...]
 
 
-def confined(script: str, limits: sandbox.Limits = LIMITS) -> Done:
-    """Run a shell script as what reads hostile files is run."""
-    process, notes = sandbox.start([tool("sh"), "-c", script], limits, env=ENVIRONMENT)
+def output(process: child.Child) -> str:
+    """All that a program says until it ends."""
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        said, _ = process.communicate(timeout=60)
-        return Done(process.returncode, said.decode(), notes)
+        process.stdin.close()
+        return process.stdout.read().decode()
     finally:
-        sandbox.end(process)
+        assert process.wait(60) is not None
+        assert process.end(1)
+
+
+def confined(script: str, limits: sandbox.Limits = LIMITS) -> Done:
+    """Run a shell script in the sandbox."""
+    process, notes = sandbox.start([tool("sh"), "-c", script], limits, env=ENVIRONMENT)
+    said = output(process)
+    assert process.code is not None
+    return Done(process.code, said, notes)
 
 
 def status_of(text: str) -> dict[str, str]:
@@ -100,7 +110,7 @@ def test_a_process_of_nobody_cannot_read_its_files(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.stdout.read() == b"of root's"
     finally:
-        sandbox.end(process)
+        process.end(1)
 
 
 @pytest.mark.root
@@ -122,7 +132,7 @@ def test_no_other_process() -> None:
     code = "import threading as t; a = t.Thread(target=print, args=['well']); a.start(); a.join()"
     assert run([python, "-c", code], check=True).out == "well\n"
     process, _ = sandbox.start([python, "-c", code], LIMITS, env=ENVIRONMENT)
-    assert process.communicate(timeout=60)[0] == b"well\n"
+    assert output(process) == "well\n"
 
 
 def test_no_network_and_no_view_of_other_processes() -> None:
@@ -142,7 +152,7 @@ def test_no_network_and_no_view_of_other_processes() -> None:
     before = run([python, "-c", attempts], check=True).out
     assert before == "well well 0 well\n"
     process, _ = sandbox.start([python, "-c", attempts], LIMITS, env=ENVIRONMENT)
-    said = process.communicate(timeout=60)[0].decode()
+    said = output(process)
     assert [int(word) for word in said.split()[:3]] == [errno.EPERM] * 3
     # What the kernel cannot take is refused by nothing else, as in the first run.
     assert said.split()[3] == str(errno.EACCES)
@@ -171,8 +181,8 @@ def test_endless_work_ends() -> None:
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "from buildidfs.linux import sandbox as confinement\n"
-        "started = confinement.start(['/bin/sleep', '60'], (1 << 30, 1 << 34, 9), env={})\n"
+        "from buildidfs.linux import sandbox\n"
+        "started = sandbox.start(['/bin/sleep', '60'], (1 << 30, 1 << 34, 9), env={})\n"
         "print(started.process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -203,7 +213,7 @@ def test_what_failed_is_told(argv: list[str], told: str) -> None:
 
 
 def test_a_helper_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_PACKAGE", "/nonexistent")
+    monkeypatch.setattr(child, "PACKAGE_PATH", "/nonexistent")
     with pytest.raises(sandbox.NotStarted, match="its helper ended with 1"):
         sandbox.start([tool("true")], LIMITS, env={})
 
@@ -220,13 +230,13 @@ def test_there_is_no_process_left_to_start(monkeypatch: pytest.MonkeyPatch) -> N
 _REPORT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from buildidfs.linux import sandbox as confinement
-started = confinement.start(
-    ["/bin/cat", "/proc/self/status"], confinement.Limits(1 << 30, 1 << 34, 9), env={}
+from buildidfs.linux import sandbox
+started = sandbox.start(
+    ["/bin/cat", "/proc/self/status"], sandbox.Limits(1 << 30, 1 << 34, 9), env={}
 )
 print(*started.notes, sep="\\n", file=sys.stderr)
-print(started.process.communicate()[0].decode())
-confinement.end(started.process)
+print(started.process.stdout.read().decode())
+started.process.end(1)
 """
 
 

@@ -13,7 +13,7 @@ import lmdb
 import pytest
 
 from buildidfs.errors import StoreFull
-from buildidfs.linux import copy
+from buildidfs.linux import file_ops
 from buildidfs.model import Absence, Kind
 from buildidfs.store import NewAbsence, Store
 from tests.support.captures import NOW, capture, commit, identity, read_blob, sighting
@@ -178,8 +178,8 @@ _CALLS = [
     (os, "ftruncate"),
     (os, "fsync"),
     (os, "mkdir"),
-    (copy, "link_fd"),
-    (copy, "reflink"),
+    (file_ops, "link_fd"),
+    (file_ops, "reflink"),
 ]
 
 

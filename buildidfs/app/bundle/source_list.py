@@ -17,7 +17,7 @@ from buildidfs.app.symbolize.programs import Child, Failed, Slots
 from buildidfs.capture.archive import decompress
 from buildidfs.errors import CapabilityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
-from buildidfs.linux import copy
+from buildidfs.linux import file_ops
 from buildidfs.model import Digest, Kind, Quality
 from buildidfs.store.blobs import hashing
 
@@ -107,7 +107,7 @@ def _ask(
 def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
     source = store.open_blob(digest)
     try:
-        copy.content(source, target)
+        file_ops.copy(source, target)
         decompress.unpack_sections(target, slots.most_bytes)
     except decompress.CannotDecompress as error:
         raise Failed(f"its debug information cannot be read: {error}") from error

@@ -11,7 +11,7 @@ import stat
 
 from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.formats import mountinfo
-from buildidfs.linux import capabilities, mounts
+from buildidfs.linux import credentials, mounts
 from buildidfs.store.errors import show
 
 AREA = "fuse"
@@ -78,9 +78,9 @@ def _library() -> Answer:
 
 def _helper() -> Answer:
     if os.geteuid() == 0:
-        if "CAP_SYS_ADMIN" in capabilities.effective():
+        if "CAP_SYS_ADMIN" in credentials.effective_capabilities():
             return ok(f"root mounts without {_HELPER}")
-        return failed("root cannot mount here", capabilities.how_to_get("CAP_SYS_ADMIN"))
+        return failed("root cannot mount here", credentials.how_to_get("CAP_SYS_ADMIN"))
     path = shutil.which(_HELPER)
     if path is None:
         return failed(

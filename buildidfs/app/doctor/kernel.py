@@ -11,12 +11,11 @@ from buildidfs.app.doctor import privileges
 from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.formats import procmaps
 from buildidfs.linux import (
-    capabilities,
-    leases,
+    credentials,
+    file_ops,
     namespaces,
     openat2,
     perf_event,
-    perf_selftest,
     procfs,
     procmap_query,
     statx,
@@ -67,9 +66,9 @@ def _processes() -> Answer:
         return ok(f"all {seen} may be looked at")
     names = ", ".join(map(str, refused[:_SHOWN])) + (", ..." if refused[_SHOWN:] else "")
     found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {names}"
-    lacking = capabilities.missing_for_scan()
+    lacking = credentials.missing_for_scan()
     if lacking:
-        return failed(found, capabilities.how_to_get(*lacking))
+        return failed(found, credentials.how_to_get(*lacking))
     return degraded(
         found, "see what forbids it to root: a security module (dmesg, ausearch), or a sandbox"
     )
@@ -111,7 +110,7 @@ def _mapped_files() -> Answer:
                 return failed(
                     "/proc/PID/map_files is refused: deleted, replaced and hidden files cannot be"
                     " captured",
-                    capabilities.how_to_get("CAP_CHECKPOINT_RESTORE"),
+                    credentials.how_to_get("CAP_CHECKPOINT_RESTORE"),
                 )
             return ok("/proc/PID/map_files opens the very file that is mapped")
     finally:
@@ -164,7 +163,7 @@ def _leases() -> Answer:
     with tempfile.TemporaryFile() as file:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            seen = leases.has_writer(fd)
+            seen = file_ops.has_writer(fd)
         finally:
             os.close(fd)
     if seen:
@@ -183,8 +182,8 @@ def _kernel_symbols() -> Answer:
     return degraded(
         "/proc/kallsyms hides their addresses: the kernel's symbols are not captured",
         "sysctl kernel.kptr_restrict=1, if it is 2"
-        if "CAP_SYSLOG" in capabilities.effective()
-        else capabilities.how_to_get("CAP_SYSLOG"),
+        if "CAP_SYSLOG" in credentials.effective_capabilities()
+        else credentials.how_to_get("CAP_SYSLOG"),
     )
 
 
@@ -209,8 +208,8 @@ def _perf_events() -> Answer:
         return failed(found, "raise the limit of open files or of memory")
     if why.errno not in (errno.EACCES, errno.EPERM):
         return failed(found, "run a kernel with CONFIG_PERF_EVENTS, Linux 4.12 or later")
-    if capabilities.effective().isdisjoint(("CAP_PERFMON", "CAP_SYS_ADMIN")):
-        get = capabilities.how_to_get("CAP_PERFMON")
+    if credentials.effective_capabilities().isdisjoint(("CAP_PERFMON", "CAP_SYS_ADMIN")):
+        get = credentials.how_to_get("CAP_PERFMON")
         return failed(found, f"{get}; or sysctl kernel.perf_event_paranoid=-1")
     return failed(
         found,
@@ -221,7 +220,7 @@ def _perf_events() -> Answer:
 
 def _perf_build_ids() -> Answer:
     try:
-        leak = perf_selftest.build_ids_leak()
+        leak = perf_event.build_ids_leak()
     except OSError as error:
         return ok(f"build IDs are read from files instead: {error.strerror}")
     if leak is None:

@@ -7,7 +7,7 @@ import os
 import resource
 
 from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
-from buildidfs.linux import capabilities, perf_event
+from buildidfs.linux import credentials, perf_event
 
 AREA = "limits"
 
@@ -51,7 +51,7 @@ def _locked_memory() -> Answer:
 
     Source: perf_mmap() of kernel/events/core.c.
     """
-    if "CAP_IPC_LOCK" in capabilities.effective():
+    if "CAP_IPC_LOCK" in credentials.effective_capabilities():
         return ok("CAP_IPC_LOCK: rings of perf may have any size")
     if read_number("/proc/sys/kernel/perf_event_paranoid") < 0:
         return ok("perf_event_paranoid is -1: rings of perf may have any size")
@@ -82,8 +82,8 @@ def _real_time() -> Answer:
             "refused: on a busy machine watch may come too late for short-lived processes",
             "raise kernel.sched_rt_runtime_us, which is 0" if not period
             else "give its control group a share in cpu.rt_runtime_us"
-            if "CAP_SYS_NICE" in capabilities.effective()
-            else f"{capabilities.how_to_get('CAP_SYS_NICE')}; or LimitRTPRIO=1 of the unit",
+            if "CAP_SYS_NICE" in credentials.effective_capabilities()
+            else f"{credentials.how_to_get('CAP_SYS_NICE')}; or LimitRTPRIO=1 of the unit",
         )  # fmt: skip
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if not period:

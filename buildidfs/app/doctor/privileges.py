@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
-from buildidfs.linux import capabilities, machine, namespaces
+from buildidfs.linux import credentials, machine, namespaces
 
 if TYPE_CHECKING:
     from buildidfs.config import Settings
@@ -116,13 +116,13 @@ def probes(settings: Settings) -> list[Probe]:
 
 
 def _capability(need: _Need, lacking: _Verdict) -> Answer:
-    held = capabilities.effective().intersection(need.any_of)
+    held = credentials.effective_capabilities().intersection(need.any_of)
     if held:
         with_ = "" if need.name in held else f" (with {min(held)})"
         return ok(f"{need.what}{with_}")
     if need is _FOR_PERF and paranoid() < 0:
         return ok("not needed: perf_event_paranoid is -1")
-    return lacking(f"missing: {need.lost}", capabilities.how_to_get(need.name))
+    return lacking(f"missing: {need.lost}", credentials.how_to_get(need.name))
 
 
 def paranoid() -> int:

@@ -14,7 +14,7 @@ import time
 from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import mountinfo
-from buildidfs.linux import copy, mounts
+from buildidfs.linux import file_ops, mounts
 from buildidfs.store.errors import FULL, show
 
 AREA = "store"
@@ -210,7 +210,7 @@ def _reflinks(root: bytes) -> Answer:
             os.write(source, b"\0" * 4096)
             target = _unnamed(root)
             try:
-                if copy.reflink(source, target):
+                if file_ops.reflink(source, target):
                     return ok("files on the same filesystem are captured without being copied")
             finally:
                 os.close(target)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.formats.perf import headers
-from buildidfs.linux import perf_clock
+from buildidfs.linux import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,7 +78,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     goes wrong as clocks do: by less than 100 us in a second.
     """
     try:
-        offset, error = perf_clock.offset()
+        offset, error = clock.perf_offset()
     except OSError:
         return None
     if not -_MARGIN_NS <= mtime_ns - (last + offset) <= _WRITING_NS:

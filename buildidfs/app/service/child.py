@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from buildidfs.errors import IncompleteError
-from buildidfs.linux import pdeathsig
+from buildidfs.linux import child
 from buildidfs.linux.sdnotify import Inbox
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Child:
                 stderr=writing,
                 env=self._environ,
                 start_new_session=True,  # the terminal's ^C is for the supervisor
-                preexec_fn=lambda: pdeathsig.end_with(supervisor, signal.SIGTERM),
+                preexec_fn=lambda: child.end_with(supervisor, signal.SIGTERM),
             )
             self._pidfd = os.pidfd_open(self._process.pid)
         except (OSError, subprocess.SubprocessError) as error:

@@ -4,7 +4,7 @@
 One thread waits for all of them at once: for their ends (pidfd_open(2)), for what they print, for
 what they tell (`linux.sdnotify`), and for signals to the supervisor. A program that fails is
 started again, later each time; the others do not notice. None outlives the supervisor: each gets
-SIGTERM from the kernel when that is killed (`linux.pdeathsig`).
+SIGTERM from the kernel when that is killed (`linux.child`).
 """
 
 from __future__ import annotations

@@ -428,15 +428,14 @@ class Child:
 
     def _end(self) -> str:
         """How it ended, in words."""
-        try:
-            status = self._process.wait(1)
-        except subprocess.TimeoutExpired:
+        status = self._process.wait(1)
+        if status is None:
             return "it has closed its output"
         return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def close(self) -> None:
         """End it; safe to call twice."""
-        sandbox.end(self._process)
+        self._process.end(1)
 
 
 @functools.cache

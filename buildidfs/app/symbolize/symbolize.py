@@ -18,7 +18,7 @@ from buildidfs.formats.elf import header as elf_header
 from buildidfs.formats.elf.header import Segment
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.symbolizer_output import Frame
-from buildidfs.linux import copy
+from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.store import is_withheld
 
@@ -221,7 +221,7 @@ class Symbolizer:
     def _copy(self, artifact: Artifact, slots: Slots, lacks: list[str], target: int) -> None:
         source = self._store.open_blob(artifact.digest)
         try:
-            copy.content(source, target)
+            file_ops.copy(source, target)
             decompress.unpack_sections(target, slots.most_bytes)
         except decompress.CannotDecompress as error:
             lacks.append(f"{PACKED} ({error})")

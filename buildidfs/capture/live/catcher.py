@@ -40,7 +40,7 @@ from buildidfs.capture.live.identifier import Settler
 from buildidfs.capture.live.protocol import Counts, Failed, Flooded, Lost, Outbox, Ready
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import capabilities, pdeathsig, scheduling
+from buildidfs.linux import child, credentials, scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,7 +210,7 @@ def main(argv: list[str]) -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        pdeathsig.end_with(owner, signal.SIGKILL)
+        child.end_with(owner, signal.SIGKILL)
         Catcher(sock).run()
     except (OSError, CapabilityError) as error:
         _tell(sock, error)
@@ -222,7 +222,7 @@ def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
     if isinstance(error, OSError):
         reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
         if privilege:
-            reason += f"; {capabilities.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
+            reason += f"; {credentials.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
         message = Failed(reason, privilege)
     else:
         message = Failed(str(error), privilege=True)

@@ -19,7 +19,7 @@ from typing import Final
 
 from buildidfs.capture.live.protocol import Place
 from buildidfs.formats.container import cgroup
-from buildidfs.linux import cgroups, namespaces, procfs
+from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
 
 _MOST_PROCESSES: Final = 1 << 16
@@ -226,4 +226,4 @@ def known_place(home: Home) -> Place:
 
 def _cgroup(pid_fd: int) -> tuple[bytes, int]:
     text = procfs.cgroup(pid_fd)
-    return cgroup.path(text), cgroups.cgroup_id(cgroup.unified(text))
+    return cgroup.path(text), namespaces.cgroup_id(cgroup.unified(text))

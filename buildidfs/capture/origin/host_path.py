@@ -14,7 +14,7 @@ from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
 from buildidfs.formats import mountinfo
 from buildidfs.formats.container import cgroup
-from buildidfs.linux import cgroups, machine, mounts, namespaces, procfs, statx
+from buildidfs.linux import machine, mounts, namespaces, procfs, statx
 from buildidfs.model import (
     GROUP,
     OTHERS,
@@ -92,7 +92,7 @@ class Here:
             self._mnt_ns_id = namespaces.mnt_ns_id(pid_fd)
             text = procfs.cgroup(pid_fd)
             self._cgroup = cgroup.path(text)
-            self._cgroup_id = cgroups.cgroup_id(cgroup.unified(text))
+            self._cgroup_id = namespaces.cgroup_id(cgroup.unified(text))
         finally:
             os.close(pid_fd)
         self._apart = container.apart(self._namespaces, self._initial)

@@ -37,7 +37,7 @@ from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
 from buildidfs.capture.slow_filesystems import SlowMounts
 from buildidfs.capture.unresponsive import is_slow_type
 from buildidfs.formats import mountinfo, posix_acl
-from buildidfs.linux import mounts, namespaces, openat2, statx, xattr
+from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
@@ -438,14 +438,14 @@ class Reach:
         """
         if ground.told:
             return mode if mode & _SEARCH == _SEARCH else mode & 0o700
-        entries = xattr.access_list(fd)
+        entries = file_ops.access_list(fd)
         return mode if entries is None else mode & posix_acl.certain_bits(entries)
 
     def _readers(self, fd: int, mode: int, ground: _Ground) -> int:
         """The classes for which the mode of a file says who may read it. Raises as `_searchers`."""
         if ground.told:
             return EVERYBODY if mode & _READ == _READ else OWNER
-        entries = xattr.access_list(fd)
+        entries = file_ops.access_list(fd)
         if entries is None:
             return EVERYBODY
         certain = posix_acl.certain_bits(entries)

@@ -16,7 +16,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import capabilities, namespaces, procfs
+from buildidfs.linux import credentials, namespaces, procfs
 from buildidfs.model import Absence, BuildId, FileIdentity
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class FuseFiles:
             # The number may be that of another filesystem by now.
             self._mounters.pop((process.mount_namespace, mapping.dev), None)
             reason = f"as its owner, uid {mounter.uid}: {refusal.strerror or refusal}"
-            lacking = _NEEDED - capabilities.effective()
+            lacking = _NEEDED - credentials.effective_capabilities()
             if refusal.errno == errno.EPERM and lacking:
                 reason += f"; needs {', '.join(sorted(lacking))}"
             silent = refusal.errno == errno.ETIMEDOUT  # and then nobody else is to wait for it
@@ -95,7 +95,7 @@ class FuseFiles:
                 client,  # as good as never: most hosts refuse root nothing
             )
 
-            if "CAP_SYS_PTRACE" not in capabilities.effective():
+            if "CAP_SYS_PTRACE" not in credentials.effective_capabilities():
                 return None  # it is not FUSE that refuses
             for device, mounter in client.mounters(procfs.mountinfo(process.fd)).items():
                 self._mounters[process.mount_namespace, device] = mounter

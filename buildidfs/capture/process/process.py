@@ -23,16 +23,7 @@ from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import procmaps
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
-from buildidfs.linux import (
-    capabilities,
-    cgroups,
-    machine,
-    namespaces,
-    openat2,
-    procfs,
-    procmap_query,
-    statx,
-)
+from buildidfs.linux import credentials, machine, namespaces, openat2, procfs, procmap_query, statx
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
@@ -110,7 +101,7 @@ class Process:
         self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
         text = procfs.cgroup(self.fd)
         self.cgroup = self._ways.cgroup_path(text)
-        self.cgroup_id = cgroups.cgroup_id(cgroup.unified(text))
+        self.cgroup_id = namespaces.cgroup_id(cgroup.unified(text))
         self.root_path = os.readlink(b"root", dir_fd=self.fd)
         self.apart = container.apart(self.namespaces, initial)
         self.container = container.label_by(
@@ -343,9 +334,9 @@ def denied(error: OSError) -> str:
     """Why the system refused, and what would help."""
     reason = error.strerror or str(error)
     if error.errno in _DENIED and "CAP_" not in reason:
-        lacking = capabilities.missing_for_scan()
+        lacking = credentials.missing_for_scan()
         if lacking:
-            reason += f"; {capabilities.how_to_get(*lacking)}"
+            reason += f"; {credentials.how_to_get(*lacking)}"
     return reason
 
 

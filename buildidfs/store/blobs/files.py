@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.linux import copy, statfs
+from buildidfs.linux import file_ops, mounts
 from buildidfs.model import Digest
 from buildidfs.store.blobs import hashing, sync
 from buildidfs.store.errors import FULL, full, show, translated
@@ -142,7 +142,7 @@ class Blobs:
         self._anonymous = anonymous
         self._no_reflink: set[int] = set()
         # XFS allocates as much again to a file that grows, and keeps that until it is closed.
-        self._preallocates = statfs.magic(self._directory) == _XFS
+        self._preallocates = mounts.filesystem_magic(self._directory) == _XFS
         self._directories_since = -math.inf
         self._directory_bytes = 0
         if writable:
@@ -302,7 +302,7 @@ class Blobs:
                         os.posix_fallocate(staged.fd, 0, min(before.st_size, limit))
                 self._copy(fd, limit, staged, _Grant(expected, more), _is_sparse(before))
             if self.size(staged.digest) is None:
-                copy.start_writeback(staged.fd)  # the fsync of `seal` will wait less
+                file_ops.start_writeback(staged.fd)  # the fsync of `seal` will wait less
             after = os.fstat(fd)
             staged.changed = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
                 after.st_size,
@@ -356,7 +356,7 @@ class Blobs:
         if device in self._no_reflink:
             return False
         try:
-            if not copy.reflink(fd, staged.fd):
+            if not file_ops.reflink(fd, staged.fd):
                 self._no_reflink.add(device)
                 return False
         except OSError as error:
@@ -457,7 +457,7 @@ class Blobs:
             os.rename(staged.name, name, dst_dir_fd=self._directory)
             staged.name = None
             return
-        copy.link_fd(staged.fd, self._directory, name.encode())
+        file_ops.link_fd(staged.fd, self._directory, name.encode())
 
 
 def _name(digest: Digest) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import identify
-from buildidfs.linux import fsverity
+from buildidfs.linux import file_ops
 from buildidfs.model import Absence, BuildId, Digest, Kind
 from buildidfs.store import notify
 from buildidfs.store.blobs.files import BlobFile
@@ -175,7 +175,7 @@ class Scrubber:
     def _right(self, digest: Digest, row: schema.DigestRow, opened: OpenBlob) -> list[Fault]:
         if self._verity:
             try:
-                self._verity = fsverity.enable(opened.fd)
+                self._verity = file_ops.enable_verity(opened.fd)
             except OSError:  # somebody may have it open for writing, or it is not ours
                 self._verity = self._verity and os.geteuid() == 0
         status = os.fstat(opened.fd)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel does for an open file: cheap copies, leases, fs-verity, access control lists.
+
+A copy is never a hard link of the original: that would be the same file, and a write to it would
+change what was captured. `link_fd` gives a name to a copy that has none yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import signal
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+_FICLONE = 0x40049409  # _IOW(0x94, 9, int)
+_SYNC_FILE_RANGE_WRITE = 2
+_CHUNK = 1 << 26
+
+_CANNOT_REFLINK = frozenset(
+    (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.ETXTBSY)
+)
+
+FS_IOC_ENABLE_VERITY: Final = 0x40806685  # _IOW('f', 133, struct fsverity_enable_arg)
+FS_IOC_MEASURE_VERITY: Final = 0xC0046686  # _IOWR('f', 134, struct fsverity_digest)
+
+_HASH_SHA256: Final = 1
+_BLOCK_BYTES: Final = 4096
+_DIGEST_BYTES: Final = 64
+
+# version, algorithm, block size, salt size, salt, signature size, reserved, signature, reserved
+_ENABLE: Final = Struct("=IIIIQIIQ88x")
+_MEASURED: Final = Struct("=HH")
+
+_NOT_OFFERED: Final = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EINVAL))
+
+_ACCESS: Final = b"system.posix_acl_access"
+_NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    import ctypes  # not before it is needed: those who only read a store are quick to start
+
+    from buildidfs.linux import syscalls
+
+    function = syscalls.libc.sync_file_range
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    function.restype = ctypes.c_int
+    return function
+
+
+def reflink(src_fd: int, dst_fd: int) -> bool:
+    """Make the empty file ``dst_fd`` share all extents of ``src_fd``; False where impossible.
+
+    The copy is a snapshot: later writes to one file do not show in the other. Raises OSError,
+    ENOSPC and EDQUOT among others. Source: ioctl_ficlone(2).
+    """
+    try:
+        fcntl.ioctl(dst_fd, _FICLONE, src_fd)
+    except OSError as error:
+        if error.errno in _CANNOT_REFLINK:
+            return False
+        raise
+    return True
+
+
+def copy(src_fd: int, dst_fd: int) -> None:
+    """Copy all bytes of ``src_fd`` to the empty file ``dst_fd``, as a reflink where possible.
+
+    Raises OSError.
+    """
+    if reflink(src_fd, dst_fd):
+        return
+    offset = 0
+    while count := os.sendfile(dst_fd, src_fd, offset, _CHUNK):
+        offset += count
+
+
+def link_fd(fd: int, dir_fd: int, name: bytes) -> None:
+    """Give the open file (O_TMPFILE, say) a name in the directory ``dir_fd``.
+
+    Raises OSError: FileExistsError if the name is taken. Source: open(2), O_TMPFILE.
+    """
+    # AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH; the link in /proc does not. Only with dst_dir_fd
+    # does os.link call linkat(AT_SYMLINK_FOLLOW); without, Python 3.11 calls link(2), which fails.
+    os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
+
+
+def start_writeback(fd: int, offset: int = 0, size: int = 0) -> None:
+    """Start writing dirty pages to the disk without waiting; ``size`` 0 means up to the end.
+
+    A later fsync has less to do; this call alone makes nothing durable. Raises OSError.
+    Source: sync_file_range(2).
+    """
+    if _sync_file_range()(fd, offset, size, _SYNC_FILE_RANGE_WRITE):
+        from buildidfs.linux import syscalls
+
+        raise syscalls.last_error()
+
+
+def has_writer(fd: int) -> bool | None:
+    """Return True if a process has the file open, or mapped shared, for writing; None: unknown.
+
+    ``fd`` is open for reading only. The caller owns the file or has CAP_LEASE, and the filesystem
+    is one of this kernel: network filesystems do not know. The kernel grants a read lease if there
+    is no writer (fcntl(2), "Leases"). It is returned at once; a process that opens the file for
+    writing in between waits that long.
+
+    On an overlay False covers open descriptors alone: a shared mapping belongs to the file of the
+    layer below, whose writers the overlay does not count. See `has_no_writer`.
+    """
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            return None
+        # The kernel signals the holder when a writer waits for the lease; its default signal kills.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def has_no_writer(fd: int) -> bool | None:
+    """Return True if no process can change the file without opening it first; None: unknown.
+
+    It asks `has_writer`, and does not believe an overlay that may overlook a mapping.
+    """
+    writer = has_writer(fd)
+    if writer is not False:
+        return None if writer is None else False
+    from buildidfs.linux import mounts  # for the same reason as `_sync_file_range`
+
+    try:
+        return None if mounts.filesystem_magic(fd) == mounts.OVERLAY_MAGIC else True
+    except OSError:
+        return None
+
+
+def enable_verity(fd: int) -> bool:
+    """Enable fs-verity for a file: from now on the kernel reports changed bytes as a read error.
+
+    fs-verity keeps a hash of each block beside a file, which can never be written to again. ext4
+    (made with ``-O verity``), f2fs and btrfs have it since Linux 5.4 (Documentation/filesystems/
+    fsverity.rst). The owner calls this, with ``fd`` open for reading only; all of the file is read.
+    False where the kernel or the filesystem lacks it, or not for this size of blocks. A second call
+    does nothing. Raises OSError: ETXTBSY if a process has it open for writing, EACCES for files of
+    others.
+    """
+    argument = bytearray(_ENABLE.pack(1, _HASH_SHA256, _BLOCK_BYTES, 0, 0, 0, 0, 0))
+    try:
+        fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, argument)
+    except OSError as error:
+        if error.errno == errno.EEXIST:
+            return True
+        if error.errno in _NOT_OFFERED:
+            return False
+        raise
+    return True
+
+
+def measure_verity(fd: int) -> bytes | None:
+    """Return the SHA-256 root hash that fs-verity holds a file to; None if it is not enabled.
+
+    Raises OSError.
+    """
+    argument = bytearray(_MEASURED.pack(0, _DIGEST_BYTES) + bytes(_DIGEST_BYTES))
+    try:
+        fcntl.ioctl(fd, FS_IOC_MEASURE_VERITY, argument)
+    except OSError as error:
+        if error.errno == errno.ENODATA or error.errno in _NOT_OFFERED:
+            return None
+        raise
+    _, size = _MEASURED.unpack_from(argument)
+    return bytes(argument[_MEASURED.size : _MEASURED.size + size])
+
+
+def access_list(fd: int) -> bytes | None:
+    """Return the access control list of an open file or directory (O_PATH will do), or None.
+
+    `formats.posix_acl` decodes it. The server of the filesystem may be asked. Raises OSError.
+    Source: xattr(7).
+    """
+    try:
+        # By its link: a descriptor opened with O_PATH is refused.
+        return os.getxattr(b"/proc/self/fd/%d" % fd, _ACCESS)
+    except OSError as error:
+        if error.errno in _NO_ACCESS_LIST:
+            return None
+        raise
