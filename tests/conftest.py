@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,16 @@ _MEMORY_BYTES = 2 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep ``tmp_path`` in memory where there is room, unless the caller has chosen a place."""
+    """Compile each module once, for workers and for the program as well; find room in memory.
+
+    Where Python must not write beside the modules, bytecode goes into the cache of pytest: the
+    program is started very often. ``tmp_path`` is in memory unless the caller has chosen a place.
+    """
+    if sys.dont_write_bytecode and config.cache is not None:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
         if room and config.option.basetemp is None and os.access(_MEMORY, os.W_OK):
