@@ -17,18 +17,28 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
 
 from tests.support.clients import Argument, Result, run, tool
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.warm import Warm
 
 COMMAND: list[str] = [sys.executable, "-m", "buildidfs"]
 """What runs the program; a list so that it can be another program of the same interface."""
 
 _PREFIX = "buildidfs-test-"
+_PATIENCE_S = 60.0
 
 
 class BuildIdFs:
     """The program, on one store. The store comes into being with the first scan."""
+
+    warm: ClassVar[Warm | None] = None
+    """Runs commands without the start of Python, unless their start matters."""
 
     def __init__(self, directory: Path, store: Path | None = None) -> None:
         """Keep the mount point in ``directory``, and the store too unless it is given."""
@@ -41,7 +51,16 @@ class BuildIdFs:
     ) -> Result:
         """Run one command to its end; with ``check``, any exit code but 0 fails the test."""
         argv = [*COMMAND, "--store", self.store, *arguments]
-        return run(argv, check=check, env=env, cwd=_repository())
+        words = tuple(os.fsdecode(word) for word in argv)
+        if self.warm is None or env is not None or not self.warm.suits(words):
+            return run(argv, check=check, env=env, cwd=_repository())
+        code, out, err = self.warm.run(words[len(COMMAND) :], _PATIENCE_S)
+        result = Result(words, -1 if code is None else code, out, err)
+        if code is None:
+            pytest.fail(f"not done after {_PATIENCE_S} s: {result}")
+        if check and code != 0:
+            pytest.fail(str(result))
+        return result
 
     def scan(self, *pids: int) -> Result:
         """``scan proc`` of these processes only."""

@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import programs
+from tests.support.commands import ROOT
 from tests.support.mounts import BuildIdFs
 from tests.support.vanished import Vanished, vanished
+from tests.support.warm import Warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.programs import Program
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> Iterator[None]:
+    """Run the commands of `BuildIdFs` without starting Python for each of them."""
+    with contextlib.closing(Warm(ROOT)) as warm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BuildIdFs, "warm", warm)
+        yield
 
 
 @pytest.fixture(scope="session")
