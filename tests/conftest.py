@@ -44,9 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Where Python must not write beside the modules, bytecode goes into the cache of pytest: the
     program is started very often. ``tmp_path`` is in memory unless the caller has chosen a place.
     """
-    if sys.dont_write_bytecode and config.cache is not None:
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
+    if sys.dont_write_bytecode and cache is not None:
         sys.dont_write_bytecode = False
-        sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
+        sys.pycache_prefix = str(cache.mkdir("bytecode"))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     with contextlib.suppress(OSError):
