@@ -2,7 +2,7 @@
 """Events of perf_event_open(2): mappings of files by all processes, or by this one.
 
 An event of a CPU counts nothing (a dummy) and leaves records in a ring that is shared with the
-kernel; `formats.perf.ring_records` decodes them. It takes CAP_PERFMON or CAP_SYS_ADMIN, or a
+kernel; `formats.perf.records` decodes them. It takes CAP_PERFMON or CAP_SYS_ADMIN, or a
 perf_event_paranoid of -1. Process IDs are those of the PID namespace that opens the event.
 """
 

@@ -10,7 +10,7 @@ from typing import Final
 from buildidfs.formats import mountinfo, procmaps
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import header, identify
-from buildidfs.formats.perf import ring_records
+from buildidfs.formats.perf.records import Mapped, decode_ring
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
 from tests.fuzz import elves
@@ -199,11 +199,11 @@ def _huge_procmaps() -> Iterator[bytes]:
 
 
 def _check_perfrecords(data: bytes) -> None:
-    everything = list(ring_records.decode(data))
-    fewer = list(ring_records.decode(data, paths=True))
+    everything = list(decode_ring(data))
+    fewer = list(decode_ring(data, paths=True))
     assert len(fewer) <= len(everything) <= len(data) // 8
     for record in everything:
-        if isinstance(record, ring_records.Mapped):
+        if isinstance(record, Mapped):
             assert b"\0" not in record.path
             assert len(record.build_id) <= 20
             assert not record.build_id or len(BuildId(record.build_id.ljust(2))) <= 20
@@ -263,6 +263,6 @@ TARGETS: Final = {
     ),
     "procmaps": Target(_check_procmaps, _seed_procmaps, _huge_procmaps, ("procmaps",)),
     "perfrecords": Target(
-        _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perf.ring_records",)
+        _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perf.records",)
     ),
 }

@@ -12,8 +12,8 @@ from buildidfs.formats import posix_acl
 from buildidfs.formats.perf import (
     address_spaces,
     attributes,
-    file_records,
     headers,
+    records,
 )
 from buildidfs.formats.perf import (
     stream as perf_stream,
@@ -47,8 +47,8 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
         again = headers.pack_named(named, header.order)
         assert len(again) % 8 == 0
     layouts = attributes.Layouts(header.attrs, header.order)
-    events, spaces = file_records.Events(layouts, header.order), address_spaces.Spaces()
-    rewriter = file_records.Rewriter(layouts, header.order)
+    events, spaces = records.Events(layouts, header.order), address_spaces.Spaces()
+    rewriter = records.Rewriter(layouts, header.order)
     stream = perf_stream.Stream(reader, header.data, header.order, is_pipe=header.is_pipe)
     for raw in stream:
         assert raw.size >= perf_stream.HEADER_SIZE
@@ -61,7 +61,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
         event = events.read(raw)
         if event is not None:
             spaces.add(event, getattr(event, "time", 0) or 0)
-        if isinstance(event, file_records.Mapped):
+        if isinstance(event, records.Mapped):
             assert event.start <= event.end <= 1 << 64
             rewriter.mapped(raw, event.build_id or elves.BUILD_ID, b"/other")
     for pid, image, _, time in islice(spaces.everything(), 10):
@@ -154,7 +154,7 @@ TARGETS: Final = {
         (
             "perf.attributes",
             "perf.headers",
-            "perf.file_records",
+            "perf.records",
             "perf.address_spaces",
             "perf.stream",
         ),

@@ -31,8 +31,8 @@ from buildidfs.app.profile.repair import Repaired, repair
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf import file_records, headers
-from buildidfs.formats.perf.file_records import Events, Mapped
+from buildidfs.formats.perf import headers
+from buildidfs.formats.perf.records import KERNEL_PID, Events, Mapped
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
@@ -183,9 +183,7 @@ def test_build_ids_behind_the_records(tmp_path: Path, store: Store, write: PerfW
         + write.mmap2(1, 0x20000, 0x1000, b"/host", time=START)
         + write.mmap2(1, 0x30000, 0x1000, b"/other", time=START)
         + write.mmap2(2, 0x40000, 0x1000, b"/host", time=START, dev=(0, 40), inode=77)
-        + write.mmap(
-            file_records.KERNEL_PID, KERNEL_TEXT, 1 << 24, b"[kernel.kallsyms]_text", misc=1
-        )
+        + write.mmap(KERNEL_PID, KERNEL_TEXT, 1 << 24, b"[kernel.kallsyms]_text", misc=1)
     )
     for pid, address in ((1, 0x10008), (1, 0x20008), (1, 0x30008), (2, 0x40008)):
         records += write.sample(pid, address, START + 5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.live.event_rings import Rings
-from buildidfs.formats.perf.ring_records import Entered, Exited, Forked, Mapped, Record
+from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped, Record
 from buildidfs.linux import perf_event
 from tests.support.children import cat_program, needs_root
 from tests.support.clients import run, tool

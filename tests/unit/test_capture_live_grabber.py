@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.capture.live.grabber import Elsewhere, end_now
 from buildidfs.capture.live.process_table import Home
-from buildidfs.formats.perf.ring_records import Mapped
+from buildidfs.formats.perf.records import Mapped
 from buildidfs.linux import namespaces, procfs, procmap_query
 from tests.support.children import cat_program, needs_root, private_cat
 from tests.support.scans import open_descriptors, own_namespaces
@@ -33,7 +33,7 @@ def _descriptors_are_closed() -> Iterator[None]:
 def record(path: Path, pid: int = GONE, inode: int | None = None) -> Mapped:
     """What was told of a mapping of a file."""
     number = path.stat().st_ino if inode is None else inode
-    return Mapped(1, pid, 0x1000, 0x2000, (0, 0), number, 0, os.fsencode(path))
+    return Mapped(1, pid, 0x1000, 0x2000, 0, os.fsencode(path), inode=number)
 
 
 def home_of(*pids: int) -> Home:
@@ -122,8 +122,8 @@ def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for one in [line.split()[0].split(b"-")]
         ]
         start, end = (int(part, 16) for part in mapping)
-        cut = Mapped(1, os.getpid(), start, end + 0x5000, (0, 0), 1, 0, b"/x")
-        inside = Mapped(1, os.getpid(), start + mmap.PAGESIZE, end, (0, 0), 1, 0, b"/x")
+        cut = Mapped(1, os.getpid(), start, end + 0x5000, 0, b"/x", inode=1)
+        inside = Mapped(1, os.getpid(), start + mmap.PAGESIZE, end, 0, b"/x", inode=1)
         assert (end_now(cut), end_now(inside)) == (end, 0)
 
         def refused(*_: object) -> None:
@@ -133,4 +133,4 @@ def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (end_now(cut), end_now(inside)) == (end, 0)
     os.close(pid_fd)
     assert end_now(cut) == 0
-    assert end_now(Mapped(1, GONE, start, end, (0, 0), 1, 0, b"/x")) == 0
+    assert end_now(Mapped(1, GONE, start, end, 0, b"/x", inode=1)) == 0

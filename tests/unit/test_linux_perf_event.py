@@ -15,8 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats.perf import ring_records
-from buildidfs.formats.perf.ring_records import Entered, Exited, Forked, Lost, Mapped, Record
+from buildidfs.formats.perf.records import (
+    Entered,
+    Exited,
+    Forked,
+    Lost,
+    Mapped,
+    Record,
+    decode_ring,
+)
 from buildidfs.linux import namespaces, perf_event, syscalls
 from buildidfs.linux.perf_event import Ring
 from tests.support.children import needs_root
@@ -51,7 +58,7 @@ def decoded(data: bytes) -> list[Record]:
     while position < len(data):
         position += int.from_bytes(data[position + 6 : position + 8], "little")
     assert position == len(data)
-    return list(ring_records.decode(data))
+    return list(decode_ring(data))
 
 
 def own(records: list[Record], path: Path) -> list[Mapped]:
@@ -304,11 +311,7 @@ def test_sessions_of_others_get_no_such_record_from_us() -> None:
         assert perf_event.build_ids_leak() is not None
         for ring in rings:
             ring.stop()
-        records = [record for ring in rings for record in ring_records.decode(ring.take())]
-    own = [
-        record
-        for record in records
-        if isinstance(record, ring_records.Mapped) and record.pid == os.getpid()
-    ]
+        records = [record for ring in rings for record in decode_ring(ring.take())]
+    own = [record for record in records if isinstance(record, Mapped) and record.pid == os.getpid()]
     assert len(own) >= len(perf_event._own_programs())
     assert [record for record in own if record.build_id] == []

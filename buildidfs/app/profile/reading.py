@@ -23,10 +23,10 @@ from buildidfs.app.profile.coverage import (
 from buildidfs.app.profile.match import AMBIGUOUS, KALLSYMS, OTHER_HOST, Answer, Matcher
 from buildidfs.app.profile.samples import IN_GUEST, IN_KERNEL, UNMAPPED, Hit, Hits
 from buildidfs.capture.scan.perf_data import Profile
-from buildidfs.formats.perf import file_records, headers
+from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.address_spaces import File, Spaces
-from buildidfs.formats.perf.file_records import Events, Executed, Forked, Lost, Mapped
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, USER
+from buildidfs.formats.perf.records import Events, Executed, Forked, Lost, Mapped
 from buildidfs.model import BuildId
 from buildidfs.store.errors import show
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from buildidfs.formats.perf.headers import Named
-    from buildidfs.formats.perf.ring_records import Entered
+    from buildidfs.formats.perf.records import Entered
     from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
 
@@ -53,9 +53,9 @@ _ANONYMOUS_NAMES: Final = (
     b"[anon", b"anon_inode:", b"[uprobes]",
 )  # fmt: skip
 _MEMFD_NAME: Final = b"/memfd:"
-_SAMPLES: Final = frozenset((file_records.SAMPLE,))
-_TELLING: Final = file_records.TELLING | {file_records.HEADER_BUILD_ID}
-_NAMING: Final = frozenset((file_records.MMAP2, file_records.HEADER_BUILD_ID))
+_SAMPLES: Final = frozenset((records.SAMPLE,))
+_TELLING: Final = records.TELLING | {records.HEADER_BUILD_ID}
+_NAMING: Final = frozenset((records.MMAP2, records.HEADER_BUILD_ID))
 _EACH: Final = 16  # samples are near enough to each other to tell the span from some of them
 _EVERY: Final = 1 << 16  # records between two reports of progress
 
@@ -103,9 +103,9 @@ class Reading:
         for number, raw in self._records("mappings", kinds):
             event = self._events.read(raw)
             if event is None:
-                if raw.kind == file_records.HEADER_BUILD_ID:
+                if raw.kind == records.HEADER_BUILD_ID:
                     self._name(self.profile.named(raw))
-                elif raw.kind == file_records.SAMPLE and not (start and number % _EACH):
+                elif raw.kind == records.SAMPLE and not (start and number % _EACH):
                     head = self.profile.layouts.head(raw.data, raw.at, raw.size)
                     if head is not None and head[3]:
                         start = min(start or head[3], head[3])
@@ -238,7 +238,7 @@ class Reading:
         self.samples = 0
         for number, raw in self._records("samples", _SAMPLES):
             kind, misc, data, at, size, _, _ = raw
-            head = layouts.head(data, at, size) if kind == file_records.SAMPLE else None
+            head = layouts.head(data, at, size) if kind == records.SAMPLE else None
             if head is None:
                 continue
             ip, pid, _, moment = head
@@ -326,7 +326,7 @@ def build_ids_of(profile: Profile) -> dict[BuildId, bytes]:
     for named in profile.build_ids():
         add(named.build_id, named.name)
     for raw in profile.records(_NAMING):
-        if raw.kind == file_records.MMAP2:
+        if raw.kind == records.MMAP2:
             event = events.mapped(raw)
             if isinstance(event, Mapped):
                 add(event.build_id, event.path)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.profile.match import Answer
     from buildidfs.formats.perf.address_spaces import File
-    from buildidfs.formats.perf.file_records import Mapped
+    from buildidfs.formats.perf.records import Mapped
     from buildidfs.model import BuildId
 
 TOO_LONG: Final = "its build ID is longer than the 20 bytes that perf can hold"

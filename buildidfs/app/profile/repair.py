@@ -25,9 +25,9 @@ from buildidfs.app.profile.reading import ANONYMOUS, Reading
 from buildidfs.app.profile.rename import TOO_LONG, Renaming
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf import file_records, headers
+from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf import stream as perf_stream
-from buildidfs.formats.perf.file_records import Events, Rewriter
+from buildidfs.formats.perf.records import Events, Rewriter
 from buildidfs.model import BuildId, ByteRange
 from buildidfs.store.blobs.export import open_through
 
@@ -214,9 +214,9 @@ class _Writer:
             if raw.kind < _OWN and not is_told:
                 self._put(headers.build_id_feature(self._renaming.table(), order))
                 is_told = True
-            if raw.kind == file_records.HEADER_BUILD_ID:
+            if raw.kind == records.HEADER_BUILD_ID:
                 continue
-            if raw.kind == file_records.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:
+            if raw.kind == records.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:
                 (which,) = self._word.unpack_from(raw.data, raw.at + 8)
                 if which in headers.NOT_KEPT:
                     continue
@@ -237,7 +237,7 @@ class _Writer:
 
     def _put_record(self, number: int, raw: Raw, part: Part) -> None:
         _, _, data, at, size, position, payload = raw
-        if raw.kind in (file_records.MMAP, file_records.MMAP2):
+        if raw.kind in (records.MMAP, records.MMAP2):
             self._put(self._fixed(number, raw))
             return
         if raw.kind == perf_stream.AUXTRACE:

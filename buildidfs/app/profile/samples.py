@@ -11,8 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.perf.attributes import CONTEXT_KERNEL, CONTEXT_USER, MAX_CONTEXT
-from buildidfs.formats.perf.file_records import KERNEL_PID
 from buildidfs.formats.perf.headers import KERNEL, USER
+from buildidfs.formats.perf.records import KERNEL_PID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

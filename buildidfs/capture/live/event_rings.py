@@ -21,12 +21,12 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.formats.perf import ring_records
+from buildidfs.formats.perf.records import decode_ring
 from buildidfs.linux import perf_event
 from buildidfs.linux.perf_event import Ring
 
 if TYPE_CHECKING:
-    from buildidfs.formats.perf.ring_records import Record
+    from buildidfs.formats.perf.records import Record
 
 _PAGES: Final = 512
 _TOTAL_BYTES: Final = 64 << 20
@@ -89,7 +89,7 @@ class Rings:
             data = ring.take() if ring is not None and ring.has_records() else b""
         except ValueError:  # the CPU was turned off just now
             return []
-        return list(ring_records.decode(data, paths=True)) if data else []
+        return list(decode_ring(data, paths=True)) if data else []
 
     def is_pressed(self, cpu: int) -> bool:
         """Whether it is time to ask for `changes`, mappings or not."""
@@ -106,7 +106,7 @@ class Rings:
         parts = [ring.take() for ring in self._tasks.values() if ring.has_records()]
         if not parts and not self._later:
             return []
-        records = self._later + [one for data in parts for one in ring_records.decode(data)]
+        records = self._later + [one for data in parts for one in decode_ring(data)]
         records.sort(key=_time)
         end = bisect_right(records, until, key=_time)
         self._later = records[end:]

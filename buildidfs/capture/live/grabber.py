@@ -25,8 +25,8 @@ from buildidfs.capture.live.fair_share import FairShare
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
-from buildidfs.formats.perf.ring_records import Entered, Exited, Forked, Mapped
-from buildidfs.formats.perf.ring_records import Lost as LostRecords
+from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped
+from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx, syscalls
 from buildidfs.linux.fd_closer import Closer
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.live.event_rings import Rings
     from buildidfs.capture.live.protocol import Outbox
     from buildidfs.capture.live.recent_files import Met
-    from buildidfs.formats.perf.ring_records import Record
+    from buildidfs.formats.perf.records import Record
 
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
 

@@ -19,7 +19,7 @@ from buildidfs.model import BuildId
 if TYPE_CHECKING:
     from buildidfs.capture.live.grabber import Grip, State
     from buildidfs.capture.live.process_table import Home
-    from buildidfs.formats.perf.ring_records import Mapped
+    from buildidfs.formats.perf.records import Mapped
     from buildidfs.model import FileIdentity
 
 _REMEMBERED: Final = 1024

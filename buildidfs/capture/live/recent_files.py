@@ -19,7 +19,7 @@ from buildidfs.model import fingerprint
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from buildidfs.formats.perf.ring_records import Mapped
+    from buildidfs.formats.perf.records import Mapped
     from buildidfs.model import FileIdentity
 
 _REMEMBERED: Final = 1 << 14

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf import file_records, headers
+from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import Stream
 from buildidfs.model import ByteRange
@@ -143,7 +143,7 @@ class Profile:
 
     def named(self, raw: Raw) -> Named | None:
         """What a record says of the build ID of a file, if it is of that kind."""
-        if raw.kind != file_records.HEADER_BUILD_ID:
+        if raw.kind != records.HEADER_BUILD_ID:
             return None
         return headers.named(raw.data, raw.at, raw.size, raw.misc, self.header.order)
 
@@ -180,15 +180,15 @@ class Profile:
         order = self.header.order
         attrs: list[Attr] = []
         for raw in Stream(self.read_at, self.header.data, order, is_pipe=True):
-            if raw.kind == file_records.HEADER_ATTR:
+            if raw.kind == records.HEADER_ATTR:
                 attr = _piped_attr(raw, order)
                 if attr is not None and len(attrs) < _MAX_ATTRS:
                     attrs.append(attr)
-            elif raw.kind == file_records.HEADER_FEATURE and 16 <= raw.size <= _MAX_FEATURE:
+            elif raw.kind == records.HEADER_FEATURE and 16 <= raw.size <= _MAX_FEATURE:
                 (number,) = Struct(f"{order}Q").unpack_from(raw.data, raw.at + 8)
                 if number < headers.FEATURES:
                     self._piped[number] = raw.data[raw.at + 16 : raw.at + raw.size]
-            elif raw.kind == file_records.SAMPLE:
+            elif raw.kind == records.SAMPLE:
                 break
         self.header.attrs = attrs
 

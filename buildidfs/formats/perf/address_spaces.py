@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf.file_records import Executed, Forked, Mapped
-from buildidfs.formats.perf.ring_records import Entered
+from buildidfs.formats.perf.records import Entered, Executed, Forked, Mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.formats.perf.file_records import Event
+    from buildidfs.formats.perf.records import Event
 
 #: What a profile may make us keep, in bytes, roughly: tens of millions of mappings.
 MAX_BYTES: Final = 1 << 30
@@ -53,7 +52,7 @@ _PAGE_BITS: Final = 12
 
 
 class File(msgspec.Struct, frozen=True, gc=False):
-    """What is mapped: fields as those of `perfevents.Mapped`."""
+    """What is mapped: fields as those of `records.Mapped`."""
 
     path: bytes
     dev: tuple[int, int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of profiles that tell of processes and mappings, read, written anew, put together."""
+"""What each process of a profile had mapped, at any time in it."""
 
 from __future__ import annotations
 
@@ -8,153 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf import address_spaces, file_records
+from buildidfs.formats.perf import address_spaces, records
 from buildidfs.formats.perf.address_spaces import Found, Spaces
-from buildidfs.formats.perf.attributes import Layouts, parse_attr
-from buildidfs.formats.perf.file_records import Events, Executed, Forked, Lost, Mapped, Rewriter
-from buildidfs.formats.perf.ring_records import Entered
-from buildidfs.formats.perf.stream import Raw
+from buildidfs.formats.perf.records import Entered, Executed, Forked, Mapped
 from buildidfs.model import NamespaceSet
-from tests.support.perfwriter import CPU, EXEC, KERNEL, TID, TIME, USER, PerfWriter
+from tests.support.perfwriter import USER
 
 ID = bytes(range(1, 21))
-
-
-@pytest.fixture(params=["<", ">"])
-def write(request: pytest.FixtureRequest) -> PerfWriter:
-    return PerfWriter(request.param, TID | TIME | CPU)
-
-
-def layouts(write: PerfWriter) -> Layouts:
-    return Layouts([parse_attr(write.attr(), write.order, (7,))], write.order)
-
-
-def raw_of(write: PerfWriter, record: bytes) -> Raw:
-    """A record, not at the beginning of what was read."""
-    little = "little" if write.order == "<" else "big"
-    kind = int.from_bytes(record[:4], little)
-    misc = int.from_bytes(record[4:6], little)
-    return Raw(kind, misc, b"before.." + record, 8, len(record), 0)
-
-
-def read(write: PerfWriter, record: bytes) -> object:
-    return Events(layouts(write), write.order).read(raw_of(write, record))
-
-
-def test_mapping_with_its_inode(write: PerfWriter) -> None:
-    record = write.mmap2(
-        5, 0x1000, 0x2000, b"/bin/caf\xe9", time=9, dev=(8, 2), inode=77, generation=3, offset=4096
-    )
-    assert read(write, record) == Mapped(
-        9, 5, 0x1000, 0x3000, 4096, b"/bin/caf\xe9", (8, 2), 77, 3, b"", USER
-    )
-
-
-@pytest.mark.parametrize("length", [8, 16, 20])
-def test_mapping_with_its_build_id(write: PerfWriter, length: int) -> None:
-    record = write.mmap2(5, 0x1000, 0x2000, b"/a", time=9, build_id=ID[:length])
-    assert read(write, record) == Mapped(
-        9, 5, 0x1000, 0x3000, 0, b"/a", build_id=ID[:length], cpumode=USER
-    )
-
-
-def test_mapping_of_an_old_kernel(write: PerfWriter) -> None:
-    record = write.mmap(
-        file_records.KERNEL_PID, 1 << 63, 1 << 62, b"[kernel.kallsyms]_text", misc=1
-    )
-    assert read(write, record) == Mapped(
-        0, file_records.KERNEL_PID, 1 << 63, 3 << 62, 0, b"[kernel.kallsyms]_text", cpumode=KERNEL
-    )
-
-
-def test_mappings_that_are_passed_over(write: PerfWriter) -> None:
-    assert read(write, write.mmap2(5, 0, 1, b"/data", misc=USER | EXEC)) is None
-    assert read(write, write.mmap2(5, (1 << 64) - 8, 4096, b"/a")) is None
-    assert read(write, write.mmap2(5, 0, 1, b"/" + b"n" * 4096)) is None
-    short = write.mmap2(5, 0, 1, b"/a")
-    little = "little" if write.order == "<" else "big"
-    for size in range(8, len(short), 8):
-        cut = short[:6] + size.to_bytes(2, little) + short[8:size]
-        raw = raw_of(write, cut)
-        found = Events(layouts(write), write.order).read(raw)
-        assert found is None or (isinstance(found, Mapped) and len(found.path) <= size)
-
-
-def test_processes(write: PerfWriter) -> None:
-    assert read(write, write.fork(6, 5, 99)) == Forked(99, 6, 5, True)
-    assert read(write, write.fork(6, 5, 0, misc=EXEC)) == Forked(0, 6, 5, False)
-    assert read(write, write.fork(5, 5, 99, tid=6)) is None
-    assert read(write, write.fork(6, 5, 99, tid=7)) is None
-    assert read(write, write.comm(6, b"sh", 99, exec_=True)) == Executed(99, 6)
-    assert read(write, write.comm(6, b"renamed", 99)) is None
-    entered = read(write, write.namespaces(6, [1, 2, 3, 4, 5, 6, 7, 8], 99))
-    assert entered == Entered(99, 6, NamespaceSet(1, 2, 3, 4, 5, 6, 7))
-    too_many = bytearray(write.namespaces(6, [1, 2]))
-    too_many[16:24] = write.pack("Q", 1 << 60)
-    assert read(write, bytes(too_many)) is None
-
-
-def test_losses(write: PerfWriter) -> None:
-    assert read(write, write.record(2, write.pack("QQ", 1, 30))) == Lost(30)
-    assert read(write, write.record(13, write.pack("Q", 4))) == Lost(4)
-    assert read(write, write.record(2, b"")) is None
-
-
-@given(st.sampled_from([1, 2, 3, 7, 10, 13, 16]), st.integers(0, 65535), st.binary(max_size=200))
-def test_any_record(kind: int, misc: int, body: bytes) -> None:
-    write = PerfWriter("<")
-    raw = raw_of(write, write.record(kind, body, misc))
-    event = Events(layouts(write), "<").read(raw)
-    if isinstance(event, Mapped):
-        Rewriter(layouts(write), "<").mapped(raw, ID, b"/new")
-
-
-# --- written anew --------------------------------------------------------------------------
-
-
-def again(write: PerfWriter, record: bytes, *change: object) -> Mapped:
-    written = Rewriter(layouts(write), write.order).mapped(raw_of(write, record), *change)  # type: ignore[arg-type]
-    assert len(written) % 8 == 0
-    event = read(write, written)
-    assert isinstance(event, Mapped)
-    return event
-
-
-@pytest.mark.parametrize("length", [8, 20])
-@pytest.mark.parametrize("name", [None, b"/a/longer@3f2a91c05b77", b"/n"])
-def test_mapping_gets_a_build_id(write: PerfWriter, name: bytes | None, length: int) -> None:
-    old = write.mmap2(5, 0x1000, 0x2000, b"/app/server", time=9, offset=4096)
-    event = again(write, old, ID[:length], name)
-    assert event == Mapped(
-        9, 5, 0x1000, 0x3000, 4096, name or b"/app/server", build_id=ID[:length], cpumode=USER
-    )
-    oldest = write.mmap(5, 0x1000, 0x2000, b"/app/server", time=9)
-    event = again(write, oldest, ID[:length], name)
-    assert (event.build_id, event.path, event.time) == (ID[:length], name or b"/app/server", 9)
-
-
-def test_mapping_stays_as_large_as_it_was(write: PerfWriter) -> None:
-    old = write.mmap2(5, 0x1000, 0x2000, b"/app/server", time=9)
-    assert len(Rewriter(layouts(write), write.order).mapped(raw_of(write, old), ID)) == len(old)
-
-
-def test_mapping_gets_a_name_only(write: PerfWriter) -> None:
-    old = write.mmap2(5, 0x1000, 0x2000, b"/a", time=9, dev=(0, 39), inode=2)
-    event = again(write, old, b"", b"/a@0:39:2")
-    assert (event.path, event.dev, event.inode, event.build_id) == (b"/a@0:39:2", (0, 39), 2, b"")
-    with_id = write.mmap2(5, 0x1000, 0x2000, b"/a", time=9, build_id=ID)
-    event = again(write, with_id, b"", b"/a@0102")
-    assert (event.path, event.build_id) == (b"/a@0102", ID)
-
-
-# --- address spaces --------------------------------------------------------------------------
 
 
 def mapped(pid: int, start: int, path: bytes, time: int = 0, size: int = 0x1000) -> Mapped:
     return Mapped(time, pid, start, start + size, 0x100, path, (8, 1), 5, 0, b"", USER)
 
 
-def made(*events: file_records.Event) -> Spaces:
+def made(*events: records.Event) -> Spaces:
     spaces = Spaces()
     for event in events:
         spaces.add(event, getattr(event, "time", 0))
