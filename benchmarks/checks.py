@@ -41,10 +41,10 @@ def opening(bench: Bench) -> Iterator[Row]:
     """A row for what it costs to compare a blob's file with its row before it is given out."""
     store = whole(bench, bench.size(100_000, 10_000))
     with Store.open(store, read_only=True) as opened:
-        digests = random.Random(1).sample(sorted(opened.blob_names()), _OPENED)
+        digests = random.Random(1).sample(sorted(opened.blobs.names()), _OPENED)
         plain = compared = float("inf")
         for _ in range(bench.rounds * 4):
-            plain = min(plain, _each(digests, opened._blobs.open))
+            plain = min(plain, _each(digests, opened.blobs.files.open))
             compared = min(compared, _each(digests, lambda d: _opened(opened, d)))
     yield Row(
         "to see that a blob is what was captured, each open", "<", 3, compared - plain, "us",
@@ -53,7 +53,7 @@ def opening(bench: Bench) -> Iterator[Row]:
 
 
 def _opened(store: Store, digest: Digest) -> int:
-    found = store._verified.open_now(digest)
+    found = store.blobs.open_now(digest)
     if found is None:
         raise RuntimeError(f"{digest} is not what was written")
     return found.fd

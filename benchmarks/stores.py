@@ -55,11 +55,11 @@ def scanned(bench: Bench, name: str, *trees: Path) -> Path:
 def blob_of(store: Path, build_id: str) -> Path:
     """The file that holds the executable with that build ID."""
     with Store.open(store, read_only=True) as opened:
-        ordinal = opened.ordinal(BuildId.from_hex(build_id))
-        artifact = opened.artifact(ordinal, Kind.EXECUTABLE) if ordinal else None
+        ordinal = opened.index.ordinal(BuildId.from_hex(build_id))
+        artifact = opened.index.artifact(ordinal, Kind.EXECUTABLE) if ordinal else None
         if artifact is None:
             raise RuntimeError(f"{store} has no executable {build_id}")
-        return Path(os.fsdecode(opened.blob_path(artifact.digest)))
+        return Path(os.fsdecode(opened.blobs.path(artifact.digest)))
 
 
 def build_id_of(path: Path) -> str:
@@ -168,11 +168,11 @@ def whole(bench: Bench, count: int) -> Path:
                 staged = Staged(-1, None)
                 content = elf_head(build_id, _SMALL).ljust(_SMALL, b"\1")
                 staged.size, staged.digest = _SMALL, Digest(sha256(content).digest())
-                blob = Path(os.fsdecode(store.blob_path(staged.digest)))
+                blob = Path(os.fsdecode(store.blobs.path(staged.digest)))
                 blob.parent.mkdir(exist_ok=True)
                 blob.write_bytes(content)
                 captures.append(_capture(build_id, number, staged))
-            _write_rows(store, store._blobs, captures)
+            _write_rows(store, store.blobs.files, captures)
     part.rename(path)
     return path
 

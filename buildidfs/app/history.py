@@ -57,7 +57,7 @@ def at_path(
         number = _number(store, each)
         if number is not None:
             found.held(number, each)
-        found.journal(store.journal_at(None, each))
+        found.journal(store.journal.at(None, each))
     return found.last_first()
 
 
@@ -85,7 +85,7 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
     for number, path in _paths(store):
         if fits(path):
             found.held(number, path)
-    found.journal(record for record in store.journal_since() if fits(record.path))
+    found.journal(record for record in store.journal.since() if fits(record.path))
     return found.last_first()
 
 
@@ -97,18 +97,18 @@ def of_build_id(store: Store, text: str) -> tuple[BuildId, list[Place]]:
     """
     found = _Places(store, None)
     try:
-        build_id = store.match(text)
+        build_id = store.index.match(text)
     except ArtifactMissing as missing:
         try:
             build_id = BuildId.from_hex(text)
         except InvalidBuildId:
             raise missing from None
-        records = store.journal_of(build_id)
+        records = store.journal.of(build_id)
         if not records:
             raise
     else:
-        records = store.journal_of(build_id)
-        found.origins(build_id, store.origins(store.ordinal(build_id) or 0))
+        records = store.journal.of(build_id)
+        found.origins(build_id, store.index.origins(store.index.ordinal(build_id) or 0))
     found.journal(records)
     return build_id, found.last_first()
 
@@ -158,10 +158,10 @@ class _Places:
     def held(self, number: int, path: bytes) -> None:
         """Take in what hangs from a path of the store's tree."""
         name = path.lstrip(b"/")
-        for ordinal in self._store.path_ids(number):
-            build_id = self._store.build_id(ordinal)
+        for ordinal in self._store.paths.ids(number):
+            build_id = self._store.index.build_id(ordinal)
             if build_id is not None:
-                records = self._store.origins(ordinal)
+                records = self._store.index.origins(ordinal)
                 here = (each for each in records if each.origin.path.lstrip(b"/") == name)
                 self.origins(build_id, here)
 
@@ -201,8 +201,10 @@ class _Places:
     def _is_held(self, build_id: BuildId) -> bool:
         held = self._held.get(build_id)
         if held is None:
-            ordinal = self._store.ordinal(build_id)
-            held = self._held[build_id] = ordinal is not None and self._store.kinds(ordinal) != 0
+            ordinal = self._store.index.ordinal(build_id)
+            held = self._held[build_id] = (
+                ordinal is not None and self._store.index.kinds(ordinal) != 0
+            )
         return held
 
 
@@ -211,7 +213,7 @@ def _number(store: Store, path: bytes) -> int | None:
     number: int | None = _ROOT
     for name in path.split(b"/"):
         if name and number is not None:
-            number = store.path_child(number, name)
+            number = store.paths.child(number, name)
     return number or None
 
 
@@ -220,7 +222,7 @@ def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
     waiting: list[tuple[int, bytes]] = [(_ROOT, b"")]
     while waiting:
         parent, path = waiting.pop()
-        for name, number in store.path_children(parent):
+        for name, number in store.paths.children(parent):
             # What has no place in the filesystem has no slash: [vdso].
             is_name = parent == _ROOT and name.startswith(b"[")
             child = name if is_name else path + b"/" + name

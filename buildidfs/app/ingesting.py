@@ -123,17 +123,17 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
 
 
 def _by_id(store: Store, text: str) -> Iterator[Chosen]:
-    build_id = store.match(text)
-    yield from _blobs(store, store.ordinal(build_id) or 0, build_id)
+    build_id = store.index.match(text)
+    yield from _blobs(store, store.index.ordinal(build_id) or 0, build_id)
     package = names.package_id(build_id)
-    if package is not None and (ordinal := store.ordinal(package)) is not None:
+    if package is not None and (ordinal := store.index.ordinal(package)) is not None:
         yield from _blobs(store, ordinal, package)
 
 
 def _by_path(store: Store, glob: str) -> Iterator[Chosen]:
     pattern = re.compile(os.fsencode(fnmatch.translate(glob)))
     found = False
-    for ordinal, build_id in store.build_ids_from():
+    for ordinal, build_id in store.index.build_ids_from():
         for each in _blobs(store, ordinal, build_id, pattern):
             found = True
             yield each
@@ -147,13 +147,13 @@ def _blobs(
     store: Store, ordinal: int, build_id: BuildId, pattern: re.Pattern[bytes] | None = None
 ) -> Iterator[Chosen]:
     """The blobs of a build ID, or those of them that were seen at a path which matches."""
-    is_pinned = bool(store.pins_of(names.package_owner(build_id) or build_id))
+    is_pinned = bool(store.pins.of(names.package_owner(build_id) or build_id))
     paths: dict[Digest, bytes] = {}
-    for record in store.origins(ordinal):
+    for record in store.index.origins(ordinal):
         if pattern is None or pattern.match(record.origin.path):
             paths.setdefault(record.digest, record.origin.path)
     for kind in Kind:
-        for artifact in store.variants(ordinal, kind):
+        for artifact in store.index.variants(ordinal, kind):
             if pattern is None or artifact.digest in paths:
                 path = paths.get(artifact.digest, b"")
                 yield Chosen(build_id, artifact, path, is_pinned)
@@ -179,9 +179,9 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
     from buildidfs.capture import elf_file as files
     from buildidfs.formats.elf import splitdwarf
 
-    ordinal = store.ordinal(build_id) or 0
+    ordinal = store.index.ordinal(build_id) or 0
     for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
-        artifact = store.artifact(ordinal, kind)
+        artifact = store.index.artifact(ordinal, kind)
         if artifact is None:
             continue
         fd = store.look_into(artifact.digest)
@@ -192,7 +192,7 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
         if found:
             paths = [os.path.join(each.directory, each.name) for each in found[:_FILES_SHOWN]]
             package = names.package_id(build_id)
-            if package is not None and store.ordinal(package) is None:
+            if package is not None and store.index.ordinal(package) is None:
                 package = None
             return SplitDwarf(len(found), tuple(paths), package)
     return None

@@ -20,7 +20,7 @@ def build_id(store: Store, text: str) -> BuildId:
     Raises `InvalidBuildId`, `AmbiguousBuildId`.
     """
     try:
-        return store.match(text)
+        return store.index.match(text)
     except ArtifactMissing:
         if len(text) < _LEAST_DIGITS:
             raise InvalidBuildId(

@@ -127,7 +127,7 @@ def _wanted(
             for build_id, name in named.paths.items():
                 wanted.setdefault(build_id, name)
         else:
-            wanted.setdefault(store.match(each), b"")
+            wanted.setdefault(store.index.match(each), b"")
     return wanted, inputs
 
 

@@ -212,7 +212,9 @@ class BuildIdArgument(click.types.StringParamType):
         try:
             with Store.open(session.store_path, read_only=True) as store:
                 whole = bytes.fromhex(incomplete[: len(incomplete) // 2 * 2])
-                found = (str(build_id) for build_id, _ in store.build_ids_with_prefix(whole, None))
+                found = (
+                    str(build_id) for build_id, _ in store.index.build_ids_with_prefix(whole, None)
+                )
                 return [
                     CompletionItem(text)
                     for text in islice((t for t in found if t.startswith(incomplete)), 100)

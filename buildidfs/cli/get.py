@@ -49,7 +49,7 @@ def get(session: Session, id_: str, kind: str | None, output: str | None) -> Non
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
-        artifact = _choose(store, store.match(id_), kind)
+        artifact = _choose(store, store.index.match(id_), kind)
         if output is None:
             export.to_stream(store, artifact, sys.stdout.buffer)
         else:
@@ -61,9 +61,9 @@ def _choose(store: Store, build_id: BuildId, kind: str | None) -> Artifact:
     from buildidfs.errors import ArtifactMissing
     from buildidfs.model import Kind
 
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     for each in list(Kind) if kind is None else [Kind[kind.upper()]]:
-        artifact = None if ordinal is None else store.artifact(ordinal, each)
+        artifact = None if ordinal is None else store.index.artifact(ordinal, each)
         if artifact is not None:
             return artifact
     raise ArtifactMissing(f"no {kind or 'file'} is kept for build ID {build_id}")

@@ -116,8 +116,8 @@ def journal(
             if isinstance(row, Lost):
                 show_lost(row)
             else:
-                ordinal = store.ordinal(row.build_id)
-                show(row, ordinal is not None and store.kinds(ordinal) != 0, names)
+                ordinal = store.index.ordinal(row.build_id)
+                show(row, ordinal is not None and store.index.kinds(ordinal) != 0, names)
         sys.stdout.flush()
         if not shown:
             session.say_why_empty(_why_empty(store, since, lost, labels))
@@ -161,7 +161,7 @@ def _time(row: Row) -> int:
 
 def _rows(store: Store, since: int, lost: bool) -> Iterator[Row]:
     """What was seen, and what was lost, in order of time."""
-    seen: Iterable[Row] = () if lost else store.journal_since(since)
+    seen: Iterable[Row] = () if lost else store.journal.since(since)
     gone: Iterable[Row] = store.lost_since(since)
     return heapq.merge(seen, gone, key=_time)
 
@@ -171,7 +171,7 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     if labels:
         return f"no row fits what was asked for; there are some of {', '.join(sorted(labels))}"
     last = max(
-        (0 if lost or (row := store.journal_last()) is None else row.last_seen_ns),
+        (0 if lost or (row := store.journal.last()) is None else row.last_seen_ns),
         max((row.time_ns for row in store.lost_since()), default=0),
     )
     if not last and lost:

@@ -100,7 +100,7 @@ def _why_no_conflicts(
     store: Store, glob: str | None, container: str | None, kind: str | None
 ) -> str:
     """Why no build ID with several variants was shown."""
-    if glob is kind is container is None or next(iter(store.conflicts()), None) is None:
+    if glob is kind is container is None or next(iter(store.index.conflicts()), None) is None:
         return "no build ID in this store has several variants"
     return f"no build ID with several variants fits {_asked(glob, container, kind)}"
 
@@ -126,7 +126,7 @@ def _labels(store: Store) -> list[str]:
     """The labels of a few containers that files were seen in."""
     from itertools import islice
 
-    every = (each.label for each in store.containers())
+    every = (each.label for each in store.containers.every())
     return sorted(set(islice(every, _MOST_LABELS)))
 
 
@@ -153,10 +153,10 @@ def _rows(
     from buildidfs.model import Kind
 
     kinds = list(Kind) if kind is None else [Kind[kind.upper()]]
-    for ordinal, build_id in store.build_ids_from(0):
-        records = store.origins(ordinal)
+    for ordinal, build_id in store.index.build_ids_from(0):
+        records = store.index.origins(ordinal)
         for each in kinds:
-            artifact = store.artifact(ordinal, each)
+            artifact = store.index.artifact(ordinal, each)
             if artifact is None:
                 continue
             for record in records:
@@ -182,19 +182,19 @@ def _conflicts(
     """Those of which at least one variant was seen at a place that passes the filter."""
     from buildidfs.model import Kind
 
-    for ordinal, number in store.conflicts():
-        build_id = store.build_id(ordinal)
+    for ordinal, number in store.index.conflicts():
+        build_id = store.index.build_id(ordinal)
         if build_id is None or (kind is not None and Kind[kind.upper()] != number):
             continue
-        records = store.origins(ordinal)
+        records = store.index.origins(ordinal)
         if wanted is not None and not any(map(wanted, records)):
             continue
         last: dict[bytes, OriginRecord] = {}
         for record in records:
             last.setdefault(record.digest, record)
-        kept = store.variants(ordinal, number)
+        kept = store.index.variants(ordinal, number)
         reasons = store.why(ordinal, kept)
-        served = store.artifact(ordinal, number)
+        served = store.index.artifact(ordinal, number)
         yield Conflict(
             build_id,
             Kind(number),

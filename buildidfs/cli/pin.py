@@ -106,7 +106,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
             if _HEX.fullmatch(each):
                 build_id = pins.build_id(store, each)
                 count = store.unpin([build_id])
-                for other in store.pins_of(build_id):
+                for other in store.pins.of(build_id):
                     click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
             else:
                 count = store.unpin_name(_name_of(each))
@@ -161,7 +161,7 @@ def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> 
 
 def _why_empty(store: Store, name: bytes | None) -> str:
     """Why no pin was listed."""
-    if name is not None and next(store.pins(), None) is not None:
+    if name is not None and next(store.pins.every(), None) is not None:
         return f"nothing is pinned for {printable(name)}; --list alone shows all pins"
     return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"
 
@@ -169,9 +169,9 @@ def _why_empty(store: Store, name: bytes | None) -> str:
 def _list(store: Store, json_: bool, name: bytes | None) -> bool:
     """Print the pins; False if there are none."""
     shown = False
-    for each in store.pins(name):
+    for each in store.pins.every(name):
         shown = True
-        held = store.ordinal(each.build_id) is not None
+        held = store.index.ordinal(each.build_id) is not None
         if json_:
             named = {key.replace("path", "name"): x for key, x in path_fields(each.name).items()}
             json_line(

@@ -49,10 +49,10 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
     from buildidfs.model import Kind
 
     with session.open_store() as store:
-        build_id = store.match(id_)
-        ordinal = store.ordinal(build_id) or 0
-        variants = {kind: store.variants(ordinal, kind) for kind in Kind}
-        origins = store.origins(ordinal)
+        build_id = store.index.match(id_)
+        ordinal = store.index.ordinal(build_id) or 0
+        variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
+        origins = store.index.origins(ordinal)
         known = _known(store, build_id, variants)
     shown = {kind: kept for kind, kept in variants.items() if kept}
     (_as_json if json_ else _as_text)(build_id, shown, origins, known, names)
@@ -80,7 +80,7 @@ def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]
     from buildidfs.app import ingesting
 
     owner = spellings.package_owner(build_id)
-    missing = [] if owner is not None else _missing(store, store.ordinal(build_id) or 0)
+    missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
     split = None
     with contextlib.suppress(IntegrityError):  # which is among what is missing
         split = ingesting.split_dwarf(store, build_id)
@@ -90,10 +90,10 @@ def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]
             f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
         )
     digests = {each.digest for kept in variants.values() for each in kept}
-    used = {digest: store.last_use(digest) for digest in digests}
-    ordinal = store.ordinal(build_id) or 0
+    used = {digest: store.index.last_use(digest) for digest in digests}
+    ordinal = store.index.ordinal(build_id) or 0
     why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
-    best = {kind: store.artifact(ordinal, kind) for kind in variants}
+    best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
     served = {kind: None if each is None else each.variant for kind, each in best.items()}
     truncated = {
         each.digest: _truncated(store, each)
@@ -101,7 +101,7 @@ def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]
         for each in kept
         if each.truncated
     }
-    return Known(missing, split, used, store.pins_of(build_id), why, served, truncated)
+    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated)
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:
@@ -130,8 +130,8 @@ def _missing(store: Store, ordinal: int) -> list[str]:
     """What a debugger will ask for and not get, in words."""
     from buildidfs.model import Absence, Kind, Quality
 
-    executable = store.artifact(ordinal, Kind.EXECUTABLE)
-    debuginfo = store.artifact(ordinal, Kind.DEBUGINFO)
+    executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
+    debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
     if executable is None and debuginfo is None:
         return []  # the vDSO and kallsyms are whole as they are
     found = []
@@ -154,7 +154,7 @@ def _missing(store: Store, ordinal: int) -> list[str]:
             found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
         # Strip leaves the reference in executables, of which no debugger follows it.
         has_dwarf = file.quality >= Quality.DEBUGINFO
-        if has_dwarf and file.altlink and store.ordinal(file.altlink.build_id) is None:
+        if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
             found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
     return list(dict.fromkeys(found))
 

@@ -34,7 +34,7 @@ def stats(session: Session, json_: bool) -> None:
         policy = retention.policy(session.settings.retention, store.path)
         with session.progress("Counting") as show:
             host = inventory.take(show)
-        covered = sum(store.ordinal(build_id) is not None for build_id in host.build_ids)
+        covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
     coverage = covered / len(host.build_ids) if host.build_ids else 1.0
     if json_:
         json_line(

@@ -166,7 +166,7 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
     digits = found[1].lower()
     build_id = known.get(digits)
     if build_id is None:
-        build_id = known[digits] = store.match(digits)
+        build_id = known[digits] = store.index.match(digits)
     return _Request(text, build_id, int(found[2], 16))
 
 

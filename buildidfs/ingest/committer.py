@@ -244,7 +244,7 @@ class Committer(Generic[Job]):
         try:
             unknown = self._store.touch(rows.touched())
             entries = rows.entries()
-            self._store.journal(entries)
+            self._store.note_seen(entries)
         except FAILURES as error:
             self._keep(rows, error)
             return

@@ -74,8 +74,8 @@ class StoreMemo:
     """The store's memory of files, as scanners ask for it."""
 
     def __init__(self, store: Store) -> None:
-        self._recall = store.recall
-        self.knows_place = store.knows_place
+        self._recall = store.index.recall
+        self.knows_place = store.index.knows_place
 
     def recall(self, identity: FileIdentity) -> Known | None:
         """What is known of an unchanged file, or None when it has to be read."""

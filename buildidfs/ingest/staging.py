@@ -217,12 +217,12 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
 
 def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     """What the store knows of a file's bytes, if it has them. Raises OSError."""
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     if ordinal is None or not any(
         variant.size == size
         for kind in Kind
-        if store.artifact_variant(ordinal, kind, _MANY_VARIANTS) is None
-        for variant in store.variants(ordinal, kind)
+        if store.index.artifact_variant(ordinal, kind, _MANY_VARIANTS) is None
+        for variant in store.index.variants(ordinal, kind)
     ):
         return None
     held = store.held(store.digest_of(fd))

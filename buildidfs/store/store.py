@@ -16,37 +16,69 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import StoreError
-from buildidfs.store import layout
+from buildidfs.model import Kind
+from buildidfs.store import layout, lost_files
 from buildidfs.store.blobs.files import Blobs, Staged
-from buildidfs.store.errors import not_to_be_written
+from buildidfs.store.blobs.hashing import digest_of
+from buildidfs.store.blobs.verify import VerifiedBlobs
+from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
-from buildidfs.store.index.reading import Reader
+from buildidfs.store.index.containers import ContainerTree
+from buildidfs.store.index.journal import Journal
+from buildidfs.store.index.paths import FileNames, PathTree
+from buildidfs.store.index.pins import Pins
+from buildidfs.store.index.queries import Index
+from buildidfs.store.records import Content, Held, StoreStats
+from buildidfs.store.schema import schema
 from buildidfs.store.write.transaction import load_counters
 
 if TYPE_CHECKING:
-    from buildidfs.model import BuildId, Digest, Origin, Sighting, Standing, Trust
+    from buildidfs.model import Artifact, BuildId, Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.blobs.compress import Compressed
+    from buildidfs.store.blobs.verify import OpenBlob
+    from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
+    from buildidfs.store.lost_files import Lost
+    from buildidfs.store.notify import Listener
     from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
-    from buildidfs.store.retention.evicted import Tally
+    from buildidfs.store.retention.evicted import Evictions, Tally
     from buildidfs.store.retention.eviction import AltLinks
     from buildidfs.store.retention.gc import Collected
-    from buildidfs.store.retention.policy import Keeper, Policy
+    from buildidfs.store.retention.policy import Choice, Keeper, Policy
     from buildidfs.store.retention.removal import Removed
     from buildidfs.store.write.commit import Commits
 
 StorePath = str | bytes | os.PathLike[str]
 
+#: Blobs of which it is remembered that they were opened, until that is flushed.
+_MOST_USES: Final = 1 << 16
 
-class Store(Reader):
-    """An open store; a context manager. Make one with `create` or `open`."""
 
-    def __init__(self, path: bytes, env: Environment, blobs: Blobs, *, read_only: bool) -> None:
-        super().__init__(path, env, blobs)
+class Store:
+    """An open store; a context manager. Make one with `create` or `open`.
+
+    Its parts answer questions, each answer being true of one moment: ``index`` about build IDs and
+    artifacts, ``paths`` and ``file_names`` about the paths files were seen at, ``containers`` about
+    the files of each container, ``journal`` about sightings, ``pins`` about pins, ``blobs`` about
+    the bytes.
+    """
+
+    def __init__(self, path: bytes, env: Environment, files: Blobs, *, read_only: bool) -> None:
+        self.path = path
         self.read_only = read_only
+        self.blobs = VerifiedBlobs(env, files)
+        self.index = Index(env)
+        self.paths = PathTree(env, self.index)
+        self.file_names = FileNames(env, self.paths)
+        self.containers = ContainerTree(env, self.index)
+        self.journal = Journal(env)
+        self.pins = Pins(env)
+        self._env: Environment | None = env
+        self._files = files
+        self._used: set[Digest] = set()
         self._keeper: Keeper | None = None
         self._make_keeper: Callable[[], Keeper] | None = None
         self._making = threading.Lock()
@@ -91,7 +123,7 @@ class Store(Reader):
             self.flush_uses()
             env, self._env = self._env, None
             environment.release(env)
-            self._blobs.close()
+            self._files.close()
 
     def __enter__(self) -> Store:
         return self
@@ -103,6 +135,76 @@ class Store(Reader):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    # --- bytes -----------------------------------------------------------------------------
+
+    def held(self, digest: Digest) -> Held | None:
+        """What is known of bytes with that digest; None when the store does not hold them, or
+        somebody touched the file they are in.
+        """
+        held = self.index.held(digest)
+        return held if held is not None and self.blobs.is_untouched(digest) else None
+
+    def open_blob(self, digest: Digest) -> int:
+        """A descriptor to read a blob from, with the bytes that were captured.
+
+        Reads all of it first where its file may have been changed. Raises `IntegrityError` when it
+        is gone, or has other bytes. It counts as a use of the blob.
+        """
+        fd = self.look_into(digest)
+        self._note_use(digest)
+        return fd
+
+    def look_into(self, digest: Digest) -> int:
+        """`open_blob`, for what is not what blobs are kept for."""
+        return self._content(self.blobs.open(digest))
+
+    def open_content(self, digest: Digest) -> int | Content:
+        """The same, but for a blob that is not a file of its own something to read it from."""
+        content = self._readable(self.blobs.open(digest))
+        self._note_use(digest)
+        return content
+
+    def open_content_now(self, digest: Digest) -> int | Content | None:
+        """The same without waiting for more than an open: None where all has to be read first."""
+        opened = self.blobs.open_now(digest)
+        if opened is None:
+            return None
+        self._note_use(digest)
+        return self._readable(opened) if opened.form else opened.fd
+
+    def _readable(self, opened: OpenBlob) -> int | Content:
+        if opened.form != schema.FORM_ZSTD:
+            return opened.fd
+        from buildidfs.store.blobs.zstd import CompressedBlob
+
+        return CompressedBlob(opened.fd)
+
+    def _content(self, opened: OpenBlob) -> int:
+        """A descriptor of the content itself."""
+        if opened.form != schema.FORM_ZSTD:
+            return opened.fd
+        from buildidfs.store.blobs.zstd import inflate
+
+        return inflate(opened.fd)
+
+    def digest_of(self, fd: int) -> Digest:
+        """Hash an open file without copying it; with `held`, cheaper than `stage` for bytes
+        that are likely to be here. Raises OSError.
+        """
+        return digest_of(fd)
+
+    def flush_uses(self) -> None:
+        """Leave what was opened since the last time for whoever writes next; never fails."""
+        used, self._used = self._used, set()
+        if used:
+            from buildidfs.store.write import use_log
+
+            use_log.leave(self.path, list(used))
+
+    def _note_use(self, digest: Digest) -> None:
+        if len(self._used) < _MOST_USES:
+            self._used.add(digest)
 
     # --- capture ---------------------------------------------------------------------------
 
@@ -118,11 +220,11 @@ class Store(Reader):
         self._writable()
         keeper = self._keeping()
         if keeper is None:
-            return self._blobs.stage(fd, limit)
+            return self._files.stage(fd, limit)
         status = os.fstat(fd)
         size = min(status.st_size, status.st_blocks * 512)
         size = size if limit is None else min(size, limit)
-        return keeper.staging(origin, size, lambda more: self._blobs.stage(fd, limit, size, more))
+        return keeper.staging(origin, size, lambda more: self._files.stage(fd, limit, size, more))
 
     def commit(
         self,
@@ -162,7 +264,7 @@ class Store(Reader):
         """
         self._image_of = image_of
 
-    def journal(self, entries: Sequence[NewSeen]) -> None:
+    def note_seen(self, entries: Sequence[NewSeen]) -> None:
         """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
 
         Nothing is written for what was seen within the minute. Raises `StoreFull`, `StoreError`.
@@ -193,10 +295,38 @@ class Store(Reader):
         def make() -> Keeper:
             from buildidfs.store.retention.policy import Keeper
 
-            return Keeper(env, self._blobs, policy() if callable(policy) else policy, altlinks)
+            return Keeper(env, self._files, policy() if callable(policy) else policy, altlinks)
 
         self._make_keeper = make
         self._keeper = make() if always else None
+
+    def plan(self, policy: Policy, altlinks: AltLinks, *, stays: bool = False) -> Iterator[Choice]:
+        """What a policy would remove now, in that order; then, with ``stays``, what it keeps."""
+        from buildidfs.store.retention import policy as retention_policy
+
+        return retention_policy.plan(self._opened(), self._files, policy, altlinks, stays=stays)
+
+    def exceeded(self, policy: Policy) -> dict[str, int]:
+        """By how many bytes the limits of a policy are exceeded, by their names; else not more
+        than 0.
+        """
+        from buildidfs.store.retention import policy as retention_policy
+
+        return retention_policy.lacks(self._opened(), self._files, policy)
+
+    def evictions(self) -> Evictions:
+        """What was removed to make room since the store was made, and what was only noted."""
+        from buildidfs.store.retention import evicted as evictions
+
+        env = self._opened()
+        with env.read() as txn:
+            return evictions.load(env, txn)
+
+    def can_be_had(self, origin: Origin) -> str:
+        """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+        from buildidfs.store.retention import eviction
+
+        return eviction.can_be_had(self._opened(), origin)
 
     def enforce(self) -> None:
         """Remove what the policy given to `retain` does not want to keep. Raises `StoreError`."""
@@ -269,7 +399,7 @@ class Store(Reader):
         from buildidfs.store.retention import removal
 
         env = self._writable()
-        return removal.remove(env, self._blobs, digests, quarantine=quarantine)
+        return removal.remove(env, self._files, digests, quarantine=quarantine)
 
     def compress(
         self, unused_since: int, enough: Callable[[], bool] = lambda: False
@@ -281,15 +411,74 @@ class Store(Reader):
         """
         from buildidfs.store.blobs.compress import Compressor
 
-        return Compressor(self._writable(), self._blobs, self._verified).run(unused_since, enough)
+        return Compressor(self._writable(), self._files, self.blobs).run(unused_since, enough)
+
+    # --- the whole -------------------------------------------------------------------------
+
+    def why(self, ordinal: int, kept: Sequence[Artifact]) -> list[str]:
+        """For each of the `variants` of an artifact, why it is served or is not, in words."""
+        from buildidfs.store.explain import why
+
+        return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE))
+
+    def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
+        """The files that were seen at ``since_ns`` or later, and lost, in order of time."""
+        return lost_files.since(self.path, since_ns)
+
+    def listen(self) -> Listener:
+        """Hear of commits, by whatever process; raises `StoreError` where nobody could commit."""
+        env = self._opened()
+
+        def count() -> int:
+            with env.read() as txn:
+                return load_counters(env, txn).announced
+
+        from buildidfs.store.notify import Listener
+
+        return Listener(self.path, count)
+
+    def stats(self) -> StoreStats:
+        """How much the store holds."""
+        env = self._opened()
+        entries = env.entries()
+        with env.read() as txn:
+            counters = load_counters(env, txn)
+        return StoreStats(
+            ids=entries["ids"],
+            artifacts={kind: counters.artifacts[kind - 1] for kind in Kind},
+            variants=entries["variants"],
+            blobs=counters.blobs,
+            blob_bytes=counters.blob_bytes,
+            origins=entries["origins"],
+            paths=entries["paths"],
+            remembered=entries["seen"],
+            index_bytes=env.bytes_used(),
+            free_bytes=self._files.free_bytes(),
+            journal=entries["journal"],
+            stored_bytes=counters.stored_bytes,
+            pins=entries["pins"],
+        )
+
+    def check(self, *, digests: bool = False) -> Iterator[str]:
+        """What is wrong with the store, one line each; ``digests`` reads every byte as well."""
+        checker = self.checker()
+        for faults in (checker.rows(), checker.counts(), checker.files(whole=digests)):
+            for fault in faults:
+                yield fault.text
+
+    def checker(self) -> Checker:
+        """What looks for faults, part by part."""
+        from buildidfs.store.fsck.check import Checker
+
+        return Checker(self._opened(), self._files, self.blobs)
 
     def _commits(self) -> Commits:
         from buildidfs.store.write.commit import Commits  # which who only reads does without
 
         return Commits(
             self._writable(),
-            self._blobs,
-            self._verified,
+            self._files,
+            self.blobs,
             self._keeping,
             self._judge,
             self._image_of,
@@ -300,3 +489,8 @@ class Store(Reader):
         if self.read_only:
             raise not_to_be_written(self.path)
         return env
+
+    def _opened(self) -> Environment:
+        if self._env is None:
+            raise StoreError(f"store {show(self.path)} is closed")
+        return self._env

@@ -136,7 +136,7 @@ class ExtendedAttributes:
             return None
         part = name[len(_PREFIX) :]
         if part == b"id":
-            build_id = self._store.build_id(artifact.ordinal)
+            build_id = self._store.index.build_id(artifact.ordinal)
             return None if build_id is None else build_id.hex().encode()
         if part == b"scripts":
             return b"zeroed" if zeroed else None
@@ -147,7 +147,7 @@ class ExtendedAttributes:
         return None if told is None else told(artifact).encode()
 
     def _last_origin(self, artifact: Artifact, reader: Reader | None) -> OriginRecord | None:
-        records = self._store.origins(artifact.ordinal)  # newest first
+        records = self._store.index.origins(artifact.ordinal)  # newest first
         fitting = (each for each in records if each.digest == artifact.digest)
         return next((each for each in fitting if may_see(reader, each.origin)), None)
 

@@ -147,7 +147,7 @@ class View:
                 raw = unhexlify(name)
             except ValueError:
                 return _ROOT_NAMES.get(name, nodes.ABSENT)
-            ordinal = self._store.ordinal(raw) if hexlify(raw) == name else None
+            ordinal = self._store.index.ordinal(raw) if hexlify(raw) == name else None
             return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal)
         tag = node >> nodes.TAG_SHIFT
         if tag:
@@ -274,10 +274,10 @@ class View:
 
     def has_lost(self, ordinal: int) -> bool:
         """Whether files of a build ID were removed a moment ago."""
-        return self._store.is_going(ordinal)
+        return self._store.index.is_going(ordinal)
 
     def _spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
-        build_id = self._store.build_id(ordinal)
+        build_id = self._store.index.build_id(ordinal)
         if build_id is None:
             return
         spelled = names.spell(build_id)
@@ -286,7 +286,7 @@ class View:
         yield bucket, spelled[2:], False
         # Debuginfo is withheld as soon as the executable is believed more than it is.
         yield bucket, spelled[2:] + names.DEBUG_SUFFIX, True
-        origins = self._store.origins(ordinal)
+        origins = self._store.index.origins(ordinal)
         yield from self._ids.spellings(ordinal, origins)
         paths = list(dict.fromkeys(record.origin.path for record in origins))
         yield from self._perf.spellings(ordinal, paths)
@@ -300,7 +300,7 @@ class View:
                     yield name, node, offset
             after = _OFFSET_IDS
         of_id = nodes.of_id
-        for ordinal, build_id in self._store.build_ids_from(after - _OFFSET_IDS):
+        for ordinal, build_id in self._store.index.build_ids_from(after - _OFFSET_IDS):
             yield hexlify(build_id), of_id(ordinal), ordinal + _OFFSET_IDS
 
     def _lookup_static(self, node: int, name: bytes) -> int:

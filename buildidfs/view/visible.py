@@ -99,7 +99,7 @@ class Listing:
         """Whether a reader could read one of these build IDs at a path that fits."""
         left = _MOST_ROWS
         for ordinal in dict.fromkeys(ordinals):
-            records: list[OriginRecord] = self._store.origins(ordinal)
+            records: list[OriginRecord] = self._store.index.origins(ordinal)
             if any(may_see(reader, each.origin) and fits(each.origin.path) for each in records):
                 return True
             left -= len(records)

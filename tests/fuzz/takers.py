@@ -202,7 +202,7 @@ def _check_names(data: bytes) -> None:
     with contextlib.suppress(InvalidBuildId):
         assert BuildId.from_hex(text).hex() == text.lower()
     with contextlib.suppress(BuildIdFsError):
-        store().match(text)
+        store().index.match(text)
     with contextlib.suppress(BuildIdFsError):
         options.parse(b"/store", b"/mount", text.split(","))
 

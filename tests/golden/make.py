@@ -130,7 +130,7 @@ def fill(store: Store) -> None:
 def keep(store: Store) -> None:
     """Pins, and rows that a removal left for the mounts."""
     store.pin([APP, BuildId(b"later")], b"/profiles/perf.data")
-    (digest,) = (each.digest for each in store.variants(3, Kind.VDSO))
+    (digest,) = (each.digest for each in store.index.variants(3, Kind.VDSO))
     store.remove([digest])
 
 

@@ -34,21 +34,21 @@ def see(store: Store, content: bytes, at: Sighting, *kinds: Kind, build_id: byte
 
 def ordinal_of(store: Store, build_id: bytes) -> int:
     """The number of a build ID that there is."""
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     assert ordinal is not None
     return ordinal
 
 
 def container_names(store: Store) -> list[bytes]:
     """The names of all containers, in order of numbers."""
-    return [each.name for each in store.containers()]
+    return [each.name for each in store.containers.every()]
 
 
 def container(store: Store, name: bytes) -> Container:
     """A container that there is."""
-    number = store.container_number(name)
+    number = store.containers.number(name)
     assert number is not None, container_names(store)
-    found = store.container(number)
+    found = store.containers.get(number)
     assert found is not None
     return found
 
@@ -59,13 +59,13 @@ def files_of(
     """Paths in a container, and the build ID at each; of what is gone nothing."""
     found: dict[bytes, bytes] = {}
     number = container(store, name).number
-    for entry in store.container_children(number, directory):
+    for entry in store.containers.children(number, directory):
         path = above + b"/" + entry.name
-        assert store.container_child(number, directory, entry.name) == entry
+        assert store.containers.child(number, directory, entry.name) == entry
         if entry.directory:
             found |= files_of(store, name, entry.directory, path)
-        elif store.artifact_variant(entry.ordinal, entry.kind, entry.variant):
-            build_id = store.build_id(entry.ordinal)
+        elif store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant):
+            build_id = store.index.build_id(entry.ordinal)
             assert build_id is not None
             found[path] = bytes(build_id)
     return found
@@ -73,7 +73,7 @@ def files_of(
 
 def by_name(store: Store) -> dict[bytes, set[int]]:
     """File names, and the ordinals that have each."""
-    return {name: set(store.file_name_ids(number)) for name, number in store.file_names()}
+    return {name: set(store.file_names.ids(number)) for name, number in store.file_names.every()}
 
 
 def put_row(env: Environment, table: str, key: bytes, value: bytes) -> None:

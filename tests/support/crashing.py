@@ -65,8 +65,8 @@ class Ledger:
 
 
 def _problem(store: Store, build_id: str, digest: str) -> str:
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
-    artifact = None if ordinal is None else store.artifact(ordinal, Kind.EXECUTABLE)
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
+    artifact = None if ordinal is None else store.index.artifact(ordinal, Kind.EXECUTABLE)
     if artifact is None:
         return "gone"
     if artifact.digest.hex() != digest:

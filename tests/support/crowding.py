@@ -126,9 +126,11 @@ class Crowd:
         """What is in the store now."""
         with Store.open(self.store) as store:
             assert list(store.check()) == []
-            lost = [each for each in self.ids if store.ordinal(BuildId.from_hex(each)) is None]
+            lost = [
+                each for each in self.ids if store.index.ordinal(BuildId.from_hex(each)) is None
+            ]
             evictions = store.evictions()
-            known = {str(row.build_id) for row in store.journal_since()}
+            known = {str(row.build_id) for row in store.journal.since()}
             env = acquire(store.path, read_only=False)
             try:
                 recapturable = sum(1 for _ in Candidates(env).again())

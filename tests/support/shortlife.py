@@ -329,10 +329,10 @@ def _compare(expected: Expected, find: Callable[[str], Iterator[str]]) -> Result
 
 def _stored(store: Store, build_id: str) -> Iterator[str]:
     """The SHA-256 of all bytes a store has under a build ID, whatever it calls them."""
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
     if ordinal is None:
         return
-    for digest in {one.digest for kind in Kind for one in store.variants(ordinal, kind)}:
+    for digest in {one.digest for kind in Kind for one in store.index.variants(ordinal, kind)}:
         yield _read(store, digest)
 
 

@@ -53,9 +53,11 @@ def originals(buildidfs: BuildIdFs, directory: Path) -> Path:
 
 def _blob(store: Path, build_id: bytes) -> Path:
     with Store.open(store) as opened:
-        artifact = opened.artifact(opened.ordinal(BuildId(build_id)) or 0, Kind.EXECUTABLE)
+        artifact = opened.index.artifact(
+            opened.index.ordinal(BuildId(build_id)) or 0, Kind.EXECUTABLE
+        )
         assert artifact is not None
-        return Path(os.fsdecode(opened.blob_path(artifact.digest)))
+        return Path(os.fsdecode(opened.blobs.path(artifact.digest)))
 
 
 def _damage_all(store: Path) -> None:
@@ -65,7 +67,9 @@ def _damage_all(store: Path) -> None:
 
 def _served(buildidfs: BuildIdFs, build_id: bytes) -> bytes:
     with Store.open(buildidfs.store, read_only=True) as store:
-        artifact = store.artifact(store.ordinal(BuildId(build_id)) or 0, Kind.EXECUTABLE)
+        artifact = store.index.artifact(
+            store.index.ordinal(BuildId(build_id)) or 0, Kind.EXECUTABLE
+        )
         assert artifact is not None
         return read_blob(store, artifact.digest)
 
@@ -213,7 +217,7 @@ def test_no_false_faults_while_it_is_used(buildidfs: BuildIdFs, originals: Path)
             while not ended.is_set():
                 batch = [chosen.randbytes(20) for _ in range(20)]
                 store.commit([capture(store, _elf(each)[:9000], each) for each in batch])
-                names = list(store.blob_names())
+                names = list(store.blobs.names())
                 keep = {_blob(buildidfs.store, each).name for each in IDS[:2]}
                 gone = [name for name in chosen.sample(names, 10) if name.hex() not in keep]
                 store.remove(gone)
@@ -293,8 +297,8 @@ def test_reading_goes_on_where_it_was_broken_off(buildidfs: BuildIdFs, originals
         read: list[int] = []
         faults = store.checker().files(whole=True, progress=read.append)
         damages.flip(_blob(buildidfs.store, IDS[0]), Path())
-        victim = next(iter(sorted(store.blob_names())))
-        damages.grow(Path(os.fsdecode(store.blob_path(victim))), Path())
+        victim = next(iter(sorted(store.blobs.names())))
+        damages.grow(Path(os.fsdecode(store.blobs.path(victim))), Path())
         assert next(faults).digest == victim
         faults.close()
         before = sum(read)

@@ -136,7 +136,7 @@ def test_fields_are_in_the_page(
     assert set(output_section) == set(commands)
     with Store.create(buildidfs.store) as store:
         store.pin([BuildId(build_id[::-1])], b"caf\xe9")
-        store.journal([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
+        store.note_seen([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
     for name, words in commands.items():
         context = copied_cat(tmp_path / "cat") if "--live" in words else contextlib.nullcontext()
         if name == "watch":

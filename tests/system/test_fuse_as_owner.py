@@ -137,10 +137,10 @@ def test_without_the_privileges(buildidfs: BuildIdFs, directory: Path, program: 
 
 def held(directory: Path, program: Path) -> list[bytes]:
     with Store.open(directory) as store:
-        ordinal = store.ordinal(BuildId.from_hex(echo.build_id_of(program)))
+        ordinal = store.index.ordinal(BuildId.from_hex(echo.build_id_of(program)))
         if ordinal is None:
             return []
-        kinds = store.variants(ordinal, Kind.EXECUTABLE)
+        kinds = store.index.variants(ordinal, Kind.EXECUTABLE)
         return [read_blob(store, variant.digest) for variant in kinds]
 
 
@@ -157,9 +157,9 @@ def test_as_the_store_has_it(directory: Path, program: Path) -> None:
             summary = Ingest(store).run(scanner)
             assert summary.unreadable == []
         assert (summary.captured, summary.copied_bytes) == (0, 0)
-        ordinal = store.ordinal(BuildId.from_hex(echo.build_id_of(program)))
+        ordinal = store.index.ordinal(BuildId.from_hex(echo.build_id_of(program)))
         assert ordinal is not None
-        artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+        artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
         assert artifact is not None
         # whoever may not write to the mount is not shown that its owner could
         assert (artifact.uid, artifact.mode) == (userfs.UID, 0o500)

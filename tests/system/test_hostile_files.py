@@ -208,8 +208,8 @@ def test_process_with_damaged_files_and_what_they_lead_to(
     with Store.open(buildidfs.store, read_only=True) as store:
         origins = {
             record.origin.path
-            for ordinal, _ in store.build_ids_from()
-            for record in store.origins(ordinal)
+            for ordinal, _ in store.index.build_ids_from()
+            for record in store.index.origins(ordinal)
         }
     served = assert_sound(buildidfs, sources)
     assert len(origins) > 50

@@ -18,6 +18,7 @@ import pytest
 
 from buildidfs.capture.base import SeenAgain
 from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.ingest import StoreMemo
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import SECOND, capture, sighting
@@ -44,7 +45,7 @@ def buildidfs(directory: Path) -> BuildIdFs:
     docker = {"cgroup": b"/docker/" + b"01" * 32, "container": "docker:010101010101", "apart": 0x22}
     with Store.create(program.store) as store:
         store.commit([capture(store, b"bytes", HELD)])
-        store.journal(
+        store.note_seen(
             [
                 seen(b"/usr/lib/d.so"),
                 seen(b"/usr/bin/a", GONE, ago=50 * HOUR),
@@ -105,7 +106,7 @@ def test_filters(buildidfs: BuildIdFs) -> None:
 
 def test_path_that_looks_like_a_pattern(buildidfs: BuildIdFs) -> None:
     with Store.open(buildidfs.store) as store:
-        store.journal([seen(b"/lib[1].so", ago=-HOUR)])
+        store.note_seen([seen(b"/lib[1].so", ago=-HOUR)])
     assert paths(buildidfs, "--path", "/lib[1].so") == ["/lib[1].so"]
 
 
@@ -144,7 +145,7 @@ def test_no_store(directory: Path) -> None:
 
 def test_whoever_reads_may_have_had_enough(buildidfs: BuildIdFs) -> None:
     with Store.open(buildidfs.store) as store:
-        store.journal([seen(b"/%d" % n) for n in range(20_000)])
+        store.note_seen([seen(b"/%d" % n) for n in range(20_000)])
     command = [*COMMAND, "--store", str(buildidfs.store), "journal"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -272,13 +273,13 @@ def test_journal_of_real_processes(
     program = BuildIdFs(directory)
     capture_all(program, processes)
     with Store.open(program.store) as store:
-        found = list(ProcScanner(store, pids=[*processes.values()]))
+        found = list(ProcScanner(StoreMemo(store), pids=[*processes.values()]))
         entries = [
             NewSeen(each.sighting, BuildId(each.known.build_id))
             for each in found
             if isinstance(each, SeenAgain) and each.known.build_id
         ]
-        store.journal(entries)
+        store.note_seen(entries)
 
     def contained(*words: str) -> set[str]:
         listed = rows(program, "--path", f"{place}/*", *words)
@@ -334,7 +335,7 @@ def test_empty_journal_says_why(directory: Path) -> None:
     assert "buildidfs list" in scanned.err
     assert "has lost a file" in program("journal", "--lost").err
     with Store.open(program.store) as store:
-        store.journal([seen(b"/bin/x", ago=2 * HOUR, container="docker:abc")])
+        store.note_seen([seen(b"/bin/x", ago=2 * HOUR, container="docker:abc")])
     assert "nothing was seen by a watch since" in program("journal", "--since", "1h").err
     assert "docker:abc" in program("journal", "--container", "nope").err
     assert program("-q", "journal", "--container", "nope").err == ""

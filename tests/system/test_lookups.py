@@ -42,7 +42,7 @@ def buildidfs(directory: Path) -> BuildIdFs:
                 capture(store, b"old", OLD, at=sighting(b"/opt/caf\xe9\n.so")),
             ]
         )
-        store.journal(
+        store.note_seen(
             [
                 NewSeen(sighting(LIB, seen_ns=NOW + 90 * SECOND), LOST),
                 NewSeen(sighting(LIB, seen_ns=NOW - 90 * SECOND, mnt_ns_id=5), OLD),
@@ -108,7 +108,7 @@ def test_which_knows_both_names_where_usr_is_merged(buildidfs: BuildIdFs) -> Non
     """Of containers that are gone, too: nothing is asked of this host's files."""
     assert names(rows(buildidfs, "which", "/lib/libc.so.6")) == names(rows(buildidfs, "which", LIB))
     with Store.open(buildidfs.store) as store:
-        store.journal([NewSeen(sighting(b"/lib/old.so", seen_ns=NOW, **DOCKER), LOST)])
+        store.note_seen([NewSeen(sighting(b"/lib/old.so", seen_ns=NOW, **DOCKER), LOST)])
     for path in ("/lib/old.so", "/usr/lib/old.so"):
         (row,) = rows(buildidfs, "which", path, "--container", "0101")
         assert row["path"] == "/lib/old.so"

@@ -123,7 +123,7 @@ def test_many_ids_are_listed_once_each(store: Store, buildidfs: BuildIdFs, loop:
     ids = [bytes([7]) + number.to_bytes(3, "big") for number in range(700)]
     first = store.commit([capture(store, b"x", ids[0])])
     assert first.outcomes
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact
     store.commit([capture(store, artifact.digest, build_id) for build_id in ids[1:]])
     with buildidfs.mounted("-o", loop) as mount:
@@ -207,7 +207,7 @@ def test_reading_in_every_way(store: Store, buildidfs: BuildIdFs, loop: str) -> 
 def test_reading_from_a_cold_disk(store: Store, buildidfs: BuildIdFs, loop: str) -> None:
     """Then a thread reads, and must bring as much."""
     store.commit([capture(store, LARGE, ID)])
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact
     with buildidfs.mounted("-o", loop) as mount:
         for start in (0, 1 << 20, (1 << 20) + 5, len(LARGE) - 3):

@@ -272,9 +272,9 @@ def test_a_fault_while_reading_ends_nothing(buildidfs: BuildIdFs, place: Path, l
 
 def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
     with Store.open(buildidfs.store) as store:
-        artifact = store.artifact(1, 1)
+        artifact = store.index.artifact(1, 1)
         assert artifact
-        os.unlink(store.blob_path(artifact.digest))
+        os.unlink(store.blobs.path(artifact.digest))
     with _serving(buildidfs) as server:
         with pytest.raises(OSError, match=r".") as caught:
             (place / HEX / "elf").read_bytes()
@@ -373,9 +373,9 @@ def _servers(place: Path) -> list[int]:
 def test_messages_of_the_background_in_a_file(buildidfs: BuildIdFs, place: Path) -> None:
     log = buildidfs.store.parent / "mount.log"
     with Store.open(buildidfs.store) as store:
-        artifact = store.artifact(1, 1)
+        artifact = store.index.artifact(1, 1)
         assert artifact
-        os.unlink(store.blob_path(artifact.digest))
+        os.unlink(store.blobs.path(artifact.digest))
     script = (
         "import sys; from buildidfs.mount import daemonize as background, options\n"
         "background.start(options.parse(sys.argv[1], sys.argv[2]), sys.argv[3])"

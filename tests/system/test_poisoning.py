@@ -171,10 +171,10 @@ def capturing(
 def held(store: Path, build_id: str) -> set[str]:
     """The digests of all variants of a build ID."""
     with Store.open(store, read_only=True) as opened:
-        ordinal = opened.ordinal(BuildId.from_hex(build_id))
+        ordinal = opened.index.ordinal(BuildId.from_hex(build_id))
         if ordinal is None:
             return set()
-        return {each.digest.hex() for kind in Kind for each in opened.variants(ordinal, kind)}
+        return {each.digest.hex() for kind in Kind for each in opened.index.variants(ordinal, kind)}
 
 
 def digests(*versions: Version) -> set[str]:
@@ -186,9 +186,9 @@ def assert_right(buildidfs: BuildIdFs) -> None:
     served = {}
     with Store.open(buildidfs.store, read_only=True) as store:
         assert list(store.check()) == []
-        for ordinal, build_id in store.build_ids_from():
+        for ordinal, build_id in store.index.build_ids_from():
             for kind, name in ((Kind.EXECUTABLE, "elf"), (Kind.DEBUGINFO, "debug")):
-                for number, variant in enumerate(store.variants(ordinal, kind)):
+                for number, variant in enumerate(store.index.variants(ordinal, kind)):
                     if not number:
                         served[build_id.hex(), name] = variant.digest.hex()
                         continue

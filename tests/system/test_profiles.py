@@ -434,13 +434,13 @@ def _copy_journal(source: BuildIdFs, target: BuildIdFs) -> None:
     nothing = FileIdentity(0, 0, 0, 0, 0, 0, 0, 0)
     with Store.open(source.store) as old, Store.create(target.store) as new:
         entries = []
-        for row in old.journal_since(0):
+        for row in old.journal.since(0):
             origin = Origin(
                 row.path, nothing, row.namespaces, row.mnt_ns_id, row.cgroup, row.container,
                 row.host, apart=row.apart, cgroup_id=row.cgroup_id,
             )  # fmt: skip
             entries.append(NewSeen(Sighting(origin, row.last_seen_ns), row.build_id, row.boot))
-        new.journal(entries)
+        new.note_seen(entries)
 
 
 def test_coverage_of_what_runs(directory: Path, stripped: Path, program: programs.Program) -> None:

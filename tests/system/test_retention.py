@@ -77,7 +77,7 @@ def others(directory: Path, numbers: range) -> list[Path]:
 def held(store: Path) -> set[int]:
     """The numbers of the programs in a store; the vDSO of their processes has none."""
     with Store.open(store, read_only=True) as opened:
-        ids = [bytes(each) for _, each in opened.build_ids_from()]
+        ids = [bytes(each) for _, each in opened.index.build_ids_from()]
     return {int(each) for each in ids if each.isdigit()}
 
 
@@ -352,7 +352,7 @@ def test_files_on_this_host_go_first(buildidfs: BuildIdFs, directory: Path) -> N
     programs(directory / "a", range(3))
     buildidfs("scan", "tree", directory / "a")
     with Store.open(buildidfs.store) as store:
-        trust = {artifact.trust for artifact in store.variants(1, Kind.EXECUTABLE)}
+        trust = {artifact.trust for artifact in store.index.variants(1, Kind.EXECUTABLE)}
         stats = store.stats()
     limit = stats.stored_bytes + stats.index_bytes - 1
     (choice,) = objects(buildidfs("prune", "-n", "--json", "--max-size", str(limit)).out)
@@ -493,15 +493,16 @@ def test_what_is_opened_through_a_mount_is_used(buildidfs: BuildIdFs, directory:
     buildidfs("scan", "tree", directory / "a")
     with Store.open(buildidfs.store) as store:
         digests = {
-            n: store.variants(store.ordinal(build_id(n)) or 0, 1)[0].digest for n in range(3)
+            n: store.index.variants(store.index.ordinal(build_id(n)) or 0, 1)[0].digest
+            for n in range(3)
         }
         _make_old(store)
-        assert store.last_use(digests[1]) < time.time() - 86_400
+        assert store.index.last_use(digests[1]) < time.time() - 86_400
     with buildidfs.mounted() as mount:
         (mount / str(build_id(1)) / "elf").read_bytes()
     buildidfs("prune")
     with Store.open(buildidfs.store, read_only=True) as store:
-        used = {number: store.last_use(digest) for number, digest in digests.items()}
+        used = {number: store.index.last_use(digest) for number, digest in digests.items()}
     assert used[1] > time.time() - 100
     assert max(used[0], used[2]) < time.time() - 86_400
     shown = json.loads(buildidfs("show", "--json", str(build_id(1))).out)

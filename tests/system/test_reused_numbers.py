@@ -32,10 +32,10 @@ def capture(store: Store, pid: int) -> None:
 
 
 def origins(store: Store, build_id: str) -> list[Origin]:
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
     if ordinal is None:
         return []
-    return [record.origin for record in store.origins(ordinal)]
+    return [record.origin for record in store.index.origins(ordinal)]
 
 
 def test_containers_with_the_same_namespace_number(directory: Path) -> None:
@@ -78,9 +78,9 @@ def test_process_number_used_again_between_scans(directory: Path) -> None:
 
 
 def records(store: Store, build_id: str) -> list[object]:
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
     assert ordinal is not None
-    return list(store.origins(ordinal))
+    return list(store.index.origins(ordinal))
 
 
 def test_process_number_used_again_during_a_scan(directory: Path) -> None:

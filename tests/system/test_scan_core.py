@@ -100,7 +100,7 @@ def test_vdso_is_that_of_the_process(host_core: Path, directory: Path) -> None:
     live = BuildIdFs(directory)
     live.scan(os.getpid())
     with Store.open(live.store) as store:
-        held = store.artifact(store.ordinal(build_id) or 0, 3)
+        held = store.index.artifact(store.index.ordinal(build_id) or 0, 3)
         assert held is not None
         assert found is not None
         assert hasattr(found, "fd")

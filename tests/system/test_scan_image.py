@@ -50,8 +50,8 @@ def there(root: Path) -> Paths:
 def captured(store: Store) -> dict[str, Paths]:
     """What was captured, by the image that shows it."""
     found: dict[str, Paths] = {}
-    for ordinal, _ in store.build_ids_from():
-        for record in store.origins(ordinal):
+    for ordinal, _ in store.index.build_ids_from():
+        for record in store.index.origins(ordinal):
             origin = record.origin
             paths = found.setdefault(origin.container, {})
             assert origin.path.decode() not in paths
@@ -130,7 +130,7 @@ def test_layout(layout: Path, unpacked: dict[str, Paths], tmp_path: Path) -> Non
         assert (scan.images, scan.summary.unreadable, scan.corrupt) == (4, [], ())
         assert captured(store) == {f"image:{name}": paths for name, paths in unpacked.items()}
         digests = {digest for paths in unpacked.values() for digest in paths.values()}
-        assert {digest.hex() for digest in store.blob_names()} == digests
+        assert {digest.hex() for digest in store.blobs.names()} == digests
         assert scan.summary.captured == len(digests) == 11
         assert list(store.check(digests=True)) == []
         again = archives.scan_images(store, [os.fsencode(layout)])
@@ -182,8 +182,8 @@ def test_storage_of_podman(layout: Path, unpacked: dict[str, Paths], directory: 
         assert captured(store) == {f"image:localhost/{name}:1": unpacked[name] for name in names}
         trusts = {
             record.origin.trust.name
-            for ordinal, _ in store.build_ids_from()
-            for record in store.origins(ordinal)
+            for ordinal, _ in store.index.build_ids_from()
+            for record in store.index.origins(ordinal)
         }
         assert trusts == {"CONTAINER"}
         one = archives.scan_images(store, [], ["three:1"], [root])

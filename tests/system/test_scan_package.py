@@ -71,15 +71,15 @@ def test_all_that_is_in_it(
         scan = archives.scan_packages(store, [os.fsencode(package)])
         assert (scan.packages, scan.summary.unreadable) == (1, [])
         assert (scan.summary.files, scan.summary.captured, scan.summary.held) == (6, 5, 1)
-        for ordinal, _ in store.build_ids_from():
-            for record in store.origins(ordinal):
+        for ordinal, _ in store.index.build_ids_from():
+            for record in store.index.origins(ordinal):
                 origin = record.origin
                 assert re.fullmatch(r"package:hot-1:2\.0-3\.\w+", origin.container)
                 assert (origin.host, origin.scanner) == (package.name, "package")
                 found.setdefault(record.digest.hex(), set()).add(origin.path.decode())
         assert list(store.check(digests=True)) == []
         assert program.supplement is not None
-        assert store.supplementary(program.supplement.name.encode()) is not None
+        assert store.index.supplementary(program.supplement.name.encode()) is not None
     assert found == expected
 
 

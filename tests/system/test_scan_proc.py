@@ -69,16 +69,16 @@ def scanner(memo: Memo, pids: Sequence[int], **options: object) -> ProcScanner:
 
 def held(store: Store, build_id: str, kind: Kind = Kind.EXECUTABLE) -> list[bytes]:
     """The bytes of every variant of a build ID."""
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
     if ordinal is None:
         return []
-    return [read_blob(store, variant.digest) for variant in store.variants(ordinal, kind)]
+    return [read_blob(store, variant.digest) for variant in store.index.variants(ordinal, kind)]
 
 
 def origins(store: Store, build_id: str) -> list[Origin]:
-    ordinal = store.ordinal(BuildId.from_hex(build_id))
+    ordinal = store.index.ordinal(BuildId.from_hex(build_id))
     assert ordinal is not None
-    return [record.origin for record in store.origins(ordinal)]
+    return [record.origin for record in store.index.origins(ordinal)]
 
 
 def on_tmpfs(directory: Path, program: Path) -> list[str | Path]:
@@ -426,8 +426,8 @@ def test_vdso_of_32_bit_processes(place: Path, store: Store) -> None:
         pytest.skip("this kernel runs no 32-bit programs")
     vdsos = [
         artifact
-        for ordinal, _ in store.build_ids_from()
-        if (artifact := store.artifact(ordinal, Kind.VDSO))
+        for ordinal, _ in store.index.build_ids_from()
+        if (artifact := store.index.artifact(ordinal, Kind.VDSO))
     ]
     sizes = {read_blob(store, artifact.digest)[4] for artifact in vdsos}
     assert sizes == {1, 2}  # ELFCLASS32 and ELFCLASS64

@@ -137,10 +137,10 @@ def test_sparse_file_stays_sparse(place: Path) -> None:
     with Store.open(place / "store", create=True) as store:
         summary = Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(sparse)]))
         assert (summary.captured, summary.unreadable) == (1, [])
-        ordinal = store.ordinal(ID)
+        ordinal = store.index.ordinal(ID)
         assert ordinal is not None
-        (record,) = store.origins(ordinal)
-        blob = os.stat(store.blob_path(record.digest))
+        (record,) = store.index.origins(ordinal)
+        blob = os.stat(store.blobs.path(record.digest))
     assert blob.st_size == 512 << 20
     assert blob.st_blocks * 512 < 8 << 20
 

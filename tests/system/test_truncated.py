@@ -92,12 +92,12 @@ def test_the_whole_file_is_served(
         with Store.create(directory / f"{number}.store") as store:
             for path in order:
                 _scan(store, path)
-            ordinal = store.ordinal(described.build_id)
+            ordinal = store.index.ordinal(described.build_id)
             assert ordinal is not None
-            kept = sum(len(store.variants(ordinal, kind)) for kind in Kind)
+            kept = sum(len(store.index.variants(ordinal, kind)) for kind in Kind)
             captured += kept > len(described.kinds)
             for kind in described.kinds:
-                served = store.artifact(ordinal, kind)
+                served = store.index.artifact(ordinal, kind)
                 assert served is not None
                 assert served.digest == hashlib.sha256(data).digest(), (number, kind)
     assert captured > 2
@@ -114,10 +114,10 @@ def test_what_stands_behind_an_elf_file_belongs_to_it(directory: Path, first: st
     with Store.create(directory / "store") as store:
         for path in (copy, whole) if first == "truncated" else (whole, copy):
             _scan(store, path)
-        served = store.artifact(1, Kind.EXECUTABLE)
+        served = store.index.artifact(1, Kind.EXECUTABLE)
         assert served is not None
         assert served.size == len(data)
-        why = store.why(1, store.variants(1, Kind.EXECUTABLE))
+        why = store.why(1, store.index.variants(1, Kind.EXECUTABLE))
         assert why == ["has more bytes", "has fewer bytes"]
 
 
@@ -146,18 +146,18 @@ def test_a_file_of_an_older_store_gets_its_rank_when_it_is_verified(
     (directory / "copy").write_bytes(data[:-2500])
     with Store.create(directory / "store") as store:
         _scan(store, directory / "copy", program.exe.shipped)
-        ordinal = store.ordinal(BuildId.from_hex(program.exe.build_id))
+        ordinal = store.index.ordinal(BuildId.from_hex(program.exe.build_id))
         assert ordinal is not None
-        whole, copy = store.variants(ordinal, Kind.EXECUTABLE)
+        whole, copy = store.index.variants(ordinal, Kind.EXECUTABLE)
         assert (whole.truncated, copy.truncated) == (False, True)
         env = environment.acquire(store.path, read_only=False)
         _serve_as_before(env, copy, whole)
         environment.release(env)
-        served = store.artifact(ordinal, Kind.EXECUTABLE)
+        served = store.index.artifact(ordinal, Kind.EXECUTABLE)
         assert served is not None
         assert (served.digest, served.truncated) == (copy.digest, False)
         assert list(store.checker().files(whole=True)) == []
-        assert store.artifact(ordinal, Kind.EXECUTABLE) == whole
+        assert store.index.artifact(ordinal, Kind.EXECUTABLE) == whole
 
 
 def _serve_as_before(env: Environment, served: Artifact, other: Artifact) -> None:

@@ -45,9 +45,9 @@ def store(buildidfs: BuildIdFs) -> Iterator[Store]:
 
 
 def _blob(store: Store, build_id: bytes) -> Path:
-    artifact = store.artifact(store.ordinal(BuildId(build_id)) or 0, 1)
+    artifact = store.index.artifact(store.index.ordinal(BuildId(build_id)) or 0, 1)
     assert artifact is not None
-    return Path(os.fsdecode(store.blob_path(artifact.digest)))
+    return Path(os.fsdecode(store.blobs.path(artifact.digest)))
 
 
 def _damage_all(store: Store) -> None:

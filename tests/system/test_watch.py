@@ -67,7 +67,7 @@ def probe(tmp_path: Path) -> Probe:
 
 def journal(store: Path) -> list[JournalRecord]:
     with Store.open(store, read_only=True) as opened:
-        return list(opened.journal_since())
+        return list(opened.journal.since())
 
 
 def seen(store: Path, path: Path | str) -> list[JournalRecord]:
@@ -78,10 +78,10 @@ def seen(store: Path, path: Path | str) -> list[JournalRecord]:
 def digests(store: Path, build_id: str) -> set[str]:
     """The SHA-256 of each file that the store has under a build ID."""
     with Store.open(store, read_only=True) as opened:
-        ordinal = opened.ordinal(BuildId.from_hex(build_id))
+        ordinal = opened.index.ordinal(BuildId.from_hex(build_id))
         if ordinal is None:
             return set()
-        return {each.digest.hex() for kind in Kind for each in opened.variants(ordinal, kind)}
+        return {each.digest.hex() for kind in Kind for each in opened.index.variants(ordinal, kind)}
 
 
 def captured(store: Path, path: Path) -> None:
@@ -629,7 +629,7 @@ def test_full_store_recovers(directory: Path, small: Path, probe: Probe) -> None
         captured(store, first)
         until(lambda: watcher.facts["idle"], "rest", PATIENCE)
         with Store.open(store) as opened:  # or it would make room
-            mine = [build_id for _, build_id in opened.build_ids_from()]
+            mine = [build_id for _, build_id in opened.index.build_ids_from()]
             assert [str(each) for each in mine] == [build_id_of(first)]
             opened.pin(mine)
         ballast = _fill(small)

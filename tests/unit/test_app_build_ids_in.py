@@ -41,7 +41,7 @@ def test_files_without_build_ids_are_looked_up(tmp_path: Path, store: Store) -> 
     store.commit(
         [capture(store, b"long", LONG, at=sighting(b"/long", seen_ns=NOW, dev=DISK, ino=9))]
     )
-    store.journal([NewSeen(sighting(b"/lost", seen_ns=NOW, ino=6), BLUE)])
+    store.note_seen([NewSeen(sighting(b"/lost", seen_ns=NOW, ino=6), BLUE)])
     write = PerfWriter(sample_type=USUAL | CALLCHAIN)
     records = write.mmap2(1, 0x10000, 0x1000, b"/app", time=START)
     records += write.mmap2(1, 0x20000, 0x1000, b"/lost", time=START, inode=6)

@@ -48,10 +48,10 @@ def test_who_may_read_is_not_for_a_bundle_to_say(tmp_path: Path, mode: int) -> N
         ordinal = store.commit([new]).outcomes[0].ordinal
         _hollow(tmp_path / "bundle", digest)
         create.import_(store, os.fspath(tmp_path / "bundle"))
-        artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+        artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
         assert artifact is not None
         assert artifact.mode == mode & 0o777
-        assert len(store.origins(ordinal)) == 2
+        assert len(store.index.origins(ordinal)) == 2
 
 
 def test_bundles_made_before_there_were_source_lists() -> None:
@@ -129,7 +129,7 @@ def test_a_stripped_program_needs_no_dwz_file(tmp_path: Path) -> None:
 def test_what_is_absent_has_a_path(tmp_path: Path) -> None:
     told, seen, unknown = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
     with Store.create(tmp_path / "store") as store:
-        store.journal([NewSeen(sighting(b"/journal", seen_ns=NOW), seen)])
+        store.note_seen([NewSeen(sighting(b"/journal", seen_ns=NOW), seen)])
         manifest = create.collect(store, {told: b"/profile", seen: b"", unknown: b""}, [])
     found = {each.build_id: each.path for each in manifest.absent}
     assert found == {told.hex(): "/profile", seen.hex(): "/journal", unknown.hex(): ""}

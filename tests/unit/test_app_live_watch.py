@@ -72,7 +72,7 @@ class Caughts:
 
     @property
     def journal(self) -> dict[bytes, BuildId]:
-        return {record.path: record.build_id for record in self.store.journal_since()}
+        return {record.path: record.build_id for record in self.store.journal.since()}
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_catch_is_captured_and_its_process_looked_at(
     caughts = make()
     caughts.catch(some)
     caughts.settle()
-    assert caughts.store.ordinal(A) is not None
+    assert caughts.store.index.ordinal(A) is not None
     assert caughts.journal == {os.fsencode(some): A}
     assert caughts.scanned == [4711]
     (event,) = caughts.events
@@ -143,7 +143,7 @@ def test_catch_without_a_file_is_noted_and_sent_again(
     caughts = make()
     caughts.catch(some, B)
     caughts.settle()
-    assert caughts.store.ordinal(B) is None
+    assert caughts.store.index.ordinal(B) is None
     assert caughts.journal == {os.fsencode(some): B}
     assert caughts.forgotten == [KEY]
     assert caughts.events == []
@@ -172,7 +172,7 @@ def test_excluded_paths(
     caughts = make(exclude=globs)
     caughts.catch(some, path=path)
     caughts.settle()
-    assert (caughts.store.ordinal(A) is not None) is wanted
+    assert (caughts.store.index.ordinal(A) is not None) is wanted
     assert (caughts.journal == {path: A}) is wanted
     assert caughts.forgotten == []
 
@@ -196,7 +196,7 @@ def test_containers(
     place = Place(there, 78, b"/docker/" + b"0123456789abcdef" * 4)
     caughts.catch(some, place=place)
     caughts.settle()
-    assert (caughts.store.ordinal(A) is not None) is wanted
+    assert (caughts.store.index.ordinal(A) is not None) is wanted
 
 
 def test_what_is_no_regular_file_is_said(
@@ -318,7 +318,7 @@ with Store.create(sys.argv[1]) as store:
         for line in sys.stdin:
             watch.tend()
             state = watch.state()
-            paths = [record.path.decode() for record in store.journal_since()]
+            paths = [record.path.decode() for record in store.journal.since()]
             print(json.dumps([state.mode, state.degraded, state.scans, paths]), flush=True)
     except BuildIdFsError as error:
         print(type(error).__name__, error, flush=True)

@@ -72,7 +72,7 @@ def seen(
     )
     if captured:
         store.commit([capture(store, b"%d" % next(_counter), build_id, at=at)])
-    store.journal([NewSeen(at, build_id)])
+    store.note_seen([NewSeen(at, build_id)])
 
 
 def matcher(store: Store, *files: File, clock: Clock | None = SHARP, **more: Any) -> Matcher:

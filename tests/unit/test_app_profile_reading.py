@@ -71,7 +71,7 @@ def seen(
     place = sighting(path, seen_ns=when, dev=os.makedev(*dev), **{"ino": 5, **changes})
     content = path + bytes(build_id) + bytes(kinds)
     store.commit([capture(store, content, build_id, at=place, kinds=kinds, quality=quality)])
-    store.journal([NewSeen(place, build_id)])
+    store.note_seen([NewSeen(place, build_id)])
 
 
 def clock(write: PerfWriter) -> dict[int, bytes]:

@@ -148,7 +148,10 @@ def test_the_dwz_file_that_debuginfo_needs(store: Store) -> None:
     store.commit([capture(store, data, b"\xaa" * 20, kinds=[Kind.DEBUGINFO])])
     store.commit([capture(store, b"no ELF file", b"\xbb" * 20)])
     altlink = retention.altlinks(store)
-    digests = [store.variants(1, Kind.DEBUGINFO)[0].digest, store.variants(2, 1)[0].digest]
+    digests = [
+        store.index.variants(1, Kind.DEBUGINFO)[0].digest,
+        store.index.variants(2, 1)[0].digest,
+    ]
     assert [altlink(digest) for digest in digests] == [needed, None]
-    os.unlink(store.blob_path(digests[0]))
+    os.unlink(store.blobs.path(digests[0]))
     assert retention.altlinks(store)(digests[0]) is None

@@ -64,9 +64,9 @@ def _age(store: Store, digest: Digest) -> None:
 
 
 def _blob(store: Store, number: int) -> tuple[Digest, Path]:
-    artifact = store.artifact(number, Kind.EXECUTABLE)
+    artifact = store.index.artifact(number, Kind.EXECUTABLE)
     assert artifact is not None
-    return artifact.digest, Path(os.fsdecode(store.blob_path(artifact.digest)))
+    return artifact.digest, Path(os.fsdecode(store.blobs.path(artifact.digest)))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_what_is_right_is_written_down(store: Store, everything_is_due: None) ->
     with Scrubbing(store, _settings(), 0):
         until(lambda: all(_row(store, each).verified for each in digests), "all are read")
     assert all(abs(_row(store, each).verified - time.time()) < 60 for each in digests)
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact is not None
     assert artifact.segments, "which the capture did not say"
 
@@ -91,7 +91,7 @@ def test_nothing_is_read_that_is_not_due(store: Store, caplog: pytest.LogCapture
     with Scrubbing(store, _settings(), 0):
         until(lambda: _row(store, digest).verified, "the one that was touched is read")
     assert [_row(store, _blob(store, number)[0]).verified for number in (2, 3)] == [0, 0]
-    assert store._verified.is_untouched(digest)
+    assert store.blobs.is_untouched(digest)
     assert caplog.records == []
 
 
@@ -111,12 +111,12 @@ def test_what_is_damaged_is_captured_again(
     original.write_bytes(_elf(IDS[0]))
     scan_tree(store, config.Settings(), [os.fsencode(original)])
     digest, path = _blob(store, 1)
-    origins = len(store.origins(1))
+    origins = len(store.index.origins(1))
     damages.flip(path, path)
     with Scrubbing(store, _settings(), 0):
         until(lambda: "captured again" in caplog.text, "it is captured again")
     assert read_blob(store, digest) == _elf(IDS[0])
-    assert len(store.origins(1)) == origins
+    assert len(store.index.origins(1)) == origins
     assert f"blob {digest} has other bytes" in caplog.text
     assert list(store.check(digests=True)) == []
 
@@ -126,7 +126,7 @@ def test_what_nobody_has_goes_to_quarantine(store: Store, caplog: pytest.LogCapt
     damages.flip(path, path)
     with Scrubbing(store, _settings(), 0):
         until(lambda: "is lost" in caplog.text, "it is given up")
-        until(lambda: store.ordinal(IDS[1]) is None, "nothing speaks of it")
+        until(lambda: store.index.ordinal(IDS[1]) is None, "nothing speaks of it")
     assert (Path(os.fsdecode(store.path)) / "quarantine" / digest.hex()).exists()
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
     assert list(store.check(digests=True)) == []

@@ -144,10 +144,10 @@ def test_file_with_a_given_build_id_is_all_that_it_is(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
         scanner = GivenFiles(StoreMemo(store), [os.fsencode(path)], build_id=GIVEN)
         assert Ingest(store).run(scanner).captured == 1
-        ordinal = store.ordinal(GIVEN)
+        ordinal = store.index.ordinal(GIVEN)
         assert ordinal is not None
         for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
-            artifact = store.artifact(ordinal, kind)
+            artifact = store.index.artifact(ordinal, kind)
             assert artifact is not None
             assert artifact.quality is Quality.DEBUGINFO
 

@@ -110,16 +110,16 @@ def tree(store: Store, path: Path) -> Summary:
 
 def held(store: Store, build_id: BuildId, kind: Kind = Kind.EXECUTABLE) -> list[bytes]:
     """The bytes of every variant."""
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     if ordinal is None:
         return []
-    return [read_blob(store, variant.digest) for variant in store.variants(ordinal, kind)]
+    return [read_blob(store, variant.digest) for variant in store.index.variants(ordinal, kind)]
 
 
 def origins(store: Store, build_id: BuildId) -> list[Origin]:
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     assert ordinal is not None
-    return [record.origin for record in store.origins(ordinal)]
+    return [record.origin for record in store.index.origins(ordinal)]
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -153,10 +153,10 @@ def test_describes_what_it_captured(store: Watched, tmp_path: Path) -> None:
     path = write(tmp_path / "a", data)
     path.chmod(0o750)
     ingest(store, pin(path, container="docker:x", mnt_ns_id=7, trust=Trust.CONTAINER))
-    ordinal = store.ordinal(A)
+    ordinal = store.index.ordinal(A)
     assert ordinal is not None
     for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
-        artifact = store.artifact(ordinal, kind)
+        artifact = store.index.artifact(ordinal, kind)
         assert artifact is not None
         assert artifact.quality is Quality.DEBUGINFO
         assert artifact.trust is Trust.CONTAINER
@@ -359,9 +359,9 @@ def test_kernel_symbols(store: Watched) -> None:
     text = b"ffffffff81000000 T _stext\n"
     ingest(store, stand_in(text, b"[kernel.kallsyms]", Kind.KALLSYMS, A))
     assert held(store, A, Kind.KALLSYMS) == [text]
-    ordinal = store.ordinal(A)
+    ordinal = store.index.ordinal(A)
     assert ordinal is not None
-    artifact = store.artifact(ordinal, Kind.KALLSYMS)
+    artifact = store.index.artifact(ordinal, Kind.KALLSYMS)
     assert artifact is not None
     assert artifact.mode == 0o400
 
@@ -370,9 +370,9 @@ def test_debug_file_that_is_given_a_build_id(store: Watched) -> None:
     data = elf_file([TEXT_SPLIT, DWARF, gdb_scripts("print()")])
     ingest(store, stand_in(data, b"/a.debug", Kind.DEBUGINFO, A))
     assert held(store, A, Kind.DEBUGINFO) == [data]
-    ordinal = store.ordinal(A)
+    ordinal = store.index.ordinal(A)
     assert ordinal is not None
-    artifact = store.artifact(ordinal, Kind.DEBUGINFO)
+    artifact = store.index.artifact(ordinal, Kind.DEBUGINFO)
     assert artifact is not None
     assert artifact.scripts  # they are to be hidden here as well
 

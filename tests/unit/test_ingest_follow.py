@@ -99,10 +99,10 @@ class Watch:
             self.follow.let_go(self.pins.put(pin))
 
     def has(self, *build_ids: BuildId) -> bool:
-        return all(self.store.ordinal(build_id) is not None for build_id in build_ids)
+        return all(self.store.index.ordinal(build_id) is not None for build_id in build_ids)
 
     def journal(self) -> set[tuple[bytes, BuildId]]:
-        return {(row.path, row.build_id) for row in self.store.journal_since()}
+        return {(row.path, row.build_id) for row in self.store.journal.since()}
 
 
 @contextlib.contextmanager
@@ -181,28 +181,30 @@ def test_file_in_several_places_is_staged_once(watch: Watch, tmp_path: Path) -> 
     release.set()
     assert watch.follow.flush(20)
     assert watch.store.staged == 1
-    ordinal = watch.store.ordinal(A)
+    ordinal = watch.store.index.ordinal(A)
     assert ordinal is not None
-    assert {record.origin.mnt_ns_id for record in watch.store.origins(ordinal)} == set(range(1, 9))
+    assert {record.origin.mnt_ns_id for record in watch.store.index.origins(ordinal)} == set(
+        range(1, 9)
+    )
     counters = watch.follow.counters
     assert (counters.captured, counters.held) == (1, 7)
     for number in range(1, 9):
-        assert len(watch.store.journal_at(number, place(path))) == 1
+        assert len(watch.store.journal.at(number, place(path))) == 1
 
 
 def test_known_files_and_notes_are_journaled(watch: Watch, tmp_path: Path) -> None:
     path = program(tmp_path / "a", A)
     watch.put(pinned(path))
     assert watch.follow.flush(20)
-    ordinal = watch.store.ordinal(A)
+    ordinal = watch.store.index.ordinal(A)
     assert ordinal is not None
-    (record,) = watch.store.origins(ordinal)
+    (record,) = watch.store.index.origins(ordinal)
     elsewhere = Sighting(msgspec.structs.replace(record.origin, mnt_ns_id=8), time.time_ns())
     watch.follow.seen(elsewhere, A)
     watch.follow.note(sighting(b"/gone", mnt_ns_id=9), B)
     until(lambda: len(watch.journal()) == 2, "two rows")
-    assert [row.build_id for row in watch.store.journal_at(8, place(path))] == [A]
-    assert [row.build_id for row in watch.store.journal_at(9, b"/gone")] == [B]
+    assert [row.build_id for row in watch.store.journal.at(8, place(path))] == [A]
+    assert [row.build_id for row in watch.store.journal.at(9, b"/gone")] == [B]
     assert not watch.has(B)
 
 
@@ -252,7 +254,7 @@ def test_bytes_that_are_removed_before_they_are_recorded(watch: Watch, tmp_path:
 def test_absence_is_remembered(watch: Watch, tmp_path: Path) -> None:
     new = NewAbsence(identity(scope=b""), time.time_ns(), Absence.NOT_ELF)
     watch.follow.absent(new)
-    until(lambda: watch.store.recall(new.identity), "the memo")
+    until(lambda: watch.store.index.recall(new.identity), "the memo")
     path = tmp_path / "script"
     path.write_bytes(b"#!/bin/sh\n")
     watch.put(pinned(path))
@@ -424,10 +426,10 @@ def test_kinds_of_a_scan_are_kept(watch: Watch, tmp_path: Path) -> None:
     pinned_file.kind = Kind.VDSO
     watch.follow.take(pinned_file)
     assert watch.follow.flush(20)
-    ordinal = watch.store.ordinal(A)
+    ordinal = watch.store.index.ordinal(A)
     assert ordinal is not None
-    assert watch.store.artifact(ordinal, Kind.VDSO) is not None
-    assert watch.store.artifact(ordinal, Kind.EXECUTABLE) is None
+    assert watch.store.index.artifact(ordinal, Kind.VDSO) is not None
+    assert watch.store.index.artifact(ordinal, Kind.EXECUTABLE) is None
 
 
 # --- writers -------------------------------------------------------------------------------------
@@ -444,9 +446,9 @@ def test_file_is_captured_when_its_writer_is_done(watch: Watch, tmp_path: Path) 
         file.write(whole[10 * MIB :])
     until(lambda: watch.has(A), "the build ID")
     assert watch.follow.flush(20)
-    ordinal = watch.store.ordinal(A)
+    ordinal = watch.store.index.ordinal(A)
     assert ordinal is not None
-    (artifact,) = watch.store.variants(ordinal, Kind.EXECUTABLE)
+    (artifact,) = watch.store.index.variants(ordinal, Kind.EXECUTABLE)
     assert artifact.size == len(whole), "all of it, and never a part"
     assert watch.failures == []
     assert watch.store.staged == 1
@@ -715,8 +717,8 @@ def test_killed_at_any_time_leaves_a_sound_store(tmp_path: Path) -> None:
         assert os.WIFSIGNALED(status), status
         with Store.open(path) as store:
             assert list(store.check(digests=True)) == []
-            journal = {row.build_id for row in store.journal_since()}
-            ids = {build_id for _, build_id in store.build_ids_from()}
+            journal = {row.build_id for row in store.journal.since()}
+            ids = {build_id for _, build_id in store.index.build_ids_from()}
             assert ids <= journal, "a capture and its entry are one transaction"
             found = max(found, len(ids))
     assert found > 0

@@ -69,7 +69,7 @@ def ingest(store: Store, path: Path, trust: Trust = Trust.UNKNOWN) -> Summary:
 
 def debuginfo(store: Store, build_id: str | bytes) -> list[Artifact]:
     raw = bytes.fromhex(build_id) if isinstance(build_id, str) else build_id
-    return store.variants(store.ordinal(raw) or 0, Kind.DEBUGINFO)
+    return store.index.variants(store.index.ordinal(raw) or 0, Kind.DEBUGINFO)
 
 
 def test_symbols_are_served_as_debuginfo(store: Store, mini: debugforms.Mini) -> None:
@@ -83,10 +83,10 @@ def test_symbols_are_served_as_debuginfo(store: Store, mini: debugforms.Mini) ->
     assert read_blob(store, artifact.digest) == completed(mini.plain.read_bytes(), dynamic)
     assert (artifact.quality, artifact.trust) == (Quality.DYNSYM, Trust.PACKAGE)
     assert artifact.mode == 0o444
-    executable = store.artifact(artifact.ordinal, Kind.EXECUTABLE)
+    executable = store.index.artifact(artifact.ordinal, Kind.EXECUTABLE)
     assert executable is not None
     assert executable.segments == artifact.segments != 0
-    origins = {record.digest: record.origin for record in store.origins(artifact.ordinal)}
+    origins = {record.digest: record.origin for record in store.index.origins(artifact.ordinal)}
     assert origins[artifact.digest].path == os.fsencode(mini.shipped)
 
 
@@ -237,4 +237,4 @@ def test_nothing_is_lost_when_a_file_is_written_to_meanwhile(
     monkeypatch.setattr(store, "stage", stage)
     summary = Ingest(store).run([item])
     assert len(summary.unreadable) == 1
-    assert store.ordinal(ID) is None
+    assert store.index.ordinal(ID) is None

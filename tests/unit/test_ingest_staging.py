@@ -18,7 +18,7 @@ from buildidfs.capture.archive.spool import Spool
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx
-from buildidfs.model import Absence, BuildId, Origin, Sighting
+from buildidfs.model import Absence, Artifact, BuildId, Origin, Sighting
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.write import seen_files
 from tests.support.elfwriter import elf_file
@@ -74,7 +74,7 @@ def test_stores_that_no_time_tells_of_are_noticed(
     with shared, Watched.create(tmp_path / "store") as store:
         (unreadable,) = tree(store, path).unreadable
         assert unreadable.errno == errno.ETXTBSY
-        assert store.ordinal(ID) is None
+        assert store.index.ordinal(ID) is None
     assert next(number) > 3, "it was tried again"
 
 
@@ -102,7 +102,7 @@ def test_huge_file_of_holes_is_not_read(tmp_path: Path) -> None:
         summary = tree(store, path)
         (unreadable,) = summary.unreadable
         assert (unreadable.errno, unreadable.path) == (errno.EFBIG, os.fsencode(path))
-        assert store.ordinal(ID) is None
+        assert store.index.ordinal(ID) is None
 
 
 def test_holes_of_moderate_size_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +123,14 @@ def test_one_of_many_variants_is_copied_not_searched_for(
     monkeypatch.setattr(staging, "_MANY_VARIANTS", 2)
     asked = []
 
-    class Watched(Store):
-        def variants(self, ordinal: int, kind: int) -> list[object]:  # type: ignore[override]
-            asked.append(kind)
-            return super().variants(ordinal, kind)  # type: ignore[return-value]
+    with Store.create(tmp_path / "store") as store:
+        variants = store.index.variants
 
-    with Watched.create(tmp_path / "store") as store:
+        def watched(ordinal: int, kind: int) -> list[Artifact]:
+            asked.append(kind)
+            return variants(ordinal, kind)
+
+        monkeypatch.setattr(store.index, "variants", watched)
         for number in range(4):
             path = tmp_path / str(number)
             path.write_bytes(elf_file(build_id=ID) + bytes(number))
@@ -168,15 +170,15 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
             first = tree(store, path)
             before = statx.identity_at(-1, os.fsencode(path))
             assert (first.captured, first.absent.total()) == ((1, 0) if build_id else (0, 1))
-            assert store.recall(before) is None
+            assert store.index.recall(before) is None
             other = elf_file(build_id=b"\x67" * 20).ljust(4096, b"\0")
             shared.write(other)
             assert statx.identity_at(-1, os.fsencode(path)) == before, "no trace, on this kernel"
             again = tree(store, path)
             assert again.captured == 1
-            assert store.ordinal(BuildId(b"\x67" * 20)) is not None
+            assert store.index.ordinal(BuildId(b"\x67" * 20)) is not None
         assert tree(store, path).held == 1
-        assert store.recall(statx.identity_at(-1, os.fsencode(path))) is not None
+        assert store.index.recall(statx.identity_at(-1, os.fsencode(path))) is not None
 
 
 def test_row_of_a_file_that_has_a_writer_now_is_forgotten(tmp_path: Path) -> None:
@@ -187,4 +189,4 @@ def test_row_of_a_file_that_has_a_writer_now_is_forgotten(tmp_path: Path) -> Non
         for remember in (True, False):
             absence = NewAbsence(identity, time.time_ns(), Absence.NOT_ELF, remember=remember)
             store.commit([], [absence])
-            assert (store.recall(identity) is not None) is remember
+            assert (store.index.recall(identity) is not None) is remember

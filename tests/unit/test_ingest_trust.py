@@ -58,19 +58,19 @@ def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:
         app.believe(store, RULES)
         at = sighting(b"/opt/app", trust=Trust.CONTAINER)
         store.commit([capture(store, b"bytes", at=at)])
-        artifact = store.artifact(1, Kind.EXECUTABLE)
+        artifact = store.index.artifact(1, Kind.EXECUTABLE)
         assert artifact is not None
         assert artifact.trust is Trust.HOST
-        assert store.origins(1)[0].origin.trust is Trust.HOST
+        assert store.index.origins(1)[0].origin.trust is Trust.HOST
 
         other = sighting(b"/usr/other", trust=Trust.CONTAINER)
         store.commit([capture(store, b"others", b"\x05\x05", at=other)])
         again = sighting(
             b"/usr/other", trust=Trust.CONTAINER, container="docker:ab", seen_ns=NOW + SECOND
         )
-        assert store.recall(identity()) is not None
+        assert store.index.recall(identity()) is not None
         assert store.touch([again]) == []
-        artifact = store.artifact(2, Kind.EXECUTABLE)
+        artifact = store.index.artifact(2, Kind.EXECUTABLE)
         assert artifact is not None
         assert artifact.trust is Trust.PACKAGE
         unknown = sighting(b"/opt/unknown", ino=77)

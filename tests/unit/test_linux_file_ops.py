@@ -333,15 +333,15 @@ def test_blobs_that_are_read_get_it(point: tuple[Path, bool]) -> None:
     content = elf_file([TEXT, Section(b".comment", bytes(9000))], build_id=b"\x01\x02")
     with Store.create(mounted / "store") as store:
         store.commit([capture(store, content, b"\x01\x02")])
-        (digest,) = store.blob_names()
+        (digest,) = store.blobs.names()
         assert list(store.check(digests=True)) == []
-        with _opened(Path(os.fsdecode(store.blob_path(digest)))) as fd:
+        with _opened(Path(os.fsdecode(store.blobs.path(digest)))) as fd:
             assert (file_ops.measure_verity(fd) is not None) is offered
-        assert store._verified.is_untouched(digest)
+        assert store.blobs.is_untouched(digest)
         better = sighting(b"/better", trust=Trust.HOST)
         store.commit([capture(store, digest, b"\x01\x02", at=better)])
-        assert b"/better" in store._blobs.origin(digest)
-        assert store._verified.is_untouched(digest), "what is beside it may still change"
+        assert b"/better" in store.blobs.files.origin(digest)
+        assert store.blobs.is_untouched(digest), "what is beside it may still change"
         assert list(store.check(digests=True)) == []
 
 

@@ -154,7 +154,7 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
     top = view.lookup(View.ROOT, ID.hex().encode())
     perf = view.lookup(View.ROOT, b"perf")
     opt = view.lookup(perf, b"opt")
-    digest = store.variants(1, Kind.EXECUTABLE)[0].digest
+    digest = store.index.variants(1, Kind.EXECUTABLE)[0].digest
     removed: list[bool] = []
     with (
         contextlib.closing(store.listen()) as listener,
@@ -175,7 +175,7 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
 def test_whoever_is_too_late_for_the_names_forgets_all(store: Store, kernel: FakeKernel) -> None:
     store.commit([capture(store, b"x", ID)])
     view = View(store)
-    store.remove([store.variants(1, Kind.EXECUTABLE)[0].digest])
+    store.remove([store.index.variants(1, Kind.EXECUTABLE)[0].digest])
     with contextlib.closing(store.listen()) as listener:
         Invalidator(view, Absences(), kernel, listener).committed([1])
     assert kernel.everything == [[]]

@@ -241,8 +241,8 @@ async def test_a_blob_that_was_touched_is_read_in_a_thread(
     operations: Operations, loop: NotCached, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = await _elf(operations)
-    (digest,) = store.blob_names()
-    blob = os.fsdecode(store.blob_path(digest))
+    (digest,) = store.blobs.names()
+    blob = os.fsdecode(store.blobs.path(digest))
     os.chmod(blob, 0o600)
     file = await operations.open(node, os.O_RDONLY, CTX)
     assert loop.slow_calls == 1

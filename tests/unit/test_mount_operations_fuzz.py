@@ -180,7 +180,7 @@ async def test_any_request(
     client = Client(operations, seed)
     files = [
         view.lookup(nodes.of_id(ordinal), name)
-        for ordinal, _ in store.build_ids_from()
+        for ordinal, _ in store.index.build_ids_from()
         for name in (b"elf", b"debug", b"vdso", b"path", b"variants")
     ]
     client.nodes += filter(None, files)

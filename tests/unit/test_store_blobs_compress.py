@@ -55,7 +55,7 @@ def test_what_nobody_uses(store: Store) -> None:
     assert done == digest
     assert what.before == len(_CONTENT)
     assert what.after < len(_CONTENT) // 10
-    assert os.stat(store.blob_path(digest)).st_size == what.after
+    assert os.stat(store.blobs.path(digest)).st_size == what.after
     assert _row(store, digest).form == schema.FORM_ZSTD
     assert store.stats().blob_bytes == len(_CONTENT)
     assert list(store.check()) == []
@@ -96,7 +96,7 @@ def test_what_does_not_get_smaller(store: Store) -> None:
 
 def test_damaged_ones_are_left_alone(store: Store) -> None:
     digest = _digest(store, _CONTENT, b"\x01" * 20)
-    path = store.blob_path(digest)
+    path = store.blobs.path(digest)
     os.chmod(path, 0o600)
     with open(path, "r+b") as file:
         file.write(b"rot")
@@ -122,7 +122,7 @@ def test_ends_early(store: Store) -> None:
     assert len(found) == 2
     found += [digest for digest, _ in store.compress(int(time.time()))]
     assert len(set(found)) == 3
-    assert all(hashing.content_digest(os.open(store.blob_path(d), 0), 1) == d for d in found)
+    assert all(hashing.content_digest(os.open(store.blobs.path(d), 0), 1) == d for d in found)
 
 
 class _KilledError(Exception):
@@ -146,7 +146,7 @@ def test_killed_before_it_is_recorded(
             with pytest.raises(_KilledError):
                 list(store.compress(_LATER))
         assert _row(store, digest).form == schema.FORM_PLAIN
-        assert os.stat(store.blob_path(digest)).st_size < len(_CONTENT)
+        assert os.stat(store.blobs.path(digest)).st_size < len(_CONTENT)
     with Store.open(tmp_path / "store") as store:
         if later == "known":  # what is kept beside the blob changes its file
             store.commit([capture(store, digest, b"\x01" * 20, trust=Trust.PACKAGE)])
@@ -163,7 +163,7 @@ def test_killed_before_it_is_recorded(
 def test_a_compressed_blob_that_no_row_speaks_of(store: Store) -> None:
     digest = _digest(store, _CONTENT, b"\x01" * 20)
     list(store.compress(_LATER))
-    path = Path(os.fsdecode(store.blob_path(digest)))
+    path = Path(os.fsdecode(store.blobs.path(digest)))
     kept = path.with_suffix(".kept")
     os.link(path, kept)
     store.remove([digest])
@@ -175,7 +175,7 @@ def test_a_compressed_blob_that_no_row_speaks_of(store: Store) -> None:
 
 def test_what_was_written_to_is_not_taken_for_right(store: Store) -> None:
     digest = _digest(store, _CONTENT, b"\x01" * 20)
-    path = os.fsdecode(store.blob_path(digest))
+    path = os.fsdecode(store.blobs.path(digest))
     os.chmod(path, 0o600)
     with open(path, "r+b") as file:
         file.write(b"XXXX")

@@ -53,13 +53,13 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def artifact(store: Store) -> Artifact:
-    found = store.artifact(store.ordinal(BUILD_ID) or 0, Kind.EXECUTABLE)
+    found = store.index.artifact(store.index.ordinal(BUILD_ID) or 0, Kind.EXECUTABLE)
     assert found is not None
     return found
 
 
 def _damage(store: Store, artifact: Artifact) -> None:
-    path = os.fsdecode(store.blob_path(artifact.digest))
+    path = os.fsdecode(store.blobs.path(artifact.digest))
     os.chmod(path, 0o600)
     with open(path, "r+b") as file:
         file.seek(100)

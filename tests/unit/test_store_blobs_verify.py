@@ -45,12 +45,12 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def _digest(store: Store, content: bytes) -> Digest:
     digest = Digest(hashlib.sha256(content).digest())
-    assert store.blob_size(digest) is not None
+    assert store.blobs.size(digest) is not None
     return digest
 
 
 def _path(store: Store, content: bytes = _GOOD) -> Path:
-    return Path(os.fsdecode(store.blob_path(_digest(store, content))))
+    return Path(os.fsdecode(store.blobs.path(_digest(store, content))))
 
 
 @pytest.mark.parametrize("damage", damages.TOUCHED, ids=damages.name_of)
@@ -141,7 +141,7 @@ def test_a_capture_of_what_is_missing_heals(store: Store) -> None:
 def test_what_no_row_speaks_of_is_read(store: Store, hashed: list[int]) -> None:
     """A crash leaves blobs without a row, and anybody could."""
     digest = Digest(hashing.sha256().digest())
-    path = Path(os.fsdecode(store.blob_path(digest)))
+    path = Path(os.fsdecode(store.blobs.path(digest)))
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
     os.close(store.open_blob(digest))
@@ -151,7 +151,7 @@ def test_what_no_row_speaks_of_is_read(store: Store, hashed: list[int]) -> None:
 def test_what_no_row_speaks_of_is_not_taken_over_unread(store: Store) -> None:
     content = b"new content"
     digest = Digest(hashlib.sha256(content).digest())
-    path = Path(os.fsdecode(store.blob_path(digest)))
+    path = Path(os.fsdecode(store.blobs.path(digest)))
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"old content")
     commit(store, capture(store, content, b"\x03\x03"))
@@ -166,7 +166,7 @@ def test_what_is_remembered_is_bounded(store: Store, monkeypatch: pytest.MonkeyP
         draft.rename(_path(store, content))
     for content in (_GOOD, _OTHER, _GOOD):
         assert read_blob(store, _digest(store, content)) == content
-    assert len(store._verified._read) == 1
+    assert len(store.blobs._read) == 1
 
 
 def test_a_row_of_the_file(store: Store) -> None:

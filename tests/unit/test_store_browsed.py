@@ -76,31 +76,31 @@ def _public(store: Store, ordinal: int = 1) -> dict[str, bool]:
     """Of everything that tells of /a/.dwz/app, in a container or not, whether everybody may know
     of it.
     """
-    number = store.path_child(0, b"a")
-    dwz = None if number is None else store.path_child(number, b".dwz")
-    app = None if dwz is None else store.path_child(dwz, b"app")
-    name = store.file_name(b"app")
+    number = store.paths.child(0, b"a")
+    dwz = None if number is None else store.paths.child(number, b".dwz")
+    app = None if dwz is None else store.paths.child(dwz, b"app")
+    name = store.file_names.number(b"app")
     assert number is not None
     assert dwz is not None
     assert app is not None
     assert name is not None
-    top = store.container_child(1, 0, b"a")
+    top = store.containers.child(1, 0, b"a")
     assert top is not None
-    below = store.container_child(1, top.directory, b".dwz")
+    below = store.containers.child(1, top.directory, b".dwz")
     assert below is not None
-    file = store.container_child(1, below.directory, b"app")
+    file = store.containers.child(1, below.directory, b"app")
     assert file is not None
     assert file.kind == Kind.EXECUTABLE
     return {
-        "path": store.path_is_public(0, b"a") and store.path_is_public(number, b".dwz"),
-        "last of path": store.path_is_public(dwz, b"app"),
-        "build ID at path": store.path_has_publicly(app, ordinal),
-        "name": store.file_name_is_public(b"app"),
-        "build ID by name": store.file_name_has_publicly(name, ordinal),
+        "path": store.paths.is_public(0, b"a") and store.paths.is_public(number, b".dwz"),
+        "last of path": store.paths.is_public(dwz, b"app"),
+        "build ID at path": store.paths.has_publicly(app, ordinal),
+        "name": store.file_names.is_public(b"app"),
+        "build ID by name": store.file_names.has_publicly(name, ordinal),
         "container": container(store, b"box").public,
         "directory": top.public and below.public,
         "file": file.public,
-        "dwz": store.is_public_supplementary(b"app"),
+        "dwz": store.index.is_public_supplementary(b"app"),
     }
 
 
@@ -133,18 +133,18 @@ def test_a_place_is_asked_for_again_when_it_is_recognised(store: Store) -> None:
     assert store.touch([_app(at=91)]) == [], "within a minute of the last"
     assert set(_public(store).values()) == {True}
     assert store.touch([_app(reach=0, at=200)]) == []
-    assert [record.origin.reach for record in store.origins(1)] == [EVERYBODY]
+    assert [record.origin.reach for record in store.index.origins(1)] == [EVERYBODY]
 
 
 def test_a_place_is_known_with_its_reach_alone(store: Store) -> None:
     known, unasked = _app(), _app(reach=0)
-    assert not store.knows_place(known.origin)
+    assert not store.index.knows_place(known.origin)
     see(store, b"1", unasked, build_id=b"\x01\x01")
-    assert not store.knows_place(known.origin)
+    assert not store.index.knows_place(known.origin)
     see(store, b"1", known, build_id=b"\x01\x01")
-    assert store.knows_place(unasked.origin)
-    assert not store.knows_place(seen_in("box", b"/a/other").origin)
-    assert not store.knows_place(_app(ino=99).origin), "another file"
+    assert store.index.knows_place(unasked.origin)
+    assert not store.index.knows_place(seen_in("box", b"/a/other").origin)
+    assert not store.index.knows_place(_app(ino=99).origin), "another file"
 
 
 def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
@@ -153,14 +153,14 @@ def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
         see(store, b"2", _app(at=1), build_id=b"\x02\x02")
         see(store, b"2", seen_in("box", b"/b", reach=OWNER), build_id=b"\x02\x02")
         before = _public(store, ordinal_of(store, b"\x02\x02"))
-        assert not store.path_has_publicly(_path(store, b"a", b".dwz", b"app"), 1)
+        assert not store.paths.has_publicly(_path(store, b"a", b".dwz", b"app"), 1)
     (tmp_path / "store/index/data.mdb").unlink()
     rebuild.run(tmp_path / "store")
     with Store.open(tmp_path / "store") as store:
         private, public = (ordinal_of(store, build_id) for build_id in (b"\x01\x01", b"\x02\x02"))
         app = _path(store, b"a", b".dwz", b"app")
-        assert not store.path_has_publicly(app, private)
-        assert store.path_has_publicly(app, public)
+        assert not store.paths.has_publicly(app, private)
+        assert store.paths.has_publicly(app, public)
         assert before["file"]
         assert list(store.check()) == []
 
@@ -168,20 +168,20 @@ def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
 def _path(store: Store, *names: bytes) -> int:
     number = 0
     for name in names:
-        number = store.path_child(number, name) or 0
+        number = store.paths.child(number, name) or 0
     return number
 
 
 def test_primary_path_is_a_public_one_if_there_is_one(store: Store) -> None:
     see(store, b"1", sighting(b"/private/app", reach=OWNER), build_id=b"\x01\x01")
-    first = store.primary_path(1)
+    first = store.index.primary_path(1)
     see(store, b"1", sighting(b"/public/app"), build_id=b"\x01\x01")
-    chosen = store.primary_path(1)
+    chosen = store.index.primary_path(1)
     see(store, b"1", sighting(b"/later/app"), build_id=b"\x01\x01")
-    assert [store.path_bytes(number or 0) for number in (first, chosen)] == [
+    assert [store.paths.spelled(number or 0) for number in (first, chosen)] == [
         b"/private/app", b"/public/app",
     ]  # fmt: skip
-    assert store.primary_path(1) == chosen
+    assert store.index.primary_path(1) == chosen
 
 
 # --- removal -------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ def test_what_is_removed_is_in_no_container(store: Store) -> None:
     see(store, b"2", seen_in("box", b"/a/d"))
     store.remove([one])
     assert files_of(store, b"box") == {b"/a/d": b"id:2"}
-    directory = store.container_child(1, 0, b"a")
+    directory = store.containers.child(1, 0, b"a")
     assert directory is not None
-    names = [entry.name for entry in store.container_children(1, directory.directory)]
+    names = [entry.name for entry in store.containers.children(1, directory.directory)]
     assert names == [b"d"], "a directory that is empty goes"
     assert by_name(store).keys() == {b"d"}
     assert list(store.check()) == []
@@ -205,7 +205,7 @@ def test_the_last_file_takes_the_container_along(store: Store, env: Environment)
     see(store, b"2", seen_in("other"))
     store.remove([digest])
     assert container_names(store) == [b"other"]
-    assert store.container_number(b"box") is None
+    assert store.containers.number(b"box") is None
     assert env.entries()["contents"] == 3
     assert list(store.check()) == []
     see(store, b"3", seen_in("box"))
@@ -261,7 +261,7 @@ def test_places_that_were_forgotten(store: Store, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(schema, "MAX_ORIGINS", 3)
     for number in range(8):
         digest = see(store, b"x", seen_in(f"box{number}", b"/d/%d" % number, at=number * 100))
-    assert len(store.origins(1)) == 3
+    assert len(store.index.origins(1)) == 3
     store.remove([digest])
     gc.collect(store.checker().env)
     assert all(files_of(store, name) == {} for name in container_names(store))
@@ -292,52 +292,52 @@ def test_file_names_resume_behind_a_number(store: Store) -> None:
         capture(store, b"x", b"\x01%03d" % n, at=sighting(b"/d/" + name))
         for n, name in enumerate(names)
     ))  # fmt: skip
-    whole = list(store.file_names())
+    whole = list(store.file_names.every())
     assert [name for name, _ in whole] == names
     for index in (0, 63, 64, len(names) - 1):
-        assert list(store.file_names(whole[index][1])) == whole[index + 1 :]
-    assert list(store.file_names(2**31 - 1)) == []
-    assert all(store.file_name(name) == number for name, number in whole)
+        assert list(store.file_names.every(whole[index][1])) == whole[index + 1 :]
+    assert list(store.file_names.every(2**31 - 1)) == []
+    assert all(store.file_names.number(name) == number for name, number in whole)
     for name in (b"", b"d", b"x" * 256, b"0\0"):
-        assert store.file_name(name) is None
+        assert store.file_names.number(name) is None
 
 
 def test_ids_with_a_name_resume_behind_an_ordinal(store: Store) -> None:
     commit(store, *(
         capture(store, b"x", b"\x01%03d" % n, at=sighting(b"/d%d/app" % n)) for n in range(100)
     ))  # fmt: skip
-    number = store.file_name(b"app")
+    number = store.file_names.number(b"app")
     assert number is not None
-    assert list(store.file_name_ids(number)) == list(range(1, 101))
-    assert list(store.file_name_ids(number, 90)) == list(range(91, 101))
-    assert store.file_name_has(number, 1)
-    assert not store.file_name_has(number, 101)
+    assert list(store.file_names.ids(number)) == list(range(1, 101))
+    assert list(store.file_names.ids(number, 90)) == list(range(91, 101))
+    assert store.file_names.has(number, 1)
+    assert not store.file_names.has(number, 101)
 
 
 def test_debuginfo_has_paths_that_are_not_primary(store: Store) -> None:
     executable = see(store, b"1", sighting(b"/usr/bin/app"), build_id=b"\x01\x01")
     see(store, b"2", sighting(b"/usr/lib/debug/app.debug"), Kind.DEBUGINFO, build_id=b"\x01\x01")
-    number = store.primary_path(1)
+    number = store.index.primary_path(1)
     assert number is not None
-    assert store.path_bytes(number) == b"/usr/bin/app"
+    assert store.paths.spelled(number) == b"/usr/bin/app"
     assert by_name(store) == {b"app": {1}, b"app.debug": {1}}
     store.remove([executable])
-    assert store.primary_path(1) is None
+    assert store.index.primary_path(1) is None
     assert by_name(store) == {b"app.debug": {1}}
-    assert store.path_child(0, b"usr") is not None
+    assert store.paths.child(0, b"usr") is not None
     assert list(store.check()) == []
     see(store, b"3", sighting(b"/opt/app"), build_id=b"\x01\x01")
-    number = store.primary_path(1)
+    number = store.index.primary_path(1)
     assert number is not None
-    assert store.path_bytes(number) == b"/opt/app"
+    assert store.paths.spelled(number) == b"/opt/app"
 
 
 def test_debuginfo_alone_has_no_primary_path(store: Store) -> None:
     digest = see(store, b"1", sighting(b"/d/app.debug"), Kind.DEBUGINFO)
-    assert store.primary_path(1) is None
-    assert store.path_child(0, b"d") is not None
+    assert store.index.primary_path(1) is None
+    assert store.paths.child(0, b"d") is not None
     store.remove([digest])
-    assert store.path_child(0, b"d") is None
+    assert store.paths.child(0, b"d") is None
     assert list(store.check()) == []
 
 
@@ -346,7 +346,7 @@ def test_debuginfo_at_the_path_of_its_executable(store: Store) -> None:
     executable = see(store, b"1", sighting(b"/usr/bin/app"), build_id=b"\x01\x01")
     see(store, b"2", sighting(b"/usr/bin/app"), Kind.DEBUGINFO, build_id=b"\x01\x01")
     store.remove([executable])
-    assert store.primary_path(1) is None
+    assert store.index.primary_path(1) is None
     assert by_name(store) == {b"app": {1}}
     assert list(store.check()) == []
 
@@ -525,7 +525,7 @@ def test_damage_keeps_nobody_from_writing(store: Store, env: Environment, kind: 
         capture(store, b"2", b"\x01\x01", at=seen_in("box", b"/opt/app")),
         capture(store, b"4", b"\x01\x04", at=seen_in("box", b"/usr/bin/app", at=9)),
     ])  # fmt: skip
-    assert store.ordinal(b"\x01\x04") is not None
+    assert store.index.ordinal(b"\x01\x04") is not None
     store.remove([one])
     list(repair.mend(store.checker()))
     assert list(store.check()) == []
@@ -535,9 +535,9 @@ def test_reading_damaged_rows_says_so(store: Store, env: Environment) -> None:
     see(store, b"1", seen_in("box", b"/app"))
     put_row(env, "contents", _entry_key(env, b"app"), b"\0app")
     with pytest.raises(IntegrityError, match="a row of the index is damaged"):
-        list(store.container_children(1, 0))
+        list(store.containers.children(1, 0))
     put_row(env, "containers", schema.U32.pack(1), b"x" * 20)
-    for question in (lambda: list(store.containers()), lambda: store.container(1)):
+    for question in (lambda: list(store.containers.every()), lambda: store.containers.get(1)):
         with pytest.raises(IntegrityError, match="a row of the index is damaged"):
             question()
 
@@ -583,7 +583,7 @@ def test_any_order_of_commits_and_removals(
                 )
             store.commit(new)
         else:
-            known = sorted(store.blob_names())
+            known = sorted(store.blobs.names())
             store.remove(chosen.sample(known, min(len(known), chosen.randint(1, 3))))
         if chosen.random() < 0.1:
             gc.collect(env)
@@ -591,7 +591,7 @@ def test_any_order_of_commits_and_removals(
         for name in container_names(store):
             assert len(files_of(store, name)) <= 12
     _expect_names(store)
-    store.remove(list(store.blob_names()))
+    store.remove(list(store.blobs.names()))
     gc.collect(env)
     assert list(store.check()) == []
     for table in ("nameids", "pathids", "paths", "names"):
@@ -605,9 +605,9 @@ def _expect_names(store: Store) -> None:
     waiting = [(0, b"")]
     while waiting:
         number, name = waiting.pop()
-        if ordinals := set(store.path_ids(number)):
+        if ordinals := set(store.paths.ids(number)):
             found.setdefault(name, set()).update(ordinals)
-        waiting += [(child, below) for below, child in store.path_children(number)]
+        waiting += [(child, below) for below, child in store.paths.children(number)]
     assert by_name(store) == found
 
 
@@ -623,7 +623,7 @@ def test_an_index_that_is_made_again(tmp_path: Path) -> None:
         before = files_of(store, b"box"), by_name(store)
     result = rebuild.run(tmp_path / "store")
     with Store.open(tmp_path / "store") as store:
-        assert result.blobs == len(set(store.blob_names())) == 3
+        assert result.blobs == len(set(store.blobs.names())) == 3
         assert (files_of(store, b"box"), set(by_name(store))) == (
             before[0], set(before[1]),
         )  # fmt: skip
@@ -698,7 +698,7 @@ def test_rows_with_anything_in_them(store: Store, env: Environment, seed: int) -
         with contextlib.suppress(StoreError):
             store.commit([capture(store, b"%d" % turn, b"\1%d" % turn, at=seen_in(label, path))])
         with contextlib.suppress(StoreError):
-            store.remove([chosen.choice(sorted(store.blob_names()))])
+            store.remove([chosen.choice(sorted(store.blobs.names()))])
         list(repair.mend(store.checker()))
         assert list(store.check()) == [], turn
     assert names > 1000

@@ -46,8 +46,8 @@ def _sound(path: Path) -> int:
     with Store.create(path) as store:
         assert list(store.check(digests=True)) == []
         count = 0
-        for ordinal, _ in store.build_ids_from():
-            artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+        for ordinal, _ in store.index.build_ids_from():
+            artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
             assert artifact is not None
             assert len(read_blob(store, artifact.digest)) == artifact.size
             count += 1
@@ -136,7 +136,7 @@ def test_what_was_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert is_killed(work)
     with Store.open(path) as store:
-        assert len(list(store.blob_names())) == _BATCH
+        assert len(list(store.blobs.names())) == _BATCH
         assert store.stats().ids == 0
         assert list(store.check(digests=True)) == []
     _capture(path, 7)

@@ -69,10 +69,10 @@ def _served(variants: list[Variant], kind: Kind = Kind.DEBUGINFO) -> tuple[list[
         with Store.create(directory / "store") as store:
             _commit(store, variants)
             assert list(store.check()) == []
-            kept = store.variants(1, kind)
+            kept = store.index.variants(1, kind)
             contents = {Digest(sha256(each.content).digest()): each.content for each in variants}
             found = [contents[each.digest] for each in kept]
-            best = store.artifact(1, kind)
+            best = store.index.artifact(1, kind)
             assert best is None or best == kept[0]
             assert (best is None) == all(map(_is_withheld(store), kept))
             return found, store.why(1, kept)
@@ -81,7 +81,7 @@ def _served(variants: list[Variant], kind: Kind = Kind.DEBUGINFO) -> tuple[list[
 
 
 def _is_withheld(store: Store) -> Callable[[Artifact], bool]:
-    executable = store.artifact(1, Kind.EXECUTABLE)
+    executable = store.index.artifact(1, Kind.EXECUTABLE)
     return lambda artifact: is_withheld(artifact, executable)
 
 
@@ -212,14 +212,14 @@ def test_withheld_debuginfo_is_served_when_the_executable_is_gone(tmp_path: Path
     with Store.create(tmp_path / "store") as store:
         program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
         _commit(store, [Variant(b"names", Trust.CONTAINER), program])
-        assert store.artifact(1, Kind.DEBUGINFO) is None
-        assert store.kinds(1) == 1 << Kind.EXECUTABLE
-        executable = store.artifact(1, Kind.EXECUTABLE)
+        assert store.index.artifact(1, Kind.DEBUGINFO) is None
+        assert store.index.kinds(1) == 1 << Kind.EXECUTABLE
+        executable = store.index.artifact(1, Kind.EXECUTABLE)
         assert executable is not None
         store.remove([executable.digest])
         assert list(store.check()) == []
-        assert store.artifact(1, Kind.DEBUGINFO) is not None
-        assert store.kinds(1) == 1 << Kind.DEBUGINFO
+        assert store.index.artifact(1, Kind.DEBUGINFO) is not None
+        assert store.index.kinds(1) == 1 << Kind.DEBUGINFO
 
 
 def test_withheld_debuginfo_is_served_when_its_bytes_are_seen_at_a_better_place(
@@ -229,10 +229,10 @@ def test_withheld_debuginfo_is_served_when_its_bytes_are_seen_at_a_better_place(
         program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
         names = Variant(b"names", Trust.CONTAINER)
         _commit(store, [program, names])
-        assert store.artifact(1, Kind.DEBUGINFO) is None
+        assert store.index.artifact(1, Kind.DEBUGINFO) is None
         _commit(store, [msgspec.structs.replace(names, trust=Trust.HOST, seen=1)])
         assert list(store.check()) == []
-        assert store.artifact(1, Kind.DEBUGINFO) is not None
+        assert store.index.artifact(1, Kind.DEBUGINFO) is not None
 
 
 def test_what_an_older_store_serves_is_withheld_by_check(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_an_older_store_serves_is_withheld_by_check(tmp_path: Path) -> None
     with Store.create(tmp_path / "store") as store:
         program = Variant(b"program", kinds=(Kind.EXECUTABLE,))
         _commit(store, [program, Variant(b"names", Trust.CONTAINER)])
-        (names,) = store.variants(1, Kind.DEBUGINFO)
+        (names,) = store.index.variants(1, Kind.DEBUGINFO)
         env = environment.acquire(store.path, read_only=False)
         key = schema.ORDINAL_KIND.pack(1, Kind.DEBUGINFO)
 
@@ -254,7 +254,7 @@ def test_what_an_older_store_serves_is_withheld_by_check(tmp_path: Path) -> None
         assert text in list(store.check())
         assert text in [fault.text for fault in repair.mend(store.checker())]
         assert list(store.check()) == []
-        assert store.artifact(1, Kind.DEBUGINFO) is None
+        assert store.index.artifact(1, Kind.DEBUGINFO) is None
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -337,7 +337,7 @@ def test_seeing_the_same_bytes_again_does_not_matter(tmp_path: Path) -> None:
     variants = [Variant(b"one"), Variant(b"two", seen=1), Variant(b"one", seen=2)]
     with Store.create(tmp_path / "store") as store:
         _commit(store, variants)
-        assert len(store.variants(1, Kind.DEBUGINFO)) == 2
+        assert len(store.index.variants(1, Kind.DEBUGINFO)) == 2
 
 
 @pytest.fixture

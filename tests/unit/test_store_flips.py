@@ -75,20 +75,20 @@ def _read(store: Store, contents: Contents) -> bool:
             b"containers/docker:01/root/usr/lib/.dwz/x%d" % number,
         ):
             ask(lambda: _shows(view, path, content))  # noqa: B023
-    ask(lambda: all(_is(store, contents, *each) for each in store.build_ids_from()))
+    ask(lambda: all(_is(store, contents, *each) for each in store.index.build_ids_from()))
     ask(
         lambda: all(
             _is(store, contents, ordinal, build_id)
-            for build_id, ordinal in store.build_ids_with_prefix(b"")
+            for build_id, ordinal in store.index.build_ids_with_prefix(b"")
         )
     )
     return right
 
 
 def _has(store: Store, build_id: BuildId, content: bytes) -> bool:
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     for kind in BOTH if ordinal is not None else ():
-        artifact = store.artifact(ordinal or 0, kind)
+        artifact = store.index.artifact(ordinal or 0, kind)
         if artifact is not None:
             found = read_blob(store, artifact.digest)
             if found != content or artifact.size != len(content):
@@ -101,7 +101,7 @@ def _is(store: Store, contents: Contents, ordinal: int, build_id: BuildId) -> bo
 
 
 def _shows_at(store: Store, ordinal: int, content: bytes) -> bool:
-    artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+    artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
     return artifact is None or read_blob(store, artifact.digest) == content
 
 
@@ -210,13 +210,13 @@ def test_rows_that_are_those_of_another(
     with Store.open(path, read_only=True) as store:
         assert _read(store, contents)
         for question in (
-            lambda: [store.ordinal(build_id) for build_id in contents],
-            lambda: [store.build_id(number) for number in range(1, IDS + 1)],
-            lambda: list(store.build_ids_from()),
-            lambda: list(store.build_ids_with_prefix(b"")),
-            lambda: [store.artifact(number, kind) for number in range(IDS) for kind in BOTH],
-            lambda: list(store.supplementaries()),
-            lambda: list(store.container_children(1, 0)),
+            lambda: [store.index.ordinal(build_id) for build_id in contents],
+            lambda: [store.index.build_id(number) for number in range(1, IDS + 1)],
+            lambda: list(store.index.build_ids_from()),
+            lambda: list(store.index.build_ids_with_prefix(b"")),
+            lambda: [store.index.artifact(number, kind) for number in range(IDS) for kind in BOTH],
+            lambda: list(store.index.supplementaries()),
+            lambda: list(store.containers.children(1, 0)),
         ):
             try:
                 question()
@@ -233,8 +233,8 @@ def test_a_size_that_is_wrong_in_a_row_of_a_blob(sound: Path, tmp_path: Path) ->
         assert list(store.checker().files(whole=True)) == []  # a copy is another file
     _rewrite(path, "digests", lambda key, value: (key, _bit(value, schema.FORM_AT, 1)))
     with Store.open(path, read_only=True) as store:
-        for ordinal, _ in store.build_ids_from():
-            artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+        for ordinal, _ in store.index.build_ids_from():
+            artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
             assert artifact is not None
             assert len(read_blob(store, artifact.digest)) == artifact.size
 
@@ -248,7 +248,7 @@ def test_a_row_that_is_too_short(sound: Path, tmp_path: Path, length: int) -> No
         Store.open(path, read_only=True) as store,
         pytest.raises(IntegrityError, match="a row of the index is damaged"),
     ):
-        store.build_id(1)
+        store.index.build_id(1)
 
 
 @pytest.mark.parametrize("length", [1, schema.FORM_AT])
@@ -259,8 +259,8 @@ def test_a_row_of_a_blob_that_is_too_short(sound: Path, tmp_path: Path, length: 
     with Store.open(path, read_only=True) as store:
         digests = [
             artifact.digest
-            for ordinal, _ in store.build_ids_from()
-            if (artifact := store.artifact(ordinal, Kind.EXECUTABLE)) is not None
+            for ordinal, _ in store.index.build_ids_from()
+            if (artifact := store.index.artifact(ordinal, Kind.EXECUTABLE)) is not None
         ]
     assert digests
     _rewrite(path, "digests", lambda key, value: (key, value[:length]))
@@ -279,4 +279,4 @@ def test_a_file_in_a_volume_takes_no_name_of_a_dwz_file(tmp_path: Path) -> None:
             at = sighting(b"/%d/.dwz/x" % number, trust=Trust.HOST, standing=standing, ino=number)
             new = capture(store, b"%d" % number, _build_id(number), at=at, kinds=(Kind.DEBUGINFO,))
             store.commit([new])
-        assert store.supplementary(b"x") == 1
+        assert store.index.supplementary(b"x") == 1

@@ -44,7 +44,7 @@ def env(store: Store) -> Iterator[Environment]:
 
 
 def _best(store: Store, ordinal: int = 1) -> Artifact:
-    artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+    artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
     assert artifact is not None
     return artifact
 
@@ -66,19 +66,19 @@ def _finds(store: Store, *lines: str, digests: bool = False) -> None:
 
 def test_missing_blob(store: Store) -> None:
     digest = _best(store).digest
-    os.unlink(store.blob_path(digest))
+    os.unlink(store.blobs.path(digest))
     assert list(store.check()) == [f"blob {digest} is missing"]
 
 
 def test_blob_of_another_size(store: Store) -> None:
-    path = store.blob_path(_best(store).digest)
+    path = store.blobs.path(_best(store).digest)
     os.chmod(path, 0o600)
     os.truncate(path, 1)
     assert list(store.check()) == [f"blob {_best(store).digest} has 1 bytes instead of 4"]
 
 
 def test_blob_with_other_bytes(store: Store) -> None:
-    path = store.blob_path(_best(store).digest)
+    path = store.blobs.path(_best(store).digest)
     os.chmod(path, 0o600)
     Path(os.fsdecode(path)).write_bytes(b"evil")
     # It was touched, so it is read in any case.
@@ -90,7 +90,7 @@ def test_blob_without_rows_is_no_problem(store: Store) -> None:
     fd = os.memfd_create("orphan")
     os.write(fd, b"orphan")
     with store.stage(fd) as staged:
-        store._blobs.seal([staged], store._verified.standing)
+        store.blobs.files.seal([staged], store.blobs.standing)
     os.close(fd)
     assert list(store.check(digests=True)) == []
 
@@ -103,7 +103,7 @@ _VARIANT = schema.ORDINAL_KIND_VARIANT.pack(1, Kind.EXECUTABLE, 1)
 
 
 def _swap(store: Store, env: Environment) -> None:
-    best, other = store.variants(1, Kind.EXECUTABLE)
+    best, other = store.index.variants(1, Kind.EXECUTABLE)
     worse = msgspec.structs.replace(best, variant=1, digest=other.digest)
     better = msgspec.structs.replace(other, variant=0, digest=best.digest)
     _put(env, "artifacts", _ARTIFACT, schema.pack_artifact(better))
@@ -359,8 +359,8 @@ def test_damage_to_the_index(store: Store, env: Environment, name: str) -> None:
     _finds(store, line)
     _heals(store)
     if name != "two ordinals":
-        assert store.ordinal(b"\x02\x02") is not None
-    assert store.ordinal(b"\x01\x01") is not None
+        assert store.index.ordinal(b"\x02\x02") is not None
+    assert store.index.ordinal(b"\x01\x01") is not None
 
 
 def test_nothing_is_wrong_with_an_empty_store(tmp_path: Path) -> None:
@@ -409,12 +409,12 @@ def _garbled(store: Store, env: Environment) -> None:
     ],
 )
 def test_damage_to_the_journal(store: Store, env: Environment, damage: Damage, line: str) -> None:
-    store.journal([NewSeen(sighting(), BuildId(b"\x01\x01"))])
+    store.note_seen([NewSeen(sighting(), BuildId(b"\x01\x01"))])
     assert list(store.check()) == []
     damage(store, env)
     _finds(store, line)
     if damage in (_without_row, _garbled):
         with pytest.raises(IntegrityError):
-            list(store.journal_since())
+            list(store.journal.since())
     _heals(store)
-    assert len(list(store.journal_since())) == (damage not in (_without_row, _garbled))
+    assert len(list(store.journal.since())) == (damage not in (_without_row, _garbled))

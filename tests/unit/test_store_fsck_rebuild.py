@@ -43,11 +43,11 @@ def path(tmp_path: Path) -> Path:
 def _shown(store: Store) -> Shown:
     """What is served, without the numbers that nobody sees."""
     found: Shown = {}
-    for ordinal, build_id in store.build_ids_from():
+    for ordinal, build_id in store.index.build_ids_from():
         for kind in Kind:
             found[build_id, kind] = [
                 msgspec.structs.replace(each, ordinal=0, variant=0)
-                for each in store.variants(ordinal, kind)
+                for each in store.index.variants(ordinal, kind)
             ]
     return found
 
@@ -69,7 +69,7 @@ def _garble(path: Path) -> None:
 def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) -> None:
     with Store.open(path) as store:
         before = _shown(store)
-        names = {name: read_blob(store, name) for name in store.blob_names()}
+        names = {name: read_blob(store, name) for name in store.blobs.names()}
     damage(path)
     with pytest.raises(StoreDamaged, match="check --repair makes a new one"):
         Store.open(path)
@@ -78,11 +78,11 @@ def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) 
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
         assert _shown(store) == before
-        assert {name: read_blob(store, name) for name in store.blob_names()} == names
-        assert store.supplementary(b"x86_64/app") is not None
-        ordinal = store.ordinal(b"\x01\x01")
+        assert {name: read_blob(store, name) for name in store.blobs.names()} == names
+        assert store.index.supplementary(b"x86_64/app") is not None
+        ordinal = store.index.ordinal(b"\x01\x01")
         assert ordinal is not None
-        (record,) = store.origins(ordinal)
+        (record,) = store.index.origins(ordinal)
         assert record.origin.path == b"/usr/better"
         fill(store)
         assert list(store.check(digests=True)) == []
@@ -99,23 +99,23 @@ def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: 
             at = sighting(b"/elsewhere/" + build_id.hex().encode(), mode=0o100644)
             kinds = [Kind.DEBUGINFO]
             commit(store, capture(store, data, build_id, at=at, kinds=kinds))
-        assert store.supplementary(b"x86/other") is None, "this capture did not say so"
+        assert store.index.supplementary(b"x86/other") is None, "this capture did not say so"
     _lose(path)
     rebuild.run(path)
     with Store.open(path) as store:
-        assert store.supplementary(b"x86/other") == store.ordinal(common) is not None
+        assert store.index.supplementary(b"x86/other") == store.index.ordinal(common) is not None
 
 
 def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:
     with Store.open(path) as store:
-        victim = next(iter(store.blob_names()))
-        blob = Path(os.fsdecode(store.blob_path(victim)))
+        victim = next(iter(store.blobs.names()))
+        blob = Path(os.fsdecode(store.blobs.path(victim)))
     blob.chmod(0o600)
     blob.write_bytes(b"others")
     _lose(path)
     assert rebuild.run(path).damaged == [victim]
     with Store.open(path) as store:
-        assert victim not in set(store.blob_names())
+        assert victim not in set(store.blobs.names())
         assert list(store.check(digests=True)) == []
     assert (path / "quarantine" / victim.hex()).read_bytes() == b"others"
 
@@ -123,8 +123,8 @@ def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:
 def test_without_what_is_kept_beside_them_the_bytes_tell(path: Path) -> None:
     """Root alone may read them, and nothing is believed; what has no build ID is put aside."""
     with Store.open(path) as store:
-        for name in store.blob_names():
-            os.removexattr(store.blob_path(name), sidecar.ATTRIBUTE)
+        for name in store.blobs.names():
+            os.removexattr(store.blobs.path(name), sidecar.ATTRIBUTE)
         before = _shown(store)
     _lose(path)
     done = rebuild.run(path)
@@ -149,10 +149,10 @@ def test_without_what_is_kept_beside_them_the_bytes_tell(path: Path) -> None:
 
 def test_what_is_kept_beside_a_blob_does_not_overrule_its_bytes(path: Path) -> None:
     with Store.open(path) as store:
-        blobs = list(store.blob_names())
-        origins = [store._blobs.origin(name) for name in blobs]
+        blobs = list(store.blobs.names())
+        origins = [store.blobs.files.origin(name) for name in blobs]
         for name, origin in zip(blobs, origins[1:] + origins[:1], strict=True):
-            store._blobs.keep_origin(name, origin)
+            store.blobs.files.keep_origin(name, origin)
         before = _shown(store)
     _lose(path)
     rebuild.run(path)
@@ -173,7 +173,7 @@ def test_compressed_blobs(path: Path) -> None:
     with Store.open(path) as store:
         assert _shown(store) == before
         assert list(store.check(digests=True)) == []
-        artifact = store.artifact(store.ordinal(b"\x05\x05") or 0, Kind.EXECUTABLE)
+        artifact = store.index.artifact(store.index.ordinal(b"\x05\x05") or 0, Kind.EXECUTABLE)
         assert artifact is not None
         assert artifact.size == len(content)
         assert read_blob(store, artifact.digest) == content

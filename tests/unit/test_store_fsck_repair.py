@@ -38,7 +38,7 @@ def _fill(store: Store) -> None:
     ):
         at = sighting(b"/usr/lib/.dwz/x%d" % number, container="docker:01", cgroup=b"/x")
         store.commit([capture(store, content, ID, at=at, kinds=kinds, quality=quality)])
-        store.journal([NewSeen(at, ID)])
+        store.note_seen([NewSeen(at, ID)])
     store.commit([capture(store, b"symbols", OTHER, kinds=(Kind.KALLSYMS,), trust=Trust.HOST)])
 
 
@@ -103,7 +103,7 @@ def test_any_rows_are_mended(sound: Path, tmp_path: Path, seed: int) -> None:
                 mended += bool(found)
                 _fill(store)
                 assert list(store.check(digests=True)) == [], what
-                assert store.ordinal(ID) is not None
+                assert store.index.ordinal(ID) is not None
         except (StoreDamaged, StoreVersionError):
             continue  # of the row of meta, which only a new index can help
         shutil.rmtree(path)
@@ -137,9 +137,9 @@ def test_a_build_id_that_the_bytes_do_not_have(store: Store) -> None:
         )
         _mended(store)
         assert list(store.check(digests=True)) == []
-        ordinal = store.ordinal(ID)
+        ordinal = store.index.ordinal(ID)
         assert ordinal is not None
-        debug = store.artifact(ordinal, Kind.DEBUGINFO)
+        debug = store.index.artifact(ordinal, Kind.DEBUGINFO)
         assert debug is not None
         assert read_blob(store, debug.digest) == DEBUG
 
@@ -170,7 +170,7 @@ def test_a_number_of_a_build_id_that_is_none(store: Store) -> None:
 
 def test_attributes_that_the_bytes_do_not_have(store: Store) -> None:
     with store:
-        artifact = store.artifact(1, Kind.DEBUGINFO)
+        artifact = store.index.artifact(1, Kind.DEBUGINFO)
         assert artifact is not None
         for field in ({"quality": Quality.NONE}, {"segments": 77}):
             poisoned = msgspec.structs.replace(artifact, **field)
@@ -180,14 +180,14 @@ def test_attributes_that_the_bytes_do_not_have(store: Store) -> None:
             assert len(list(store.check(digests=True))) == 1
             _mended(store)
             assert list(store.check(digests=True)) == []
-            again = store.artifact(1, Kind.DEBUGINFO)
+            again = store.index.artifact(1, Kind.DEBUGINFO)
             assert again is not None
             assert again.quality == Quality.DEBUGINFO
 
 
 def test_a_kind_that_the_bytes_are_not(store: Store) -> None:
     with store:
-        executable = store.artifact(1, Kind.EXECUTABLE)
+        executable = store.index.artifact(1, Kind.EXECUTABLE)
         assert executable is not None
         poisoned = msgspec.structs.replace(executable, kind=Kind.DEBUGINFO, variant=9)
         key = schema.ORDINAL_KIND_VARIANT.pack(1, Kind.DEBUGINFO, 9)
@@ -197,5 +197,5 @@ def test_a_kind_that_the_bytes_are_not(store: Store) -> None:
         assert "is not debuginfo, as the index says of abcdef01" in line
         _mended(store)
         assert list(store.check(digests=True)) == []
-        assert len(store.variants(1, Kind.DEBUGINFO)) == 1
-        assert len(store.variants(1, Kind.EXECUTABLE)) == 2
+        assert len(store.index.variants(1, Kind.DEBUGINFO)) == 1
+        assert len(store.index.variants(1, Kind.EXECUTABLE)) == 2

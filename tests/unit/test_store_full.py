@@ -74,8 +74,8 @@ def _first(store: Store) -> None:
 
 def _sound(store: Store, *ids: bytes) -> None:
     assert list(store.check(digests=True)) == []
-    assert [bytes(build_id) for _, build_id in store.build_ids_from()] == list(ids)
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    assert [bytes(build_id) for _, build_id in store.index.build_ids_from()] == list(ids)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact is not None
     assert read_blob(store, artifact.digest) == b"first" * 1000
 
@@ -197,7 +197,7 @@ def test_any_call_may_find_no_room(
         _first(store)
         before = set(os.listdir("/proc/self/fd"))
         content = os.urandom(_MIB) + bytes(_MIB)  # ends in a hole
-        store._blobs._no_reflink.clear()
+        store.blobs.files._no_reflink.clear()
         with monkeypatch.context() as patch:
             patch.setattr(module, name, refuse)
             with pytest.raises(StoreFull) as caught:

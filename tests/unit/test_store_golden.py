@@ -16,18 +16,20 @@ def test_a_store_of_this_format_is_read_as_it_was_written(tmp_path: Path) -> Non
     """Its files are others, since it was unpacked: all of them are read, and then known."""
     path = unpack(1, tmp_path / "store")
     with Store.open(path, read_only=True) as store:
-        assert store.ordinal(VDSO) is None
+        assert store.index.ordinal(VDSO) is None
         assert list(store.check(digests=True)) == []
-        for artifact in store.variants(1, Kind.DEBUGINFO):
-            assert not store._verified.is_untouched(artifact.digest)
+        for artifact in store.index.variants(1, Kind.DEBUGINFO):
+            assert not store.blobs.is_untouched(artifact.digest)
             assert read_blob(store, artifact.digest) in CONTENT.values()
-        assert {(pin.build_id, pin.name) for pin in store.pins()} == {
+        assert {(pin.build_id, pin.name) for pin in store.pins.every()} == {
             (APP, b"/profiles/perf.data"), (b"later", b"/profiles/perf.data"),
         }  # fmt: skip
     with Store.open(path) as store:
         assert list(store.check()) == []
-        assert all(store._verified.is_untouched(name) for name in store.blob_names())
-        assert store.artifact(1, Kind.EXECUTABLE) == store.variants(1, Kind.EXECUTABLE)[0]
+        assert all(store.blobs.is_untouched(name) for name in store.blobs.names())
+        assert (
+            store.index.artifact(1, Kind.EXECUTABLE) == store.index.variants(1, Kind.EXECUTABLE)[0]
+        )
         fill(store)
         assert list(store.check(digests=True)) == []
-        assert store.ordinal(VDSO) is not None
+        assert store.index.ordinal(VDSO) is not None

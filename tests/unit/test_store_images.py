@@ -61,9 +61,9 @@ def seen(
 
 
 def image(store: Store, name: bytes = LABEL.encode()) -> str:
-    number = store.container_number(name)
+    number = store.containers.number(name)
     assert number is not None
-    found = store.container(number)
+    found = store.containers.get(number)
     assert isinstance(found, Container)
     return found.image
 

@@ -102,10 +102,10 @@ def test_long_labels_that_begin_alike(store: Store) -> None:
 def test_a_container_number_by_no_name(store: Store) -> None:
     see(store, b"x", seen_in("box"))
     for name in (b"", b"bo", b"boxx", b"x" * 256, b"x" * 5000, b"box\0"):
-        assert store.container_number(name) is None
-    assert store.container(77) is None
-    assert list(store.containers(77)) == []
-    assert list(store.container_children(77, 0)) == []
+        assert store.containers.number(name) is None
+    assert store.containers.get(77) is None
+    assert list(store.containers.every(77)) == []
+    assert list(store.containers.children(77, 0)) == []
 
 
 # --- which container it is -----------------------------------------------------------------------
@@ -268,11 +268,11 @@ def test_variants_of_a_build_id_in_two_containers(store: Store) -> None:
     variants = set()
     for name in (b"one", b"two"):
         number = container(store, name).number
-        usr = store.container_child(number, 0, b"usr")
+        usr = store.containers.child(number, 0, b"usr")
         assert usr is not None
-        binaries = store.container_child(number, usr.directory, b"bin")
+        binaries = store.containers.child(number, usr.directory, b"bin")
         assert binaries is not None
-        entry = store.container_child(number, binaries.directory, b"app")
+        entry = store.containers.child(number, binaries.directory, b"app")
         assert entry is not None
         variants.add(entry.variant)
     assert variants == {0, 1}
@@ -300,15 +300,15 @@ def test_listings_resume_behind_any_offset(store: Store) -> None:
         store,
         *(capture(store, b"x", b"\x01" + name, at=seen_in("box", b"/d/" + name)) for name in names),
     )
-    directory = store.container_child(1, 0, b"d")
+    directory = store.containers.child(1, 0, b"d")
     assert directory is not None
-    whole = list(store.container_children(1, directory.directory))
+    whole = list(store.containers.children(1, directory.directory))
     assert sorted(entry.name for entry in whole) == sorted(names)
     assert [entry.offset for entry in whole] == sorted(offset_of(name) for name in names)
     for index in (0, 63, 64, 148, 149):
-        after = list(store.container_children(1, directory.directory, whole[index].offset))
+        after = list(store.containers.children(1, directory.directory, whole[index].offset))
         assert after == whole[index + 1 :]
-    assert list(store.container_children(1, directory.directory, 2**63 - 1)) == []
+    assert list(store.containers.children(1, directory.directory, 2**63 - 1)) == []
 
 
 # --- bounds --------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_the_container_goes_that_was_last_seen_longest_ago(
     for number, at in enumerate((50_000, 10_000, 20_000, 30_000)):
         see(store, b"%d" % number, seen_in(f"box{number}", at=at))
     assert container_names(store) == [b"box0", b"box2", b"box3"]
-    assert store.container_number(b"box1") is None
+    assert store.containers.number(b"box1") is None
     see(store, b"2", seen_in("box2", at=40_000))
     see(store, b"4", seen_in("box4", at=60_000))
     assert container_names(store) == [b"box0", b"box2", b"box4"]

@@ -63,7 +63,7 @@ def test_the_map_grows_by_itself(tmp_path: Path) -> None:
         commit(store, capture(store, b"x"))
         assert store.stats().remembered == 20_000
         assert store.stats().index_bytes > 4 * _SMALL
-        assert store.recall(identity(ino=19_999)) is not None
+        assert store.index.recall(identity(ino=19_999)) is not None
     with Store.open(tmp_path / "store", map_size=_SMALL) as store:
         assert store.stats().remembered == 20_000
 
@@ -77,8 +77,11 @@ def test_readers_go_on_while_the_map_grows(tmp_path: Path) -> None:
 
         def read() -> None:
             while not done.is_set():
-                if store.build_id(1) != BuildId(b"\xab\xcd\xef\x01") or len(store.origins(1)) != 1:
-                    wrong.append(store.origins(1))
+                if (
+                    store.index.build_id(1) != BuildId(b"\xab\xcd\xef\x01")
+                    or len(store.index.origins(1)) != 1
+                ):
+                    wrong.append(store.index.origins(1))
 
         readers = [threading.Thread(target=read) for _ in range(4)]
         for reader in readers:
@@ -106,7 +109,7 @@ print("ready", flush=True)
             with Store.open(tmp_path / "store", read_only=read_only):
                 pass
         with _other_process(program, str(tmp_path / "store")):
-            assert store.recall(identity(ino=19_999)) is not None
+            assert store.index.recall(identity(ino=19_999)) is not None
             assert store.stats().remembered == 20_000
             store.remember(_absent(20_000, 1000))
             assert store.stats().remembered == 21_000
@@ -149,7 +152,7 @@ with Store.open(sys.argv[1], create=True, map_size=16 << 20) as store:
     except StoreError as error:
         assert "no address space for an index of more than 16777216 bytes" in str(error), error
     try:
-        store.ordinal(b"after")
+        store.index.ordinal(b"after")
     except StoreError as error:
         assert "closed" in str(error), error
         print("ready", flush=True)
@@ -196,12 +199,12 @@ def test_one_environment_is_shared_in_a_process(tmp_path: Path) -> None:
     second = Store.open(tmp_path / "link")
     third = Store.open(tmp_path / "store", read_only=True)
     commit(second, capture(second, b"x"))
-    assert first.ordinal(b"\xab\xcd\xef\x01") == third.ordinal(b"\xab\xcd\xef\x01") == 1
+    assert first.index.ordinal(b"\xab\xcd\xef\x01") == third.index.ordinal(b"\xab\xcd\xef\x01") == 1
     with pytest.raises(StoreError, match="reading only: its filesystem is read-only"):
         third.commit([])
     first.close()
     second.close()
-    assert third.ordinal(b"\xab\xcd\xef\x01") == 1
+    assert third.index.ordinal(b"\xab\xcd\xef\x01") == 1
     third.close()
     words = "is open for reading only in this process"
     with Store.open(tmp_path / "store", read_only=True), pytest.raises(StoreError, match=words):
@@ -232,7 +235,7 @@ with Store.open(sys.argv[1]) as store:
             child.stdin.write(b"go\n")
             child.stdin.flush()
             assert lines(child.stdout, lambda got: len(got) == 1) == [f"done {number}"]
-            assert store.ordinal(bytes([1, number])) == number
+            assert store.index.ordinal(bytes([1, number])) == number
             ours = store.commit([capture(store, b"y", bytes([1, number]))])
             assert ours.outcomes[0].ordinal == number
 
@@ -244,7 +247,7 @@ def test_threads_commit_and_read_together(tmp_path: Path) -> None:
             for count in range(10):
                 build_id = bytes([number, count])
                 store.commit([capture(store, build_id * 100, build_id)])
-                assert store.ordinal(build_id) is not None
+                assert store.index.ordinal(build_id) is not None
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
         for thread in threads:
@@ -252,7 +255,7 @@ def test_threads_commit_and_read_together(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert store.stats().ids == 60
-        assert sorted(ordinal for ordinal, _ in store.build_ids_from()) == list(range(1, 61))
+        assert sorted(ordinal for ordinal, _ in store.index.build_ids_from()) == list(range(1, 61))
         assert list(store.check(digests=True)) == []
 
 

@@ -56,7 +56,7 @@ def seen(
 
 def times(store: Store) -> list[tuple[int, int]]:
     """First and last seen of all rows after `NOW`, in order of last seen."""
-    return [(row.first_seen_ns - NOW, row.last_seen_ns - NOW) for row in store.journal_since()]
+    return [(row.first_seen_ns - NOW, row.last_seen_ns - NOW) for row in store.journal.since()]
 
 
 def last_transaction(store: Store) -> int:
@@ -70,7 +70,7 @@ def last_transaction(store: Store) -> int:
 
 def test_all_that_was_seen_comes_back(store: Store) -> None:
     new = seen(b"/a\xff", scanner="watch", host="h\udcff", **DOCKER)
-    store.journal([new])
+    store.note_seen([new])
     origin = new.sighting.origin
     expected = JournalRecord(
         build_id=ID,
@@ -86,61 +86,61 @@ def test_all_that_was_seen_comes_back(store: Store) -> None:
         first_seen_ns=NOW,
         last_seen_ns=NOW,
     )
-    assert list(store.journal_since()) == [expected]
-    assert store.journal_at(7, b"/a\xff") == store.journal_at(7, b"/a\xff", statx.boot_id())
-    assert store.journal_at(7, b"/a\xff") == [expected]
+    assert list(store.journal.since()) == [expected]
+    assert store.journal.at(7, b"/a\xff") == store.journal.at(7, b"/a\xff", statx.boot_id())
+    assert store.journal.at(7, b"/a\xff") == [expected]
     assert store.stats().journal == 1
     assert store.stats().ids == 0, "there are no bytes"
 
 
 def test_seen_again_within_the_minute_writes_nothing(store: Store) -> None:
-    store.journal([seen()])
+    store.note_seen([seen()])
     before = last_transaction(store)
-    store.journal([seen(), seen(at=MINUTE - 1), seen(cgroup=b"/other.service", at=1)])
+    store.note_seen([seen(), seen(at=MINUTE - 1), seen(cgroup=b"/other.service", at=1)])
     assert times(store) == [(0, 0)]
     assert last_transaction(store) == before
-    store.journal([seen(cgroup=b"/other.service", at=MINUTE)])
+    store.note_seen([seen(cgroup=b"/other.service", at=MINUTE)])
     assert last_transaction(store) == before + 1
     assert times(store) == [(0, MINUTE)]
-    (row,) = store.journal_since()
+    (row,) = store.journal.since()
     assert row.cgroup == b"/other.service", "what was true last"
 
 
 def test_a_batch_may_say_the_same_twice(store: Store) -> None:
-    store.journal([seen(), seen(at=5), seen(at=2 * MINUTE), seen(at=SECOND)])
+    store.note_seen([seen(), seen(at=5), seen(at=2 * MINUTE), seen(at=SECOND)])
     assert times(store) == [(0, 2 * MINUTE)]
 
 
 def test_rows_come_in_order_of_last_seen(store: Store) -> None:
     minutes = [5, 1, 4, 2, 3]
-    store.journal([seen(b"/%d" % n, at=n * MINUTE) for n in minutes])
-    assert [row.path for row in store.journal_since()] == [b"/1", b"/2", b"/3", b"/4", b"/5"]
-    assert [row.path for row in store.journal_since(NOW + 4 * MINUTE)] == [b"/4", b"/5"]
-    assert [row.path for row in store.journal_since(NOW + 4 * MINUTE + 1)] == [b"/5"]
-    store.journal([seen(b"/2", at=6 * MINUTE)])
-    assert [row.path for row in store.journal_since()] == [b"/1", b"/3", b"/4", b"/5", b"/2"]
-    assert list(store.journal_since(NOW + 7 * MINUTE)) == []
-    assert len(list(store.journal_since(-5))) == 5
+    store.note_seen([seen(b"/%d" % n, at=n * MINUTE) for n in minutes])
+    assert [row.path for row in store.journal.since()] == [b"/1", b"/2", b"/3", b"/4", b"/5"]
+    assert [row.path for row in store.journal.since(NOW + 4 * MINUTE)] == [b"/4", b"/5"]
+    assert [row.path for row in store.journal.since(NOW + 4 * MINUTE + 1)] == [b"/5"]
+    store.note_seen([seen(b"/2", at=6 * MINUTE)])
+    assert [row.path for row in store.journal.since()] == [b"/1", b"/3", b"/4", b"/5", b"/2"]
+    assert list(store.journal.since(NOW + 7 * MINUTE)) == []
+    assert len(list(store.journal.since(-5))) == 5
 
 
 def test_many_rows_come_whole_and_once(store: Store) -> None:
-    store.journal([seen(b"/%d" % n, at=n) for n in range(5000)])
-    assert [row.path for row in store.journal_since()] == [b"/%d" % n for n in range(5000)]
+    store.note_seen([seen(b"/%d" % n, at=n) for n in range(5000)])
+    assert [row.path for row in store.journal.since()] == [b"/%d" % n for n in range(5000)]
 
 
 def test_what_is_written_while_somebody_reads(store: Store) -> None:
     """A reader holds no transaction, and sees what is seen again once more."""
-    store.journal([seen(b"/%d" % n, at=n) for n in range(3000)])
-    rows = store.journal_since()
+    store.note_seen([seen(b"/%d" % n, at=n) for n in range(3000)])
+    rows = store.journal.since()
     assert next(rows).path == b"/0"
-    store.journal([seen(b"/0", at=2 * MINUTE), seen(b"/new", at=3 * MINUTE)])
+    store.note_seen([seen(b"/0", at=2 * MINUTE), seen(b"/new", at=3 * MINUTE)])
     paths = [row.path for row in rows]
     assert paths[-2:] == [b"/0", b"/new"]
     assert len(paths) == 3001
 
 
 def test_one_path_in_one_namespace(store: Store) -> None:
-    store.journal(
+    store.note_seen(
         [
             seen(),
             seen(build_id=OTHER, at=MINUTE),
@@ -150,34 +150,34 @@ def test_one_path_in_one_namespace(store: Store) -> None:
             seen(boot=b"", build_id=OTHER, at=3 * MINUTE),
         ]
     )
-    here = store.journal_at(1, b"/bin/app", statx.boot_id())
+    here = store.journal.at(1, b"/bin/app", statx.boot_id())
     assert [row.build_id for row in here] == [OTHER, ID], "last seen first"
-    everywhen = store.journal_at(1, b"/bin/app")
+    everywhen = store.journal.at(1, b"/bin/app")
     assert [row.boot for row in everywhen] == [b"", BOOT, statx.boot_id(), statx.boot_id()]
     assert [row.last_seen_ns - NOW for row in everywhen] == [3 * MINUTE, 2 * MINUTE, MINUTE, 0]
-    assert [row.boot for row in store.journal_at(1, b"/bin/app", BOOT)] == [BOOT]
-    assert [row.boot for row in store.journal_at(1, b"/bin/app", b"")] == [b""]
-    assert store.journal_at(3, b"/bin/app") == store.journal_at(1, b"/bin/ap") == []
+    assert [row.boot for row in store.journal.at(1, b"/bin/app", BOOT)] == [BOOT]
+    assert [row.boot for row in store.journal.at(1, b"/bin/app", b"")] == [b""]
+    assert store.journal.at(3, b"/bin/app") == store.journal.at(1, b"/bin/ap") == []
 
 
 def test_any_namespace(store: Store) -> None:
-    store.journal([seen(at=number, mnt_ns_id=number) for number in (1, 3, 2)])
-    store.journal([seen(b"/bin/other", mnt_ns_id=1)])
-    assert [row.mnt_ns_id for row in store.journal_at(None, b"/bin/app")] == [3, 2, 1]
-    assert store.journal_at(None, b"/bin/ap") == []
+    store.note_seen([seen(at=number, mnt_ns_id=number) for number in (1, 3, 2)])
+    store.note_seen([seen(b"/bin/other", mnt_ns_id=1)])
+    assert [row.mnt_ns_id for row in store.journal.at(None, b"/bin/app")] == [3, 2, 1]
+    assert store.journal.at(None, b"/bin/ap") == []
 
 
 def test_where_a_build_id_was_seen(store: Store) -> None:
-    store.journal([seen(b"/%d" % number, OTHER, at=number) for number in range(3000)])
+    store.note_seen([seen(b"/%d" % number, OTHER, at=number) for number in range(3000)])
     # One whose bytes are in a row of another, which is not the same.
-    store.journal([seen(b"/x" + ID, OTHER), seen(b"/b"), seen(b"/a", at=5, **DOCKER)])
-    assert [(row.path, row.container) for row in store.journal_of(ID)] == [
+    store.note_seen([seen(b"/x" + ID, OTHER), seen(b"/b"), seen(b"/a", at=5, **DOCKER)])
+    assert [(row.path, row.container) for row in store.journal.of(ID)] == [
         (b"/a", "docker:010101010101"), (b"/b", ""),
     ]  # fmt: skip
-    others = store.journal_of(OTHER)
+    others = store.journal.of(OTHER)
     assert [row.path for row in others[:2]] == [b"/2999", b"/2998"]
     assert len(others) == 3001
-    assert store.journal_of(BuildId(b"\xcc" * 20)) == []
+    assert store.journal.of(BuildId(b"\xcc" * 20)) == []
 
 
 def test_what_tells_rows_apart(store: Store) -> None:
@@ -201,8 +201,8 @@ def test_what_tells_rows_apart(store: Store) -> None:
         seen(scanner="watch", dev=9, ino=9, uid=9),
         seen(**(BARE | {"cgroup": b"/user.slice"})),
     ]
-    store.journal(different + same)
-    rows = list(store.journal_since())
+    store.note_seen(different + same)
+    rows = list(store.journal.since())
     assert len(rows) == len(different)
     found = {(row.path, row.build_id, row.mnt_ns_id, row.container, row.cgroup) for row in rows}
     assert all(
@@ -216,55 +216,55 @@ def test_the_one_last_seen_longest_ago_goes_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "MAX_JOURNAL", 3)
-    store.journal([seen(b"/a"), seen(b"/b", at=1), seen(b"/c", at=2)])
-    store.journal([seen(b"/a", at=MINUTE)])
-    assert len(list(store.journal_since())) == 3
-    store.journal([seen(b"/d", at=MINUTE + 1)])
-    assert [row.path for row in store.journal_since()] == [b"/c", b"/a", b"/d"]
-    store.journal([seen(b"/%d" % n, at=2 * MINUTE + n) for n in range(10)])
-    assert [row.path for row in store.journal_since()] == [b"/7", b"/8", b"/9"]
-    store.journal([seen(b"/old", at=-MINUTE)])
-    assert [row.path for row in store.journal_since()] == [b"/7", b"/8", b"/9"]
+    store.note_seen([seen(b"/a"), seen(b"/b", at=1), seen(b"/c", at=2)])
+    store.note_seen([seen(b"/a", at=MINUTE)])
+    assert len(list(store.journal.since())) == 3
+    store.note_seen([seen(b"/d", at=MINUTE + 1)])
+    assert [row.path for row in store.journal.since()] == [b"/c", b"/a", b"/d"]
+    store.note_seen([seen(b"/%d" % n, at=2 * MINUTE + n) for n in range(10)])
+    assert [row.path for row in store.journal.since()] == [b"/7", b"/8", b"/9"]
+    store.note_seen([seen(b"/old", at=-MINUTE)])
+    assert [row.path for row in store.journal.since()] == [b"/7", b"/8", b"/9"]
 
 
 def test_a_clock_that_is_set_back(store: Store) -> None:
-    store.journal([seen(at=10 * MINUTE, cgroup=b"/last"), seen(b"/other")])
-    store.journal([seen(at=-MINUTE, cgroup=b"/before")])
+    store.note_seen([seen(at=10 * MINUTE, cgroup=b"/last"), seen(b"/other")])
+    store.note_seen([seen(at=-MINUTE, cgroup=b"/before")])
     assert times(store) == [(0, 0), (-MINUTE, 10 * MINUTE)]
     before = last_transaction(store)
-    store.journal([seen(at=5 * MINUTE)])
+    store.note_seen([seen(at=5 * MINUTE)])
     assert last_transaction(store) == before
-    *_, row = store.journal_since()
+    *_, row = store.journal.since()
     assert row.cgroup == b"/last"
     assert list(store.check()) == []
 
 
 @pytest.mark.parametrize("at", [-(2**70), 2**70])
 def test_a_clock_that_shows_anything(store: Store, at: int) -> None:
-    store.journal([seen(at=at)])
-    store.journal([seen()])
-    (row,) = store.journal_since()
+    store.note_seen([seen(at=at)])
+    store.note_seen([seen()])
+    (row,) = store.journal.since()
     assert row.first_seen_ns <= row.last_seen_ns
     assert {row.first_seen_ns, row.last_seen_ns} == {NOW, min(max(NOW + at, 0), 2**63 - 1)}
 
 
 def test_captures_and_journal_are_one_commit(store: Store) -> None:
-    store.journal([seen(b"/first")])
+    store.note_seen([seen(b"/first")])
     before = last_transaction(store)
     new = capture(store, b"bytes", ID, at=seen().sighting)
     result = store.commit([new], (), [seen(), seen(b"/other", OTHER)])
     assert result.changed == (1,)
     assert last_transaction(store) == before + 1
-    assert {row.path for row in store.journal_since()} == {b"/first", b"/bin/app", b"/other"}
+    assert {row.path for row in store.journal.since()} == {b"/first", b"/bin/app", b"/other"}
     wrong = capture(store, b"other", kinds=())
     with pytest.raises(ValueError, match="at least one kind"):
         store.commit([wrong], (), [seen(b"/lost")])
-    assert b"/lost" not in {row.path for row in store.journal_since()}
+    assert b"/lost" not in {row.path for row in store.journal.since()}
 
 
 def test_nobody_is_told_of_the_journal(store: Store) -> None:
     with contextlib.closing(store.listen()) as listener:
-        store.journal([seen()])
+        store.note_seen([seen()])
         store.commit((), (), [seen(b"/other")])
         os.set_blocking(listener.fileno(), False)
         with pytest.raises(BlockingIOError):
@@ -274,9 +274,9 @@ def test_nobody_is_told_of_the_journal(store: Store) -> None:
 
 
 def test_nothing_is_no_transaction(store: Store) -> None:
-    store.journal([seen()])
+    store.note_seen([seen()])
     before = last_transaction(store)
-    store.journal([])
+    store.note_seen([])
     assert last_transaction(store) == before
 
 
@@ -286,7 +286,7 @@ def test_many_entries_are_written_fast_and_known_ones_faster(store: Store) -> No
     taken = []
     for _ in range(2):
         start = time.process_time()
-        store.journal(entries)
+        store.note_seen(entries)
         taken.append(time.process_time() - start)
     assert taken[0] < 1.5
     assert taken[1] < 0.2

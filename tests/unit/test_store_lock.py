@@ -97,8 +97,8 @@ def test_a_commit_waits_for_a_removal(root: bytes) -> None:
         with lock.removing(root):
             thread = _started(work)
             assert not done.wait(0.1)
-            assert store.blob_size(staged.content.digest) is None  # type: ignore[union-attr]
-            store.journal([])  # what names no blob does not wait
+            assert store.blobs.size(staged.content.digest) is None  # type: ignore[union-attr]
+            store.note_seen([])  # what names no blob does not wait
         thread.join(10)
         assert done.is_set()
         assert list(store.check()) == []

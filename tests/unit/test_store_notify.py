@@ -60,7 +60,7 @@ def test_commit_waits_for_the_acknowledgement(store: Store) -> None:
         start = time.monotonic()
         with _committing(store, b"x", b"\x01\x01") as thread:
             assert _heard(listener) == [1]
-            assert store.ordinal(b"\x01\x01") == 1, "it is visible before it is announced"
+            assert store.index.ordinal(b"\x01\x01") == 1, "it is visible before it is announced"
             assert thread.is_alive(), "it waits"
             listener.acknowledge()
             thread.join(10)

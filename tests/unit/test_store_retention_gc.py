@@ -42,9 +42,9 @@ def _stray(store: Store, content: bytes) -> bytes:
     from buildidfs.store.blobs.verify import Standing
 
     staged = stage(store, content)
-    store._blobs.seal([staged], lambda digest: Standing.MISSING)
+    store.blobs.files.seal([staged], lambda digest: Standing.MISSING)
     staged.close()
-    return store.blob_path(staged.digest)
+    return store.blobs.path(staged.digest)
 
 
 def _gone(store: Store) -> int:
@@ -65,7 +65,7 @@ def test_a_clean_store_stays_as_it_is(store: Store, at_once: None) -> None:
     before = environment_entries(store)
     assert store.collect() == Collected()
     assert environment_entries(store) == before
-    assert store.supplementary(b"app") == 1
+    assert store.index.supplementary(b"app") == 1
 
 
 def test_blobs_without_a_row(store: Store, at_once: None) -> None:
@@ -77,7 +77,7 @@ def test_blobs_without_a_row(store: Store, at_once: None) -> None:
     assert (found.blobs, found.bytes) == (5, 5000)
     assert not any(map(os.path.exists, strays))
     assert os.path.exists(foreign)
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact is not None
     assert read_blob(store, artifact.digest) == b"app"
 
@@ -92,7 +92,7 @@ def test_what_is_young_is_left_alone(store: Store) -> None:
 def test_a_blob_that_is_being_captured_stays(store: Store, at_once: None) -> None:
     """Between its name and its row nothing speaks of it."""
     named, proceed = threading.Event(), threading.Event()
-    seal = store._blobs.seal
+    seal = store.blobs.files.seal
 
     def slowly(*args: object) -> set[Digest]:
         added = seal(*args)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_a_blob_that_is_being_captured_stays(store: Store, at_once: None) -> Non
         proceed.wait(10)
         return added
 
-    store._blobs.seal = slowly  # type: ignore[method-assign, assignment]
+    store.blobs.files.seal = slowly  # type: ignore[method-assign, assignment]
     new = capture(store, b"app", ID)
     threads = [
         threading.Thread(target=store.commit, args=([new],)),
@@ -113,7 +113,7 @@ def test_a_blob_that_is_being_captured_stays(store: Store, at_once: None) -> Non
     proceed.set()
     for thread in threads:
         thread.join()
-    assert store.ordinal(ID) == 1
+    assert store.index.ordinal(ID) == 1
 
 
 def test_removals_that_were_cut_off(
@@ -126,13 +126,13 @@ def test_removals_that_were_cut_off(
         commit(store, capture(store, b"app", ID, at=at))
     commit(store, capture(store, b"other", b"\x12\x34", at=sighting(b"/opt/1", ino=99)))
     with contextlib.closing(store.listen()):  # and never answers
-        store.remove([artifact.digest for artifact in store.variants(1, Kind.EXECUTABLE)])
+        store.remove([artifact.digest for artifact in store.index.variants(1, Kind.EXECUTABLE)])
     assert _gone(store) == 1
     assert store.collect().ids == 1
     assert _gone(store) == 0
-    assert store.path_child(store.path_child(0, b"opt") or 0, b"7") is None
+    assert store.paths.child(store.paths.child(0, b"opt") or 0, b"7") is None
     assert list(store.check()) == []
-    store.remove([artifact.digest for artifact in store.variants(2, Kind.EXECUTABLE)])
+    store.remove([artifact.digest for artifact in store.index.variants(2, Kind.EXECUTABLE)])
     rows = environment_entries(store)
     assert {name: rows[name] for name in rows if name != "seen"} == {
         name: empty[name] for name in empty if name != "seen"
@@ -149,12 +149,12 @@ def test_names_of_dwz_files_that_are_gone(
     for number in range(4, 9):
         at = sighting(b"/other/%d" % number, seen_ns=NOW + number * SECOND, ino=number)
         store.commit([capture(store, b"dwz", ID, at=at, kinds=[Kind.DEBUGINFO])])
-    assert len(list(store.supplementaries())) >= 2
-    store.remove([artifact.digest for artifact in store.variants(1, Kind.DEBUGINFO)])
-    left = len(list(store.supplementaries()))
+    assert len(list(store.index.supplementaries())) >= 2
+    store.remove([artifact.digest for artifact in store.index.variants(1, Kind.DEBUGINFO)])
+    left = len(list(store.index.supplementaries()))
     assert left > 0, "nothing tells any more that it had those names"
     assert store.collect().names == left
-    assert list(store.supplementaries()) == []
+    assert list(store.index.supplementaries()) == []
 
 
 def test_drafts_and_uses(store: Store, at_once: None) -> None:
@@ -172,7 +172,7 @@ def test_drafts_and_uses(store: Store, at_once: None) -> None:
 
 def test_the_quarantine_is_kept(store: Store, at_once: None) -> None:
     commit(store, capture(store, b"app", ID))
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact is not None
     store.remove([artifact.digest], quarantine=True)
     found = store.collect()

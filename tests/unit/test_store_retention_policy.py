@@ -63,7 +63,7 @@ def _add(
 
 
 def _ids(store: Store) -> set[int]:
-    return {int(bytes(build_id)) for _, build_id in store.build_ids_from()}
+    return {int(bytes(build_id)) for _, build_id in store.index.build_ids_from()}
 
 
 def _room_for(store: Store, blobs: float, **options: int) -> Policy:
@@ -139,15 +139,15 @@ def test_a_use_is_what_counts(store: Store, exact: None) -> None:
     first, second = _add(store, 1, days_ago=9), _add(store, 2, days_ago=8)
     os.close(store.open_blob(first))
     store.flush_uses()
-    assert store.last_use(first) < time.time() - 8 * DAY, "nobody has taken it in yet"
+    assert store.index.last_use(first) < time.time() - 8 * DAY, "nobody has taken it in yet"
     store.retain(_room_for(store, 0))
     _add(store, 3)
     assert _ids(store) == {1, 3}
-    assert time.time() - 100 < store.last_use(first) <= time.time()
-    assert store.last_use(second) == 0
+    assert time.time() - 100 < store.index.last_use(first) <= time.time()
+    assert store.index.last_use(second) == 0
     at = sighting(b"/opt/1", seen_ns=time.time_ns() + DAY * SECOND, ino=1)
     store.touch([at])
-    assert store.last_use(first) > time.time() + DAY - 100
+    assert store.index.last_use(first) > time.time() + DAY - 100
 
 
 def test_a_blob_that_nobody_has_any_more_is_asked_about_once(
@@ -193,8 +193,8 @@ def test_pinned_build_ids_stay_with_all_kinds(store: Store, exact: None) -> None
     _add(store, 10)
     _add(store, 11)
     assert _ids(store) == {0, 2, 10, 11}
-    ordinal = store.ordinal(_id(0)) or 0
-    assert store.kinds(ordinal) == 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
+    ordinal = store.index.ordinal(_id(0)) or 0
+    assert store.index.kinds(ordinal) == 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
     _add(store, 77, days_ago=100)
     _add(store, 12)
     assert _ids(store) == {0, 2, 77, 12}
@@ -215,7 +215,7 @@ def test_a_container_cannot_fill_a_store_with_variants_of_what_is_pinned(
         store.commit([capture(store, os.urandom(SIZE), _id(1), at=at, trust=Trust.CONTAINER)])
     store.retain(Policy(max_size=1))
     store.enforce()
-    left = store.variants(1, Kind.EXECUTABLE)
+    left = store.index.variants(1, Kind.EXECUTABLE)
     assert len(left) == 16
     assert left[0].digest == best
     assert sorted(artifact.variant for artifact in left) == list(range(16))
@@ -230,8 +230,8 @@ def test_the_split_dwarf_of_what_is_pinned_stays(store: Store) -> None:
     store.pin([_id(1)])
     store.retain(Policy(max_size=1))
     store.enforce()
-    assert store.ordinal(package) is not None
-    assert store.ordinal(_id(2)) is None
+    assert store.index.ordinal(package) is not None
+    assert store.index.ordinal(_id(2)) is None
 
 
 def test_the_dwz_file_of_what_is_pinned_stays(store: Store) -> None:
@@ -327,7 +327,7 @@ def _is_full(monkeypatch: pytest.MonkeyPatch, store: Store, free: int) -> None:
         blocks = (free + start - stored()) // 4096
         return os.statvfs_result((4096, 4096, 1 << 20, blocks, blocks, 0, 0, 0, 0, 255))
 
-    monkeypatch.setattr(store._blobs, "filesystem", filesystem)
+    monkeypatch.setattr(store.blobs.files, "filesystem", filesystem)
 
 
 def test_room_is_given_back_to_others(
@@ -438,7 +438,7 @@ def test_a_full_disk_takes_the_place_of_what_is_oldest(
         _add(store, number, days_ago=20 - number)
     store.retain(Policy())
     before = open_descriptors()
-    monkeypatch.setattr(store._blobs, where, _Full(3)(getattr(store._blobs, where)))
+    monkeypatch.setattr(store.blobs.files, where, _Full(3)(getattr(store.blobs.files, where)))
     _add(store, 10)
     assert _ids(store) == {3, 4, 5, 10}
     assert open_descriptors() == before
@@ -466,7 +466,7 @@ def test_when_nothing_may_go_the_disk_is_full(
     _add(store, 1)
     store.pin([_id(1)])
     store.retain(Policy())
-    monkeypatch.setattr(store._blobs, "stage", _Full(99)(store._blobs.stage))
+    monkeypatch.setattr(store.blobs.files, "stage", _Full(99)(store.blobs.files.stage))
     with pytest.raises(StoreFull, match=r"no space left.*nothing may be removed \(1 blobs are"):
         _add(store, 2)
 
@@ -552,14 +552,16 @@ def test_captures_readers_and_removal_at_once(store: Store) -> None:
     def write(number: int) -> None:
         at = sighting(b"/srv/%d" % (number % 300), ino=number, seen_ns=time.time_ns())
         again = [capture(store, os.urandom(SIZE), _id(number), at=at)]
-        held = next((store.held(each.digest) for each in store.variants(number // 2, 1)), None)
+        held = next(
+            (store.held(each.digest) for each in store.index.variants(number // 2, 1)), None
+        )
         if held is not None:
             again.append(capture(store, held.digest, held.build_id, at=at))
         store.commit(again)
 
     def read(number: int) -> None:
-        for ordinal, _ in list(store.build_ids_from())[number % 7 :: 3]:
-            for artifact in store.variants(ordinal, Kind.EXECUTABLE):
+        for ordinal, _ in list(store.index.build_ids_from())[number % 7 :: 3]:
+            for artifact in store.index.variants(ordinal, Kind.EXECUTABLE):
                 with contextlib.suppress(IntegrityError):  # removed a moment ago
                     data = read_blob(store, artifact.digest)
                     assert hashlib.sha256(data).digest() == artifact.digest
@@ -567,7 +569,7 @@ def test_captures_readers_and_removal_at_once(store: Store) -> None:
     def tend(number: int) -> None:
         store.enforce()
         store.collect()
-        victims = store.variants(number // 3, Kind.EXECUTABLE)
+        victims = store.index.variants(number // 3, Kind.EXECUTABLE)
         store.remove([victim.digest for victim in victims])
 
     jobs = [(write, 1), (write, 2), (write, 3), (read, 4), (tend, 5)]

@@ -35,9 +35,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def _digest(store: Store, build_id: bytes = ID, kind: Kind = Kind.EXECUTABLE) -> Digest:
-    ordinal = store.ordinal(build_id)
+    ordinal = store.index.ordinal(build_id)
     assert ordinal is not None
-    artifact = store.artifact(ordinal, kind)
+    artifact = store.index.artifact(ordinal, kind)
     assert artifact is not None
     return artifact.digest
 
@@ -53,7 +53,7 @@ def _rows(store: Store) -> dict[str, int]:
 
 
 def _names(store: Store) -> list[str]:
-    return sorted(str(build_id) for _, build_id in store.build_ids_from())
+    return sorted(str(build_id) for _, build_id in store.index.build_ids_from())
 
 
 def test_nothing_is_left_of_a_build_id(store: Store) -> None:
@@ -62,27 +62,27 @@ def test_nothing_is_left_of_a_build_id(store: Store) -> None:
     commit(store, capture(store, b"app", at=sighting(path), kinds=(Kind.DEBUGINFO,)))
     commit(store, capture(store, b"exe", at=sighting(b"/opt/app/bin/app")))
     digests = [_digest(store), _digest(store, kind=Kind.DEBUGINFO)]
-    assert store.supplementary(b"x86_64/app.debug") == 1
+    assert store.index.supplementary(b"x86_64/app.debug") == 1
     removed = store.remove(digests)
     assert (removed.blobs, removed.ids) == (2, 1)
     assert removed.bytes >= 6, "what it took on the disk"
     assert _rows(store) == empty
     assert list(store.check()) == []
-    assert [store.blob_size(digest) for digest in digests] == [None, None]
+    assert [store.blobs.size(digest) for digest in digests] == [None, None]
     stats = store.stats()
     assert (stats.blobs, stats.blob_bytes, stats.ids) == (0, 0, 0)
     assert sum(stats.artifacts.values()) == 0
     with pytest.raises(ArtifactMissing):
-        store.match(ID.hex())
+        store.index.match(ID.hex())
 
 
 def test_numbers_are_not_used_again(store: Store) -> None:
     commit(store, capture(store, b"one", at=sighting(b"/opt/one")))
-    path = store.primary_path(1)
+    path = store.index.primary_path(1)
     store.remove([_digest(store)])
     commit(store, capture(store, b"one", at=sighting(b"/opt/one")))
-    assert store.ordinal(ID) == 2
-    assert store.primary_path(2) not in (None, path)
+    assert store.index.ordinal(ID) == 2
+    assert store.index.primary_path(2) not in (None, path)
     assert read_blob(store, _digest(store)) == b"one"
 
 
@@ -93,7 +93,7 @@ def test_other_build_ids_keep_their_share(store: Store) -> None:
     commit(store, capture(store, b"three", b"\x77\x77", at=sighting(b"/opt/app/bin/x/three")))
     store.remove([_digest(store, b"\x77\x77")])
     assert _rows(store) == before
-    assert store.path_bytes(store.primary_path(1) or 0) == b"/opt/app/bin/one"
+    assert store.paths.spelled(store.index.primary_path(1) or 0) == b"/opt/app/bin/one"
     assert _names(store) == sorted([ID.hex(), OTHER.hex()])
     assert list(store.check(digests=True)) == []
 
@@ -118,7 +118,7 @@ def test_what_remains_of_a_build_id_is_served(store: Store) -> None:
     assert (removed.blobs, removed.ids) == (1, 0)
     assert read_blob(store, _digest(store)) == b"next"
     assert list(store.check()) == []
-    assert {bytes(each.origin.path) for each in store.origins(1)} == {
+    assert {bytes(each.origin.path) for each in store.index.origins(1)} == {
         b"/opt/app", b"/usr/bin/app", b"/d.debug"
     }  # fmt: skip
 
@@ -128,8 +128,8 @@ def test_the_first_path_goes_with_the_bytes_seen_there(store: Store) -> None:
     best = _digest(store)
     commit(store, capture(store, b"other", at=sighting(b"/b/second", seen_ns=NOW + SECOND)))
     store.remove([best])
-    assert store.path_bytes(store.primary_path(1) or 0) == b"/b/second"
-    assert store.path_child(0, b"a") is None
+    assert store.paths.spelled(store.index.primary_path(1) or 0) == b"/b/second"
+    assert store.paths.child(0, b"a") is None
     assert list(store.check()) == []
 
 
@@ -137,10 +137,10 @@ def test_debuginfo_alone_has_no_path(store: Store) -> None:
     commit(store, capture(store, b"exe", at=sighting(b"/a/b/app")))
     commit(store, capture(store, b"dbg", at=sighting(b"/d/app.debug"), kinds=(Kind.DEBUGINFO,)))
     store.remove([_digest(store)])
-    assert store.primary_path(1) is None
-    assert store.path_child(0, b"a") is None
-    assert store.kinds(1) == 1 << Kind.DEBUGINFO
-    assert [each.origin.path for each in store.origins(1)] == [b"/d/app.debug"]
+    assert store.index.primary_path(1) is None
+    assert store.paths.child(0, b"a") is None
+    assert store.index.kinds(1) == 1 << Kind.DEBUGINFO
+    assert [each.origin.path for each in store.index.origins(1)] == [b"/d/app.debug"]
     assert list(store.check()) == []
 
 
@@ -173,7 +173,7 @@ def test_quarantine_keeps_the_bytes(store: Store) -> None:
 
 def test_a_missing_file_does_not_hinder(store: Store) -> None:
     commit(store, capture(store, b"app"))
-    os.unlink(store.blob_path(_digest(store)))
+    os.unlink(store.blobs.path(_digest(store)))
     assert store.remove([_digest(store)]).ids == 1
     assert list(store.check()) == []
 
@@ -201,23 +201,23 @@ def test_a_capture_of_bytes_that_were_removed_says_so(store: Store) -> None:
         Outcome(0, gone=True),
         Outcome(2, new_id=True, new_variant=True, new_blob=True, new_origin=True),
     )
-    assert store.ordinal(ID) is None
+    assert store.index.ordinal(ID) is None
     assert list(store.check()) == []
 
 
 def test_the_memo_does_not_know_removed_bytes(store: Store) -> None:
     at = sighting(b"/opt/app")
     commit(store, capture(store, b"app", at=at))
-    assert store.recall(at.origin.identity) is not None
+    assert store.index.recall(at.origin.identity) is not None
     store.remove([_digest(store)])
-    assert store.recall(at.origin.identity) is None
+    assert store.index.recall(at.origin.identity) is None
     assert store.touch([at]) == [at]
 
 
 def test_the_memo_does_not_grow_by_what_is_removed(store: Store) -> None:
     kept = 100
     for number in range(0, 1500, kept):
-        held = [held.digest for held in map(store.held, store.blob_names()) if held is not None]
+        held = [held.digest for held in map(store.held, store.blobs.names()) if held is not None]
         names = [number + extra for extra in range(kept)]
         commit(
             store,
@@ -227,7 +227,7 @@ def test_the_memo_does_not_grow_by_what_is_removed(store: Store) -> None:
             ),
         )
         store.remove(held)
-        assert all(store.recall(sighting(ino=each).origin.identity) for each in names)
+        assert all(store.index.recall(sighting(ino=each).origin.identity) for each in names)
     assert store.stats().remembered < 3 * kept, "of 15"
 
 
@@ -252,8 +252,8 @@ def test_listeners_hear_while_places_are_still_known(store: Store) -> None:
         def listen() -> None:
             select.select([listener], [], [], 10)
             heard.append(listener.receive())
-            heard.append([each.origin.path for each in store.origins(1)])
-            heard.append((store.is_going(1), store.kinds(1), _names(store)))
+            heard.append([each.origin.path for each in store.index.origins(1)])
+            heard.append((store.index.is_going(1), store.index.kinds(1), _names(store)))
             listener.acknowledge()
 
         thread = threading.Thread(target=listen)
@@ -261,8 +261,8 @@ def test_listeners_hear_while_places_are_still_known(store: Store) -> None:
         store.remove([_digest(store)])
         thread.join()
     assert heard == [[1], [b"/opt/app"], (True, 0, [])]
-    assert not store.is_going(1)
-    assert store.origins(1) == []
+    assert not store.index.is_going(1)
+    assert store.index.origins(1) == []
 
 
 def test_what_was_cut_off_is_cleared_later(store: Store) -> None:
@@ -277,7 +277,7 @@ def test_what_was_cut_off_is_cleared_later(store: Store) -> None:
     assert removal.clear(env, [1]) == []
     environment.release(env)
     assert list(store.check()) == []
-    assert store.path_bytes(store.primary_path(2) or 0) == b"/opt/app"
+    assert store.paths.spelled(store.index.primary_path(2) or 0) == b"/opt/app"
     store.remove([_digest(store)])
     assert _rows(store) == empty
 
@@ -290,7 +290,7 @@ def test_paths_of_forgotten_places_are_left_to_a_sweep(
         at = sighting(b"/opt/%d" % n, seen_ns=NOW + n * SECOND, ino=n)
         commit(store, capture(store, b"app", at=at))
     store.remove([_digest(store)])
-    assert store.is_going(1), "some of its paths have no origin that names them"
+    assert store.index.is_going(1), "some of its paths have no origin that names them"
     assert list(store.check()) == []
 
 

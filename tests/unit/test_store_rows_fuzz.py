@@ -36,7 +36,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
             at = sighting(b"/usr/lib/.dwz/x%d" % number, container="docker:01", cgroup=b"/x")
             new = capture(store, b"bytes %d" % number, bytes(ID), at=at, kinds=BOTH)
             store.commit([new])
-            store.journal([NewSeen(at, ID)])
+            store.note_seen([NewSeen(at, ID)])
         other = capture(store, b"other", b"\x01\x02", kinds=(Kind.VDSO,), trust=Trust.HOST)
         store.commit([other])
     return path
@@ -67,33 +67,34 @@ def questions(store: Store) -> Iterator[Callable[[], object]]:
     """All that a store can be asked."""
     yield store.stats
     yield lambda: list(store.check())
-    yield lambda: list(islice(store.build_ids_from(), 100))
-    yield lambda: list(islice(store.build_ids_with_prefix(b""), 100))
-    yield lambda: list(islice(store.supplementaries(b"", None), 100))
-    yield lambda: list(islice(store.journal_since(0), 100))
-    yield lambda: store.match("ab")
-    yield lambda: store.recall(identity())
-    yield lambda: store.supplementary(b"x0")
-    yield lambda: store.container_number(b"docker:01")
-    yield lambda: store.container(1)
-    yield lambda: list(islice(store.containers(), 100))
-    yield lambda: store.container_child(1, 0, b"usr")
-    yield lambda: store.file_name(b"x0")
-    yield lambda: list(islice(store.file_names(), 100))
+    yield lambda: list(islice(store.index.build_ids_from(), 100))
+    yield lambda: list(islice(store.index.build_ids_with_prefix(b""), 100))
+    yield lambda: list(islice(store.index.supplementaries(b"", None), 100))
+    yield lambda: list(islice(store.journal.since(0), 100))
+    yield lambda: store.index.match("ab")
+    yield lambda: store.index.recall(identity())
+    yield lambda: store.index.supplementary(b"x0")
+    yield lambda: store.containers.number(b"docker:01")
+    yield lambda: store.containers.get(1)
+    yield lambda: list(islice(store.containers.every(), 100))
+    yield lambda: store.containers.child(1, 0, b"usr")
+    yield lambda: store.file_names.number(b"x0")
+    yield lambda: list(islice(store.file_names.every(), 100))
     for number in (0, 1, 2, 3, 77):
-        for question in (store.build_id, store.kinds, store.origins, store.primary_path,
-                         store.path_bytes, store.path_parent):  # fmt: skip
+        index, paths = store.index, store.paths
+        for question in (index.build_id, index.kinds, index.origins, index.primary_path,
+                         paths.spelled, paths.parent):  # fmt: skip
             yield lambda question=question, number=number: question(number)
-        yield lambda number=number: list(islice(store.path_children(number), 100))
-        yield lambda number=number: list(islice(store.path_ids(number), 100))
-        yield lambda number=number: list(islice(store.file_name_ids(number), 100))
-        yield lambda number=number: list(islice(store.container_children(1, number), 100))
+        yield lambda number=number: list(islice(store.paths.children(number), 100))
+        yield lambda number=number: list(islice(store.paths.ids(number), 100))
+        yield lambda number=number: list(islice(store.file_names.ids(number), 100))
+        yield lambda number=number: list(islice(store.containers.children(1, number), 100))
         for kind in Kind:
-            yield lambda number=number, kind=kind: store.artifact(number, kind)
-            yield lambda number=number, kind=kind: store.variants(number, kind)
-            yield lambda number=number, kind=kind: store.artifact_variant(number, kind, 1)
+            yield lambda number=number, kind=kind: store.index.artifact(number, kind)
+            yield lambda number=number, kind=kind: store.index.variants(number, kind)
+            yield lambda number=number, kind=kind: store.index.artifact_variant(number, kind, 1)
     for number in range(3):
-        digest = store.artifact(1, Kind.EXECUTABLE) if not number else None
+        digest = store.index.artifact(1, Kind.EXECUTABLE) if not number else None
         if digest is not None:
             yield lambda digest=digest.digest: store.held(digest)
             yield lambda digest=digest.digest: os.close(store.open_blob(digest))

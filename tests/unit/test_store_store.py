@@ -249,7 +249,7 @@ from buildidfs.errors import StoreError
 from buildidfs.store import Store
 try:
     with Store.open(sys.argv[1], read_only=True) as store:
-        list(store.build_ids_from())
+        list(store.index.build_ids_from())
 except StoreError as error:
     assert "damaged" in str(error), error
     print("refused")
@@ -298,7 +298,7 @@ def test_a_read_only_filesystem(path: Path, frozen: Path, with_lock: bool) -> No
         (path / "index" / "lock.mdb").unlink()
     with Store.open(frozen, read_only=True) as store:
         assert store.stats().ids == 300
-        artifact = store.artifact(8, Kind.EXECUTABLE)
+        artifact = store.index.artifact(8, Kind.EXECUTABLE)
         assert artifact is not None
         assert read_blob(store, artifact.digest) == b"7"
         assert list(store.check()) == []
@@ -332,7 +332,7 @@ def test_an_empty_commit_is_nothing(path: Path) -> None:
 def test_a_blob_left_by_a_crash_is_taken_over(path: Path) -> None:
     with Store.open(path) as store:
         staged = stage(store, b"left")
-        store._blobs.seal([staged], store._verified.standing)
+        store.blobs.files.seal([staged], store.blobs.standing)
         staged.close()
         assert store.held(staged.digest) is None
         result = commit(store, capture(store, b"left", b"\x01\x02"))
@@ -342,7 +342,7 @@ def test_a_blob_left_by_a_crash_is_taken_over(path: Path) -> None:
 def test_a_lost_blob_comes_back_with_the_next_capture(path: Path) -> None:
     with Store.open(path) as store:
         digest = commit_one(store)
-        os.unlink(store.blob_path(digest))
+        os.unlink(store.blobs.path(digest))
         assert list(store.check()) == [f"blob {digest} is missing"]
         result = store.commit([capture(store, b"lost", b"\x01\x02")])
         assert result.blobs_added == 1
@@ -351,9 +351,9 @@ def test_a_lost_blob_comes_back_with_the_next_capture(path: Path) -> None:
 
 def commit_one(store: Store) -> Digest:
     commit(store, capture(store, b"lost", b"\x01\x02"))
-    ordinal = store.ordinal(b"\x01\x02")
+    ordinal = store.index.ordinal(b"\x01\x02")
     assert ordinal is not None
-    artifact = store.artifact(ordinal, Kind.EXECUTABLE)
+    artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
     assert artifact is not None
     return artifact.digest
 

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def _beside(store: Store, digest: Digest) -> tuple[provenance.Claim, ...]:
-    return provenance.unpack(store._blobs.origin(digest))
+    return provenance.unpack(store.blobs.files.origin(digest))
 
 
 def _of_rows(store: Store, digest: Digest) -> tuple[provenance.Claim, ...]:
@@ -76,7 +76,7 @@ def test_the_same_bytes_under_another_build_id(store: Store) -> None:
 def test_two_at_once(store: Store) -> None:
     with store:
         commit(store, capture(store, b"bytes", b"\x01\x01"), capture(store, b"bytes", b"\x02\x02"))
-        (digest,) = store.blob_names()
+        (digest,) = store.blobs.names()
         assert _beside(store, digest) == _of_rows(store, digest)
         assert len(_beside(store, digest)) == 2
 
@@ -91,16 +91,16 @@ def test_a_better_place(store: Store) -> None:
         (claim,) = _beside(store, digest)
         assert (claim.trust, claim.mode, claim.first_seen_ns) == (Trust.HOST, 0o555, NOW)
         assert locations.unpack_origin(claim.origin)[2].path == b"/b"
-        assert store._verified.is_untouched(digest)
+        assert store.blobs.is_untouched(digest)
 
 
 def test_nothing_is_written_when_it_is_seen_again(store: Store) -> None:
     with store:
         digest = _captured(store, capture(store, b"bytes"))
-        before = store._blobs.file(digest)
+        before = store.blobs.files.file(digest)
         for later in (1, 4000):
             commit(store, capture(store, digest, at=sighting(seen_ns=NOW + later * SECOND)))
-        assert store._blobs.file(digest) == before
+        assert store.blobs.files.file(digest) == before
 
 
 def test_a_blob_that_was_left_by_a_crash_gets_it(store: Store) -> None:
@@ -108,9 +108,9 @@ def test_a_blob_that_was_left_by_a_crash_gets_it(store: Store) -> None:
         fd = os.memfd_create("left")
         os.write(fd, b"bytes")
         with store.stage(fd) as staged:
-            store._blobs.seal([staged], store._verified.standing)
+            store.blobs.files.seal([staged], store.blobs.standing)
         os.close(fd)
-        (digest,) = store.blob_names()
+        (digest,) = store.blobs.names()
         assert _beside(store, digest) == ()
         commit(store, capture(store, b"bytes"))
         assert _beside(store, digest) == _of_rows(store, digest) != ()

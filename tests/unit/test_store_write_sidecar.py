@@ -44,22 +44,22 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def _captured(store: Store) -> Digest:
     commit(store, capture(store, b"bytes"))
-    (digest,) = store.blob_names()
+    (digest,) = store.blobs.names()
     return digest
 
 
 @pytest.mark.root
 def test_a_capture_has_something_beside_it(store: Store, request: pytest.FixtureRequest) -> None:
     digest = _captured(store)
-    bucket = os.listdir(os.path.dirname(store.blob_path(digest)))
+    bucket = os.listdir(os.path.dirname(store.blobs.path(digest)))
     assert (len(bucket) == 2) == ("ramfs" in request.node.name), "a file of its own"
-    assert b"\xab\xcd\xef\x01" in store._blobs.origin(digest)
+    assert b"\xab\xcd\xef\x01" in store.blobs.files.origin(digest)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("size", [10, 5_000, sidecar.MAX_BYTES], ids=str)
 def test_any_size_finds_a_place(store: Store, size: int) -> None:
-    blobs, digest = store._blobs, _captured(store)
+    blobs, digest = store.blobs.files, _captured(store)
     for data in (b"a" * size, b"short", b"b" * size):
         blobs.keep_origin(digest, data)
         assert blobs.origin(digest) == data
@@ -71,7 +71,7 @@ def test_any_size_finds_a_place(store: Store, size: int) -> None:
 
 @pytest.mark.root
 def test_it_goes_with_the_blob(store: Store) -> None:
-    blobs, digest = store._blobs, _captured(store)
+    blobs, digest = store.blobs.files, _captured(store)
     blobs.keep_origin(digest, b"x" * sidecar.MAX_BYTES)
     bucket = Path(os.fsdecode(os.path.dirname(blobs.path(digest))))
     blobs.unlink(digest)
@@ -82,7 +82,7 @@ def test_it_goes_with_the_blob(store: Store) -> None:
 
 @pytest.mark.root
 def test_it_is_set_aside_with_the_blob(store: Store) -> None:
-    blobs, digest = store._blobs, _captured(store)
+    blobs, digest = store.blobs.files, _captured(store)
     blobs.keep_origin(digest, b"x" * sidecar.MAX_BYTES)
     blobs.set_aside(digest)
     assert list(blobs.names()) == []

@@ -50,10 +50,10 @@ def test_one_capture(store: Store) -> None:
         1, new_id=True, new_variant=True, new_blob=True, new_origin=True, refused=""
     )
     assert (result.changed, result.blobs_added, result.bytes_added) == ((outcome.ordinal,), 1, 5)
-    assert store.ordinal(BuildId(b"\xab\xcd")) == outcome.ordinal
-    assert store.build_id(outcome.ordinal) == BuildId(b"\xab\xcd")
-    assert store.kinds(outcome.ordinal) == 1 << EXECUTABLE
-    artifact = store.artifact(outcome.ordinal, EXECUTABLE)
+    assert store.index.ordinal(BuildId(b"\xab\xcd")) == outcome.ordinal
+    assert store.index.build_id(outcome.ordinal) == BuildId(b"\xab\xcd")
+    assert store.index.kinds(outcome.ordinal) == 1 << EXECUTABLE
+    artifact = store.index.artifact(outcome.ordinal, EXECUTABLE)
     assert artifact is not None
     assert (artifact.ordinal, artifact.kind, artifact.variant) == (outcome.ordinal, EXECUTABLE, 0)
     assert artifact.digest == hashlib.sha256(b"bytes").digest()
@@ -62,11 +62,11 @@ def test_one_capture(store: Store) -> None:
     assert (artifact.quality, artifact.trust) == (Quality.SYMTAB, Trust.HOST)
     assert (artifact.first_seen_ns, artifact.scripts) == (NOW, scripts)
     assert read_blob(store, artifact.digest) == b"bytes"
-    (record,) = store.origins(outcome.ordinal)
+    (record,) = store.index.origins(outcome.ordinal)
     assert record.origin == seen.origin
     assert record.kinds == (EXECUTABLE,)
     assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW)
-    assert store.artifact(outcome.ordinal, DEBUGINFO) is None
+    assert store.index.artifact(outcome.ordinal, DEBUGINFO) is None
 
 
 def test_the_same_again_changes_nothing(store: Store) -> None:
@@ -76,19 +76,19 @@ def test_the_same_again_changes_nothing(store: Store) -> None:
     assert outcome.ordinal == first.outcomes[0].ordinal
     assert outcome == Outcome(outcome.ordinal), "nothing new in it"
     assert (again.changed, again.blobs_added, again.bytes_added) == ((), 0, 0)
-    (record,) = store.origins(outcome.ordinal)
+    (record,) = store.index.origins(outcome.ordinal)
     assert (record.first_seen_ns, record.last_seen_ns) == (NOW, NOW + MINUTE)
 
 
 def test_executable_and_debuginfo_in_one_file_is_one_blob(store: Store) -> None:
     commit(store, capture(store, b"both", kinds=(EXECUTABLE, DEBUGINFO)))
-    executable, debuginfo = store.artifact(1, EXECUTABLE), store.artifact(1, DEBUGINFO)
+    executable, debuginfo = store.index.artifact(1, EXECUTABLE), store.index.artifact(1, DEBUGINFO)
     assert executable is not None
     assert debuginfo is not None
     assert executable.digest == debuginfo.digest
-    assert store.kinds(1) == 1 << EXECUTABLE | 1 << DEBUGINFO
+    assert store.index.kinds(1) == 1 << EXECUTABLE | 1 << DEBUGINFO
     assert store.stats().blobs == 1
-    (record,) = store.origins(1)
+    (record,) = store.index.origins(1)
     assert record.kinds == (EXECUTABLE, DEBUGINFO)
 
 
@@ -100,7 +100,7 @@ def test_twenty_containers_are_one_blob_with_twenty_origins(store: Store) -> Non
     result = commit(store, *(capture(store, b"libc", at=place) for place in places))
     assert [outcome.new_blob for outcome in result.outcomes] == [True] + [False] * 19
     assert store.stats().blobs == 1
-    records = store.origins(1)
+    records = store.index.origins(1)
     assert [record.origin for record in records] == [place.origin for place in reversed(places)]
 
 
@@ -110,20 +110,23 @@ def test_the_same_path_in_two_images_is_two_ids(store: Store) -> None:
         capture(store, b"one", b"\x11\x11", at=sighting(container="a")),
         capture(store, b"two", b"\x22\x22", at=sighting(container="b")),
     )
-    assert list(store.build_ids_from()) == [(1, BuildId(b"\x11\x11")), (2, BuildId(b"\x22\x22"))]
-    path = store.primary_path(1)
+    assert list(store.index.build_ids_from()) == [
+        (1, BuildId(b"\x11\x11")),
+        (2, BuildId(b"\x22\x22")),
+    ]
+    path = store.index.primary_path(1)
     assert path is not None
-    assert store.primary_path(2) == path
-    assert list(store.path_ids(path)) == [1, 2]
+    assert store.index.primary_path(2) == path
+    assert list(store.paths.ids(path)) == [1, 2]
 
 
 def _served(store: Store) -> bytes:
-    best = store.artifact(1, EXECUTABLE)
+    best = store.index.artifact(1, EXECUTABLE)
     assert best is not None
-    variants = store.variants(1, EXECUTABLE)
+    variants = store.index.variants(1, EXECUTABLE)
     assert variants[0] == best
     for variant in variants:
-        assert store.artifact_variant(1, EXECUTABLE, variant.variant) == variant
+        assert store.index.artifact_variant(1, EXECUTABLE, variant.variant) == variant
     return read_blob(store, best.digest)
 
 
@@ -140,10 +143,17 @@ def test_trust_then_quality_then_age_decide_what_is_served(store: Store) -> None
     assert add(b"better", Trust.CONTAINER, Quality.DEBUGINFO, NOW + 2) == b"better"
     assert add(b"unknown", Trust.UNKNOWN, Quality.DEBUGINFO, NOW - 9) == b"better"
     assert add(b"trusted", Trust.HOST, Quality.NONE, NOW + 3) == b"trusted"
-    assert [variant.variant for variant in store.variants(1, EXECUTABLE)] == [5, 3, 2, 0, 1, 4]
-    assert [variant.variant for variant in store.variants(1, DEBUGINFO)] == []
-    assert store.artifact_variant(1, EXECUTABLE, 6) is None
-    assert store.artifact_variant(1, DEBUGINFO, 0) is None
+    assert [variant.variant for variant in store.index.variants(1, EXECUTABLE)] == [
+        5,
+        3,
+        2,
+        0,
+        1,
+        4,
+    ]
+    assert [variant.variant for variant in store.index.variants(1, DEBUGINFO)] == []
+    assert store.index.artifact_variant(1, EXECUTABLE, 6) is None
+    assert store.index.artifact_variant(1, DEBUGINFO, 0) is None
 
 
 def test_bytes_seen_at_a_more_trusted_place_are_trusted(store: Store) -> None:
@@ -155,7 +165,7 @@ def test_bytes_seen_at_a_more_trusted_place_are_trusted(store: Store) -> None:
     assert result.changed == (1,)
     assert not result.outcomes[0].new_variant
     assert _served(store) == b"genuine"
-    debuginfo = store.artifact(1, DEBUGINFO)
+    debuginfo = store.index.artifact(1, DEBUGINFO)
     assert debuginfo is not None
     assert debuginfo.trust is Trust.HOST, "it is the same blob"
     commit(store, capture(store, b"genuine", at=container))
@@ -167,13 +177,13 @@ def test_another_kind_of_the_same_bytes_has_their_trust_and_mode(store: Store) -
     commit(store, capture(store, b"bytes", at=private))
     later = sighting(mode=0o100700, uid=9, trust=Trust.CONTAINER)
     commit(store, capture(store, b"bytes", at=later, kinds=[DEBUGINFO]))
-    first, second = store.artifact(1, EXECUTABLE), store.artifact(1, DEBUGINFO)
+    first, second = store.index.artifact(1, EXECUTABLE), store.index.artifact(1, DEBUGINFO)
     assert first is not None
     assert second is not None
     assert (second.trust, second.mode, second.uid) == (Trust.HOST, 0o500, 7)
     commit(store, capture(store, b"bytes", at=sighting(ino=3), kinds=[DEBUGINFO]))
     for kind in (EXECUTABLE, DEBUGINFO):
-        artifact = store.artifact(1, kind)
+        artifact = store.index.artifact(1, kind)
         assert artifact is not None
         assert (artifact.mode, artifact.trust) == (0o555, Trust.HOST)
 
@@ -183,7 +193,7 @@ def test_what_changes_of_a_variant_that_is_not_served_is_told(store: Store) -> N
     commit(store, capture(store, b"other", trust=Trust.UNKNOWN))
     assert commit(store, capture(store, b"other", trust=Trust.PACKAGE)).changed == (1,)
     assert commit(store, capture(store, b"other", trust=Trust.PACKAGE)).changed == ()
-    assert [variant.trust for variant in store.variants(1, EXECUTABLE)] == [
+    assert [variant.trust for variant in store.index.variants(1, EXECUTABLE)] == [
         Trust.HOST,
         Trust.PACKAGE,
     ]
@@ -211,7 +221,7 @@ def test_mode_and_owner_bound_who_may_read(store: Store, modes: list[int], shown
     for number, mode in enumerate(modes):
         at = sighting(mode=0o100000 | mode, uid=100 + number, gid=200 + number, ino=number)
         commit(store, capture(store, b"private", at=at))
-    artifact = store.artifact(1, EXECUTABLE)
+    artifact = store.index.artifact(1, EXECUTABLE)
     assert artifact is not None
     assert artifact.mode == shown
     assert (artifact.uid, artifact.gid) == (100, 200), "the first owner"
@@ -226,7 +236,7 @@ def test_where_all_could_read_it_decides_whose_it_is_shown_as(store: Store, mode
     assert commit(store, capture(store, b"x", at=public)).changed == (1,)
     commit(store, capture(store, b"x", at=sighting(mode=0o100700, uid=11, ino=3)))
     for kind in (EXECUTABLE, DEBUGINFO):
-        artifact = store.artifact(1, kind)
+        artifact = store.index.artifact(1, kind)
         assert artifact is not None
         assert (artifact.mode, artifact.uid, artifact.gid) == (0o555, 9, 10)
 
@@ -237,7 +247,7 @@ def test_another_kind_of_known_bytes_is_for_all_who_could_read_it(store: Store) 
     public = sighting(mode=0o100644, ino=2, trust=Trust.HOST)
     commit(store, capture(store, b"x", at=public, kinds=[DEBUGINFO]))
     for kind in (EXECUTABLE, DEBUGINFO):
-        artifact = store.artifact(1, kind)
+        artifact = store.index.artifact(1, kind)
         assert artifact is not None
         assert (artifact.mode, artifact.uid, artifact.trust) == (0o444, 0, Trust.HOST)
 
@@ -249,14 +259,14 @@ def test_another_kind_of_known_bytes_is_for_all_who_could_read_it(store: Store) 
 def test_who_could_not_get_at_it_may_not_read_it(store: Store, reach: int, shown: int) -> None:
     at = sighting(mode=0o104755, reach=reach)
     commit(store, capture(store, b"x", at=at))
-    artifact = store.artifact(1, EXECUTABLE)
+    artifact = store.index.artifact(1, EXECUTABLE)
     assert artifact is not None
     assert artifact.mode == shown
-    assert store.origins(1)[0].origin.reach == reach
+    assert store.index.origins(1)[0].origin.reach == reach
     assert commit(store, capture(store, b"x", at=at)).changed == ()
     elsewhere = sighting(mode=0o100755, reach=0o7, ino=2)
     commit(store, capture(store, b"x", at=elsewhere))
-    artifact = store.artifact(1, EXECUTABLE)
+    artifact = store.index.artifact(1, EXECUTABLE)
     assert artifact is not None
     assert artifact.mode == 0o555
 
@@ -266,19 +276,19 @@ def test_a_file_that_is_recognised_was_not_asked_about(store: Store, reach: int)
     """What was found out of a place stays, and nothing more is allowed because of it."""
     at = sighting(mode=0o100755, reach=reach)
     commit(store, capture(store, b"x", at=at))
-    before = store.artifact(1, EXECUTABLE)
+    before = store.index.artifact(1, EXECUTABLE)
     unasked = msgspec.structs.replace(at.origin, reach=0)
     elsewhere = msgspec.structs.replace(unasked, path=b"/link")
     for seen_ns in (NOW, NOW + 5 * MINUTE):
         again = [Sighting(unasked, seen_ns), Sighting(elsewhere, seen_ns)]
         assert store.touch(again) == []
-    found = {record.origin.path: record for record in store.origins(1)}
+    found = {record.origin.path: record for record in store.index.origins(1)}
     assert {path: record.origin.reach for path, record in found.items()} == {
         b"/usr/bin/app": reach,
         b"/link": 0,
     }
     assert {record.last_seen_ns for record in found.values()} == {NOW + 5 * MINUTE}
-    assert store.artifact(1, EXECUTABLE) == before
+    assert store.index.artifact(1, EXECUTABLE) == before
 
 
 def test_a_change_of_mode_is_told(store: Store) -> None:
@@ -298,7 +308,7 @@ def test_origins_are_bounded_and_the_first_stays(
     monkeypatch.setattr(schema, "MAX_ORIGINS", 4)
     for number in range(10):
         commit(store, capture(store, b"x", at=sighting(ino=number, seen_ns=NOW + number)))
-    assert [record.origin.identity.ino for record in store.origins(1)] == [9, 8, 7, 0]
+    assert [record.origin.identity.ino for record in store.index.origins(1)] == [9, 8, 7, 0]
     assert store.stats().origins == 4
 
 
@@ -311,20 +321,23 @@ def test_only_executables_make_paths(store: Store) -> None:
             store, b"syms", b"\x03\x03", kinds=[Kind.KALLSYMS], at=sighting(b"[kernel.kallsyms]")
         ),
     )
-    assert store.primary_path(1) is None
-    paths = [store.primary_path(ordinal) for ordinal in (2, 3)]
-    assert [store.path_bytes(path) for path in paths if path] == [b"/[vdso]", b"/[kernel.kallsyms]"]
+    assert store.index.primary_path(1) is None
+    paths = [store.index.primary_path(ordinal) for ordinal in (2, 3)]
+    assert [store.paths.spelled(path) for path in paths if path] == [
+        b"/[vdso]",
+        b"/[kernel.kallsyms]",
+    ]
     commit(store, capture(store, b"exe", b"\x01\x01", at=sighting(b"/e")))
-    assert store.primary_path(1) is not None, "known as debuginfo first"
+    assert store.index.primary_path(1) is not None, "known as debuginfo first"
 
 
 def test_paths_of_a_build_id_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MAX_PATHS", 3)
     for number in range(5):
         commit(store, capture(store, b"x", at=sighting(b"/bin/%d" % number)))
-    parent = store.path_child(0, b"bin")
+    parent = store.paths.child(0, b"bin")
     assert parent is not None
-    ids = {name: list(store.path_ids(path)) for name, path in store.path_children(parent)}
+    ids = {name: list(store.paths.ids(path)) for name, path in store.paths.children(parent)}
     assert ids == {b"0": [1], b"1": [1], b"2": [1]}
     assert store.stats().paths == 1 + 3 + 3, "names that lead nowhere are not written"
 
@@ -333,8 +346,8 @@ def test_very_deep_paths_have_no_place_in_the_tree(store: Store) -> None:
     """One file seen at many of them would fill the disk, and use up the numbers of paths."""
     deep = b"/d" * 128
     commit(store, capture(store, b"x", at=sighting(deep + b"/e")))
-    assert (store.stats().paths, store.primary_path(1)) == (0, None)
-    assert [record.origin.path for record in store.origins(1)] == [deep + b"/e"]
+    assert (store.stats().paths, store.index.primary_path(1)) == (0, None)
+    assert [record.origin.path for record in store.index.origins(1)] == [deep + b"/e"]
     commit(store, capture(store, b"x", at=sighting(deep)))
     assert store.stats().paths == 128 + 1
 
@@ -345,7 +358,7 @@ def test_a_container_cannot_fill_the_names_of_dwz_files(store: Store) -> None:
         for n in range(2 * schema.MAX_ORIGINS)
     )
     commit(store, *(capture(store, b"dwz", kinds=[DEBUGINFO], at=place) for place in places))
-    assert len(list(store.supplementaries())) == schema.MAX_ORIGINS - 1
+    assert len(list(store.index.supplementaries())) == schema.MAX_ORIGINS - 1
 
 
 def test_bytes_are_believed_under_the_build_id_they_were_seen_under(store: Store) -> None:
@@ -358,7 +371,7 @@ def test_bytes_are_believed_under_the_build_id_they_were_seen_under(store: Store
     assert store.touch([real, evil]) == []
 
     def trust(build_id: bytes) -> Trust:
-        artifact = store.artifact(store.ordinal(BuildId(build_id)) or 0, DEBUGINFO)
+        artifact = store.index.artifact(store.index.ordinal(BuildId(build_id)) or 0, DEBUGINFO)
         assert artifact is not None
         return artifact.trust
 
@@ -368,11 +381,11 @@ def test_bytes_are_believed_under_the_build_id_they_were_seen_under(store: Store
 def test_seen_again_within_a_minute_writes_nothing(store: Store) -> None:
     first = sighting(seen_ns=NOW, ctime_ns=0)
     commit(store, capture(store, b"bytes", at=first))
-    (before,) = store.origins(1)
+    (before,) = store.index.origins(1)
     assert store.touch([Sighting(first.origin, NOW + MINUTE - 1)]) == []
-    assert store.origins(1) == [before]
+    assert store.index.origins(1) == [before]
     assert store.touch([Sighting(first.origin, NOW + MINUTE)]) == []
-    assert store.origins(1)[0].last_seen_ns == NOW + MINUTE
+    assert store.index.origins(1)[0].last_seen_ns == NOW + MINUTE
 
 
 def test_dwz_files_are_found_by_name(store: Store) -> None:
@@ -381,24 +394,24 @@ def test_dwz_files_are_found_by_name(store: Store) -> None:
 
     def add(content: bytes, build_id: bytes, trust: Trust) -> int | None:
         commit(store, capture(store, content, build_id, kinds=[DEBUGINFO], at=at, trust=trust))
-        return store.supplementary(name)
+        return store.index.supplementary(name)
 
-    assert store.supplementary(name) is None
+    assert store.index.supplementary(name) is None
     assert add(b"one", b"\x01\x01", Trust.CONTAINER) == 1
     assert add(b"two", b"\x02\x02", Trust.HOST) == 2
     assert add(b"bad", b"\x03\x03", Trust.CONTAINER) == 2, "a container does not take the name"
     assert add(b"new", b"\x04\x04", Trust.HOST) == 4, "the host's package was upgraded"
-    assert list(store.supplementaries()) == [(name, 4)]
-    assert list(store.supplementaries(b"x86", name)) == []
-    assert list(store.supplementaries(b"y")) == []
+    assert list(store.index.supplementaries()) == [(name, 4)]
+    assert list(store.index.supplementaries(b"x86", name)) == []
+    assert list(store.index.supplementaries(b"y")) == []
     again = sighting(b"/usr/lib/debug/.dwz/" + name, trust=Trust.HOST)
     assert (
         commit(store, capture(store, b"two", b"\x02\x02", kinds=[DEBUGINFO], at=again)).changed
         == ()
     )
-    assert store.supplementary(name) == 4, "two places seen in turn do not take it in turn"
-    assert store.supplementary(b"") is None
-    assert store.supplementary(b"x" * 600) is None
+    assert store.index.supplementary(name) == 4, "two places seen in turn do not take it in turn"
+    assert store.index.supplementary(b"") is None
+    assert store.index.supplementary(b"x" * 600) is None
 
 
 def _referring(store: Store, build_id: bytes, name: bytes, to: bytes, **changes: Any) -> NewCapture:
@@ -418,12 +431,12 @@ def test_dwz_files_have_the_names_by_which_debuginfo_refers_to_them(
         capture(store, b"common", common, kinds=[DEBUGINFO], at=sighting(b"/elsewhere/common")),
     ]
     for new in news if first == "reference" else reversed(news):
-        assert store.supplementary(b"x86/app") is None
-        assert list(store.supplementaries()) == []
+        assert store.index.supplementary(b"x86/app") is None
+        assert list(store.index.supplementaries()) == []
         commit(store, new)
-    assert store.supplementary(b"x86/app") == store.ordinal(common)
-    assert list(store.supplementaries()) == [(b"x86/app", store.ordinal(common))]
-    assert store.is_public_supplementary(b"x86/app")
+    assert store.index.supplementary(b"x86/app") == store.index.ordinal(common)
+    assert list(store.index.supplementaries()) == [(b"x86/app", store.index.ordinal(common))]
+    assert store.index.is_public_supplementary(b"x86/app")
     assert list(store.checker().rows()) == []
 
 
@@ -434,11 +447,11 @@ def test_a_place_comes_before_a_reference(store: Store) -> None:
         capture(store, two, two, kinds=[DEBUGINFO], at=sighting(b"/elsewhere")),
     ]
     commit(store, files[1], _referring(store, b"\x01\x01", b"app", two, mode=0o100644))
-    assert store.supplementary(b"app") == store.ordinal(two)
+    assert store.index.supplementary(b"app") == store.index.ordinal(two)
     commit(store, files[0])
-    assert store.supplementary(b"app") == store.ordinal(one)
+    assert store.index.supplementary(b"app") == store.index.ordinal(one)
     commit(store, _referring(store, b"\x02\x02", b"app", two, mode=0o100644))
-    assert store.supplementary(b"app") == store.ordinal(one)
+    assert store.index.supplementary(b"app") == store.index.ordinal(one)
 
 
 def test_references_that_not_everybody_can_read_give_no_name(store: Store) -> None:
@@ -447,14 +460,14 @@ def test_references_that_not_everybody_can_read_give_no_name(store: Store) -> No
     for number, changes in enumerate(({"mode": 0o100600}, {"reach": 1, "mode": 0o100644})):
         commit(store, _referring(store, bytes([number, 1]), b"app", common, **changes))
     commit(store, _referring(store, b"\x07\x07", b"n" * 600, common, mode=0o100644))
-    assert list(store.supplementaries()) == []
+    assert list(store.index.supplementaries()) == []
 
 
 def test_ordinals_end_with_a_clear_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MAX_NUMBER", 5)
     with pytest.raises(StoreError, match=r"as many build IDs as it can number \(5\)"):
         store.commit([capture(store, b"%d" % i, b"id%d" % i, at=sighting(b"/x")) for i in range(6)])
-    assert list(store.build_ids_from()) == [], "all or nothing"
+    assert list(store.index.build_ids_from()) == [], "all or nothing"
     with pytest.raises(StoreError, match=r"as many paths as it can number \(5\)"):
         store.commit([capture(store, b"x", at=sighting(b"/1/2/3/4/5/6"))])
     commit(store, capture(store, b"x", at=sighting(b"/1/2/3/4")))
@@ -471,9 +484,9 @@ def test_variants_beyond_their_numbers_are_refused_alone(
         False
     ]
     assert "as many variants" in result.outcomes[2].refused
-    assert len(store.variants(1, EXECUTABLE)) == 2
+    assert len(store.index.variants(1, EXECUTABLE)) == 2
     assert store.stats().blobs == 3, "the refused are not kept"
-    assert len(store.origins(1)) == 2
+    assert len(store.index.origins(1)) == 2
 
 
 def test_the_host_has_numbers_for_variants_that_nobody_else_gets(
@@ -489,7 +502,7 @@ def test_the_host_has_numbers_for_variants_that_nobody_else_gets(
         True,
         False,
     ]
-    assert [variant.trust for variant in store.variants(1, EXECUTABLE)] == [
+    assert [variant.trust for variant in store.index.variants(1, EXECUTABLE)] == [
         Trust.HOST,
         Trust.CONTAINER,
         Trust.CONTAINER,
@@ -499,7 +512,7 @@ def test_the_host_has_numbers_for_variants_that_nobody_else_gets(
 def test_a_capture_without_kind_is_a_mistake(store: Store) -> None:
     with pytest.raises(ValueError, match="at least one kind"):
         store.commit([capture(store, b"x", kinds=())])
-    assert store.ordinal(b"\xab\xcd\xef\x01") is None
+    assert store.index.ordinal(b"\xab\xcd\xef\x01") is None
 
 
 def test_a_digest_instead_of_bytes(store: Store) -> None:
@@ -522,7 +535,7 @@ def test_a_digest_instead_of_bytes(store: Store) -> None:
     assert [outcome.gone for outcome in result.outcomes] == [True, False]
     with pytest.raises(ValueError, match="at least one kind"):
         store.commit([capture(store, b"3", b"\x03\x03"), capture(store, b"4", kinds=())])
-    assert store.ordinal(b"\x03\x03") is None, "all or nothing"
+    assert store.index.ordinal(b"\x03\x03") is None, "all or nothing"
 
 
 def test_the_same_bytes_under_two_build_ids(store: Store) -> None:
@@ -535,8 +548,8 @@ def test_the_same_bytes_under_two_build_ids(store: Store) -> None:
     )
     assert store.stats().blobs == 1
     for ordinal in (1, 2):
-        assert store.artifact(ordinal, Kind.KALLSYMS) is not None
-        assert len(store.origins(ordinal)) == 1
+        assert store.index.artifact(ordinal, Kind.KALLSYMS) is not None
+        assert len(store.index.origins(ordinal)) == 1
 
 
 # --- the memo --------------------------------------------------------------------------------
@@ -544,18 +557,18 @@ def test_the_same_bytes_under_two_build_ids(store: Store) -> None:
 
 def test_a_captured_file_is_recalled(store: Store) -> None:
     seen = sighting()
-    assert store.recall(seen.origin.identity) is None
+    assert store.index.recall(seen.origin.identity) is None
     commit(store, capture(store, b"x", at=seen))
     known = Remembered(build_id=BuildId(b"\xab\xcd\xef\x01"))
-    assert store.recall(seen.origin.identity) == known
-    assert store.recall(identity(ino=99)) is None
-    assert store.recall(identity(scope=None)) is None
+    assert store.index.recall(seen.origin.identity) == known
+    assert store.index.recall(identity(ino=99)) is None
+    assert store.index.recall(identity(scope=None)) is None
 
 
 def test_absence_is_recalled(store: Store) -> None:
     for number, absence in enumerate(Absence):
         store.remember([NewAbsence(identity(ino=number), NOW, absence)])
-        assert store.recall(identity(ino=number)) == Remembered(absence=absence)
+        assert store.index.recall(identity(ino=number)) == Remembered(absence=absence)
     assert store.stats().remembered == len(Absence)
 
 
@@ -569,7 +582,7 @@ def test_a_file_changed_just_now_is_not_remembered(
     young, other = identity(ctime_ns=NOW - age_ns), identity(ctime_ns=NOW - age_ns, ino=2)
     commit(store, capture(store, b"x", at=sighting(identity=young)))
     store.remember([NewAbsence(other, NOW, Absence.NOT_ELF)])
-    assert [store.recall(each) is not None for each in (young, other)] == [remembered] * 2
+    assert [store.index.recall(each) is not None for each in (young, other)] == [remembered] * 2
 
 
 def test_a_file_without_scope_is_not_remembered(store: Store) -> None:
@@ -584,8 +597,8 @@ def test_a_file_that_changed_while_it_was_read_is_not_remembered(store: Store) -
     assert not isinstance(new.content, Digest)
     new.content.changed = True
     commit(store, new)
-    assert store.recall(new.sighting.origin.identity) is None
-    assert store.artifact(1, EXECUTABLE) is not None
+    assert store.index.recall(new.sighting.origin.identity) is None
+    assert store.index.artifact(1, EXECUTABLE) is not None
 
 
 def test_the_memo_is_bounded_and_the_old_go_first(
@@ -598,7 +611,7 @@ def test_the_memo_is_bounded_and_the_old_go_first(
     ]
     store.remember(absent)
     assert store.stats().remembered == 50
-    kept = [number for number in range(200) if store.recall(identity(ino=number)) is not None]
+    kept = [number for number in range(200) if store.index.recall(identity(ino=number)) is not None]
     assert len(kept) == 50
     assert sum(kept) / 50 > 130, "mostly the younger half"
 
@@ -613,14 +626,15 @@ def test_touch_is_a_new_sighting_of_known_bytes(store: Store) -> None:
     assert store.touch([again, elsewhere, unknown, sighting(ino=7)]) == [unknown]
     assert list(store.check()) == []
     assert [
-        (record.origin, record.first_seen_ns, record.last_seen_ns) for record in store.origins(1)
+        (record.origin, record.first_seen_ns, record.last_seen_ns)
+        for record in store.index.origins(1)
     ] == [(first.origin, NOW, NOW + MINUTE), (elsewhere.origin, NOW + 3, NOW + 3)]
-    artifact = store.artifact(1, DEBUGINFO)
+    artifact = store.index.artifact(1, DEBUGINFO)
     assert artifact is not None
     assert artifact.trust is Trust.HOST
-    path = store.path_child(0, b"other")
+    path = store.paths.child(0, b"other")
     assert path is not None
-    assert store.path_has(path, 1)
+    assert store.paths.has(path, 1)
     assert store.touch([]) == []
 
 
@@ -632,11 +646,11 @@ def test_a_touched_row_of_the_memo_grows_young(
     store.remember([NewAbsence(identity(ino=n), NOW + n, Absence.NOT_ELF) for n in range(8)])
     assert store.touch([sighting(ino=0, seen_ns=NOW + 10 * days)]) == []
     store.remember([NewAbsence(identity(ino=9), NOW + 5 * days, Absence.NOT_ELF)])
-    assert store.recall(identity(ino=0)) is not None
+    assert store.index.recall(identity(ino=0)) is not None
 
 
 def test_an_earlier_sighting_that_comes_late_moves_the_first(store: Store) -> None:
     commit(store, capture(store, b"x"))
     commit(store, capture(store, b"x", at=sighting(seen_ns=NOW - 7)))
-    (record,) = store.origins(1)
+    (record,) = store.index.origins(1)
     assert (record.first_seen_ns, record.last_seen_ns) == (NOW - 7, NOW)

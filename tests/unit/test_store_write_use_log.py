@@ -12,7 +12,8 @@ import pytest
 
 from buildidfs.model import Digest
 from buildidfs.store import Store
-from buildidfs.store.index import environment, reading
+from buildidfs.store import store as store_module
+from buildidfs.store.index import environment
 from buildidfs.store.schema import schema
 from buildidfs.store.write import use_log
 from tests.support.captures import capture, commit
@@ -28,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def _digests(store: Store) -> list[Digest]:
-    found = [store.artifact(store.ordinal(build_id) or 0, 1) for build_id in IDS]
+    found = [store.index.artifact(store.index.ordinal(build_id) or 0, 1) for build_id in IDS]
     return [artifact.digest for artifact in found if artifact is not None]
 
 
@@ -57,9 +58,9 @@ def test_what_a_reader_opens_is_known_to_the_next_writer(store: Store, tmp_path:
         assert _files(writer) == []
         assert writer.fold_uses() == 0
         now = time.time()
-        assert now - 100 < writer.last_use(first) <= now
-        assert now - 100 < writer.last_use(second) <= now
-        assert writer.last_use(third) < now - 1000
+        assert now - 100 < writer.index.last_use(first) <= now
+        assert now - 100 < writer.index.last_use(second) <= now
+        assert writer.index.last_use(third) < now - 1000
         assert list(writer.check()) == []
 
 
@@ -103,11 +104,11 @@ def test_a_clock_that_was_ahead_does_not_protect_for_ever(store: Store) -> None:
     stamp = schema.U32.pack(2**32 - 1)
     (directory / "uses-1-1").write_bytes(b"buildidfs uses 1\n" + stamp + digest)
     assert store.fold_uses() == 1
-    assert store.last_use(digest) <= time.time()
+    assert store.index.last_use(digest) <= time.time()
 
 
 def test_what_nobody_takes_in_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_MOST_USES", 2)
+    monkeypatch.setattr(store_module, "_MOST_USES", 2)
     monkeypatch.setattr(use_log, "_MOST_FILES", 3)
     for _ in range(5):
         for digest in _digests(store):

@@ -343,9 +343,9 @@ def test_directories_cannot_be_opened_nor_files_read_as_links(store: Store, view
 
 def test_a_lost_blob_is_said_to_be_lost(store: Store, view: View) -> None:
     commit(store, capture(store, b"x", ID))
-    artifact = store.artifact(1, Kind.EXECUTABLE)
+    artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact
-    os.unlink(store.blob_path(artifact.digest))
+    os.unlink(store.blobs.path(artifact.digest))
     with pytest.raises(IntegrityError):
         view.open(_walk(view, "abcdef0123/elf"))
 

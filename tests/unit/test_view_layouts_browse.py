@@ -224,7 +224,7 @@ def test_what_is_about_to_be_removed_is_not_listed(
     store: Store, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
-    monkeypatch.setattr(store, "kinds", lambda ordinal: 0)
+    monkeypatch.setattr(store.index, "kinds", lambda ordinal: 0)
     for path in (b"by-name/app", b"by-path/usr/bin/app"):
         assert list(view.children(_node(view, path))) == []
         assert view.lookup(_node(view, path), HEX) == 0
@@ -785,13 +785,13 @@ def test_not_everything_in_a_container_is_looked_through(
     assert _names(view, b"containers", AS_BOB) == set()
     monkeypatch.setattr("buildidfs.view.visible._MOST_LOOKED_AT", 8)
     asked = set()
-    real = store.origins
+    real = store.index.origins
 
     def origins(ordinal: int) -> list[OriginRecord]:
         asked.add(ordinal)
         return real(ordinal)
 
-    monkeypatch.setattr(store, "origins", origins)
+    monkeypatch.setattr(store.index, "origins", origins)
     assert _names(view, b"containers", AS_BOB) == set()
     assert 0 < len(asked) <= 8
     asked.clear()

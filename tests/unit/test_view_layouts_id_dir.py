@@ -32,11 +32,11 @@ def package(store: Store, content: bytes = b"package", owner: BuildId = OWNER) -
     assert kept_under is not None
     at = sighting(b"/app/bin/hot.dwp")
     store.commit([capture(store, content, kept_under, at=at, kinds=[Kind.DEBUGINFO])])
-    return store.ordinal(kept_under) or 0
+    return store.index.ordinal(kept_under) or 0
 
 
 def directory(store: Store) -> int:
-    return nodes.of_id(store.ordinal(OWNER) or 0)
+    return nodes.of_id(store.index.ordinal(OWNER) or 0)
 
 
 def test_without_a_package_there_are_no_names(store: Store) -> None:
@@ -59,7 +59,7 @@ def test_names(store: Store) -> None:
 
 def test_names_that_a_commit_brings(store: Store) -> None:
     view = View(store)
-    before = {(parent, name) for parent, name, _ in view.spellings(store.ordinal(OWNER) or 0)}
+    before = {(parent, name) for parent, name, _ in view.spellings(store.index.ordinal(OWNER) or 0)}
     assert not [name for _, name in before if name.endswith(b".dwp")]
     ordinal = package(store)
     brought = {(parent, name) for parent, name, _ in view.spellings(ordinal)}
@@ -67,7 +67,9 @@ def test_names_that_a_commit_brings(store: Store) -> None:
     # seen at one more place, the binary has one more name
     other = capture(store, b"binary", OWNER, at=sighting(b"/app/bin/cold"))
     store.commit([other])
-    brought = {(parent, name) for parent, name, _ in view.spellings(store.ordinal(OWNER) or 0)}
+    brought = {
+        (parent, name) for parent, name, _ in view.spellings(store.index.ordinal(OWNER) or 0)
+    }
     assert (directory(store), b"cold.dwp") in brought
     assert view.lookup(directory(store), b"cold.dwp")
 
@@ -102,5 +104,5 @@ def test_a_build_id_too_long_for_a_package(tmp_path: Path) -> None:
     long_one = BuildId(bytes(range(120)))
     with Store.create(tmp_path / "store") as store:
         store.commit([capture(store, b"binary", long_one)])
-        node = nodes.of_id(store.ordinal(long_one) or 0)
+        node = nodes.of_id(store.index.ordinal(long_one) or 0)
         assert View(store).lookup(node, b"elf.dwp") == nodes.ABSENT

@@ -133,9 +133,9 @@ def test_a_file_that_was_written_to(store: Store, view: View) -> None:
     node = view.lookup_slowly(directory(view), b".debug_info")
     with contextlib.closing(view.open(node)) as opened:
         assert opened.blob is not None
-        artifact = store.artifact(1, Kind.EXECUTABLE)
+        artifact = store.index.artifact(1, Kind.EXECUTABLE)
         assert artifact is not None
-        path = store.blob_path(artifact.digest)
+        path = store.blobs.path(artifact.digest)
         os.chmod(path, 0o600)
         with open(path, "r+b") as blob:
             blob.write(b"x")

@@ -203,7 +203,7 @@ def test_one_file_of_many_is_enough(store: Store, view: View) -> None:
         capture(store, b"4", b"\x02\x02", at=public),
         capture(store, b"5", b"\x03\x03", at=private),
     )
-    assert store.variants(2, Kind.EXECUTABLE)[0].uid == ALICE
+    assert store.index.variants(2, Kind.EXECUTABLE)[0].uid == ALICE
     assert _names(view, "", AS_BOB) == FIXED | {"0101", "0202"}
 
 
@@ -228,14 +228,14 @@ def test_damage_is_not_shown_and_hides_nothing_else(
     store: Store, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fill(store)
-    real = store.artifact
+    real = store.index.artifact
 
     def artifact(ordinal: int, kind: int) -> object:
         if ordinal == 1:
             raise IntegrityError("row")
         return real(ordinal, kind)
 
-    monkeypatch.setattr(store, "artifact", artifact)
+    monkeypatch.setattr(store.index, "artifact", artifact)
     assert _names(view, "", AS_BOB) == FIXED | {"1005"}
 
 
@@ -302,7 +302,7 @@ def test_every_variant_of_every_kind(store: Store, view: View) -> None:
         content.close()
     assert set(found) == {b"one", b"two", b"three", b"four"}
     assert {name for _, _, name in found.values()} == {
-        artifact.digest.hex() for kind in Kind for artifact in store.variants(1, kind)
+        artifact.digest.hex() for kind in Kind for artifact in store.index.variants(1, kind)
     }
     assert (found[b"one"][0].mode, found[b"one"][0].uid) == (stat.S_IFREG | 0o511, ALICE)
     assert found[b"two"][0].mtime_ns == 77
@@ -378,7 +378,7 @@ def test_what_is_removed_is_nowhere(store: Store, view: View) -> None:
         capture(store, b"2", b"\x10\x01", at=sighting(b"/usr/bin/a")),
         capture(store, b"3", b"\x10\x02", at=sighting(b"/usr/bin/b")),
     )
-    variants = {artifact.digest for artifact in store.variants(1, Kind.EXECUTABLE)}
+    variants = {artifact.digest for artifact in store.index.variants(1, Kind.EXECUTABLE)}
     directory = _walk(view, "1001/variants")
     store.remove([min(variants)])
     assert _names(view, "1001/variants", None) == {max(variants).hex()}
@@ -395,7 +395,7 @@ def test_what_is_about_to_be_removed_is_nowhere(
 ) -> None:
     """Its rows stay until the kernel was told, and must not be shown meanwhile."""
     commit(store, capture(store, b"1", b"\x10\x01", at=sighting(b"/usr/bin/a")))
-    monkeypatch.setattr(store, "kinds", lambda ordinal: 0)
+    monkeypatch.setattr(store.index, "kinds", lambda ordinal: 0)
     for directory, name in (
         (nodes.of_id(1), b"variants"),
         (nodes.DEBUG_BUCKET + 0x10, b"01"),

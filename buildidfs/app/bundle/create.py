@@ -59,10 +59,12 @@ def collect(
     supplements: dict[BuildId, AltLink] = {}
     while waiting:
         build_id = waiting.pop()
-        ordinal = store.ordinal(build_id)
-        found = [store.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
+        ordinal = store.index.ordinal(build_id)
+        found = (
+            [store.index.artifact(ordinal, kind) for kind in Kind] if ordinal is not None else []
+        )
         artifacts = [artifact for artifact in found if artifact is not None]
-        origins = store.origins(ordinal) if ordinal is not None else []
+        origins = store.index.origins(ordinal) if ordinal is not None else []
         if build_id in wanted:
             path = _path(store, build_id, origins, wanted[build_id])
             absent += _missing(build_id, artifacts, path)
@@ -126,7 +128,7 @@ def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: b
     """A path of a build ID for the list of what is absent: one where it was seen, or ``given``."""
     path = origins[0].origin.path if origins else given
     if not path:
-        rows = store.journal_of(build_id)
+        rows = store.journal.of(build_id)
         path = rows[0].path if rows else b""
     return path.decode("utf-8", "replace")
 

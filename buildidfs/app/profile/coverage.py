@@ -136,10 +136,10 @@ class Holdings:
 
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
         store = self._store
-        ordinal = store.ordinal(build_id)
+        ordinal = store.index.ordinal(build_id)
         if ordinal is None:
             return False, Quality.NONE, False, NOT_CAPTURED
-        found = {kind: store.artifact(ordinal, kind) for kind in Kind}
+        found = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
         held = {kind: artifact for kind, artifact in found.items() if artifact is not None}
         if not held:
             return False, Quality.NONE, False, NOT_CAPTURED

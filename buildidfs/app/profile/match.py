@@ -253,7 +253,7 @@ class Matcher:
         for each in _origins(self._store, path):
             seen.add((each.build_id, each.mnt_ns_id, each.container))
             yield each
-        for row in self._store.journal_at(None, path):
+        for row in self._store.journal.at(None, path):
             if (row.build_id, row.mnt_ns_id, row.container) not in seen:
                 yield Candidate(
                     row.build_id,
@@ -272,13 +272,13 @@ def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
     Each build ID comes with the path at which it was seen last under that name.
     """
     name = os.path.basename(plain(path))
-    number = store.path_child(NAMES, name) if name else None
+    number = store.paths.child(NAMES, name) if name else None
     if number is None:
         return []
     found: list[tuple[BuildId, bytes]] = []
-    for ordinal in islice(store.file_name_ids(number), _MOST_NAMESAKES):
-        build_id = store.build_id(ordinal)
-        paths = (record.origin.path for record in store.origins(ordinal))
+    for ordinal in islice(store.file_names.ids(number), _MOST_NAMESAKES):
+        build_id = store.index.build_id(ordinal)
+        paths = (record.origin.path for record in store.index.origins(ordinal))
         at = next((each for each in paths if os.path.basename(each) == name), None)
         if build_id is not None and at is not None:
             found.append((build_id, at))
@@ -300,15 +300,15 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
     """What was captured at a path."""
     number = 0
     for name in filter(None, path.split(b"/")):
-        child = store.path_child(number, name)
+        child = store.paths.child(number, name)
         if child is None:
             return
         number = child
-    for ordinal in store.path_ids(number):
-        build_id = store.build_id(ordinal)
+    for ordinal in store.paths.ids(number):
+        build_id = store.index.build_id(ordinal)
         if build_id is None:
             continue
-        for record in store.origins(ordinal):
+        for record in store.index.origins(ordinal):
             origin = record.origin
             if origin.path == path:
                 yield Candidate(

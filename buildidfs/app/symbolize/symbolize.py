@@ -153,11 +153,13 @@ class Symbolizer:
     def _choose(self, build_id: BuildId) -> _File:
         """The files with symbols, the best first; addresses are those of the executable."""
         store = self._store
-        ordinal = store.ordinal(build_id)
-        if ordinal is None or not store.kinds(ordinal):
+        ordinal = store.index.ordinal(build_id)
+        if ordinal is None or not store.index.kinds(ordinal):
             return _File([], why=NEVER_CAPTURED)
-        executable = store.artifact(ordinal, Kind.EXECUTABLE) or store.artifact(ordinal, Kind.VDSO)
-        debuginfo = store.artifact(ordinal, Kind.DEBUGINFO)
+        executable = store.index.artifact(ordinal, Kind.EXECUTABLE) or store.index.artifact(
+            ordinal, Kind.VDSO
+        )
+        debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
         found = [each for each in (debuginfo, executable) if each is not None]
         if not found:
             return _File([], why=NO_ELF_FILE)
@@ -178,8 +180,8 @@ class Symbolizer:
         if not isinstance(described, ElfFile) or described.altlink is None:
             return None
         build_id = described.altlink.build_id
-        ordinal = self._store.ordinal(build_id)
-        found = None if ordinal is None else self._store.artifact(ordinal, Kind.DEBUGINFO)
+        ordinal = self._store.index.ordinal(build_id)
+        found = None if ordinal is None else self._store.index.artifact(ordinal, Kind.DEBUGINFO)
         if found is None or is_withheld(found, artifact):
             return None
         return build_id, found

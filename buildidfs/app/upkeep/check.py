@@ -235,7 +235,7 @@ def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes
     host, seen = machine.host_name(), set()
     for digest in digests:
         for ordinal in store.checker().ordinals_of(digest):
-            for record in store.origins(ordinal):
+            for record in store.index.origins(ordinal):
                 origin = record.origin
                 here = origin.container in ("", container) and origin.host in ("", host)
                 if here and record.digest == digest and origin.path not in seen:

@@ -153,5 +153,5 @@ def _copy_verified(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
 
 
 def _damaged(store: Store, artifact: Artifact) -> IntegrityError:
-    where = show(store.blob_path(artifact.digest))
+    where = show(store.blobs.path(artifact.digest))
     return IntegrityError(f"{where}: its bytes do not match their digest; capture the file again")

@@ -21,7 +21,7 @@ from buildidfs.store.errors import show
 from buildidfs.store.schema import raw, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from buildidfs.model import Digest
     from buildidfs.store.blobs.files import Blobs, Staged
@@ -43,19 +43,31 @@ class OpenBlob(NamedTuple):
 class VerifiedBlobs:
     """Opens blobs of a store. May be used from several threads."""
 
-    def __init__(self, environment: Environment, blobs: Blobs) -> None:
+    def __init__(self, environment: Environment, files: Blobs) -> None:
         self._env = environment
         self._rows = environment.tables["digests"]
-        self._blobs = blobs
+        self.files = files
         # In what form the bytes were right, if they were, by digest, and of which file.
         self._read: dict[Digest, tuple[BlobFile, int | None]] = {}
+
+    def path(self, digest: Digest) -> bytes:
+        """Absolute path of a blob's file, whether it exists or not."""
+        return self.files.path(digest)
+
+    def size(self, digest: Digest) -> int | None:
+        """Size of a blob's file in bytes; None if there is none."""
+        return self.files.size(digest)
+
+    def names(self) -> Iterable[Digest]:
+        """Every blob that has a file, in no order."""
+        return self.files.names()
 
     def open_now(self, digest: Digest) -> OpenBlob | None:
         """A blob's file; None if all of it has to be read first.
 
         Raises `IntegrityError` when it is gone, or is known to have other bytes.
         """
-        fd = self._blobs.open(digest)
+        fd = self.files.open(digest)
         try:
             status = os.fstat(fd)
             row = self._env.get(self._rows, digest)
@@ -85,7 +97,7 @@ class VerifiedBlobs:
         opened = self.open_now(digest)
         if opened is not None:
             return opened
-        fd = self._blobs.open(digest)
+        fd = self.files.open(digest)
         try:
             form = self.form_of(digest, fd)
             if form is None:
@@ -126,7 +138,7 @@ class VerifiedBlobs:
         except OSError as error:
             if error.errno == errno.EIO:  # the disk cannot read it, or fs-verity refuses to
                 return False
-            where = show(self._blobs.path(digest))
+            where = show(self.files.path(digest))
             raise StoreError(f"{where}: {error.strerror}") from error
 
     def read(self, digest: Digest) -> tuple[BlobFile, int | None] | None:
@@ -135,13 +147,13 @@ class VerifiedBlobs:
 
     def is_untouched(self, digest: Digest) -> bool:
         """Whether the file of a blob is the one that was written, as far as stat(2) tells."""
-        file, row = self._blobs.file(digest), self._env.get(self._rows, digest)
+        file, row = self.files.file(digest), self._env.get(self._rows, digest)
         return file is not None and row is not None and raw.is_file(row, *file)
 
     def standing(self, staged: Staged) -> Standing:
         """What lies under the name that staged bytes are to get; may read all of it."""
         digest = staged.digest
-        if self._blobs.file(digest) is None:
+        if self.files.file(digest) is None:
             return Standing.MISSING
         if self.is_untouched(digest):
             return Standing.KEPT
@@ -153,7 +165,7 @@ class VerifiedBlobs:
 
     def _damaged(self, digest: Digest) -> IntegrityError:
         return IntegrityError(
-            f"blob {digest} of {show(self._blobs.root)} has not the bytes that were captured:"
+            f"blob {digest} of {show(self.files.root)} has not the bytes that were captured:"
             " run buildidfs check --repair"
         )
 

@@ -18,13 +18,13 @@ from buildidfs.store.errors import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.store.index.reading import Reader
+    from buildidfs.store.store import Store
 
 _CHUNK: Final = 1 << 20
 
 
 def write(
-    store: Reader,
+    store: Store,
     manifest: bundle_archive.Manifest,
     inputs: Sequence[int],
     fd: int,

@@ -224,7 +224,7 @@ def _text(raw: bytes) -> str:
 
 
 class ContainerTree:
-    """Reads of the tables; see the containers section of `Reader`."""
+    """The containers that files are known of, and the tree of files of each."""
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -242,12 +242,12 @@ class ContainerTree:
         return None if value is None else int.from_bytes(value, "big")
 
     @whole
-    def container(self, number: int) -> Container | None:
+    def get(self, number: int) -> Container | None:
         """The container with that number."""
         value = self._env.get(self._containers, schema.U32.pack(number))
         return None if value is None else unpack_container(number, value)[0]
 
-    def every(self, after: int) -> Iterator[Container]:
+    def every(self, after: int = 0) -> Iterator[Container]:
         """All containers in order of numbers, behind ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
             try:
@@ -266,7 +266,7 @@ class ContainerTree:
         entry = unpack_entry(key, value)
         return entry if entry.name == name else None
 
-    def children(self, container: int, directory: int, after: int) -> Iterator[ContainerEntry]:
+    def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
         """What is in a directory of a container, in order of offsets, behind ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):

@@ -36,7 +36,7 @@ class Journal:
         self._rows = environment.tables["journal"]
         self._recent = environment.tables["recent"]
 
-    def since(self, since_ns: int) -> Iterator[JournalRecord]:
+    def since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
         """Rows last seen at ``since_ns`` or later, in order of last seen.
 
         No transaction is held while the caller works: what is seen again meanwhile comes again.
@@ -75,8 +75,13 @@ class Journal:
         return records, keys[-1] if len(keys) == _ROWS else None
 
     @whole
-    def at(self, mnt_ns_id: int | None, path: bytes, boot: bytes | None) -> list[JournalRecord]:
-        """What was seen at a path in a mount namespace or (None) in any, last seen first."""
+    def at(
+        self, mnt_ns_id: int | None, path: bytes, boot: bytes | None = None
+    ) -> list[JournalRecord]:
+        """The rows of a path in a mount namespace or (None) in any, last seen first.
+
+        ``boot`` is a boot ID; None looks at all boots, among which the number is ambiguous.
+        """
         if mnt_ns_id is None:
             prefix = fingerprint(path)
         else:

@@ -57,7 +57,7 @@ def components(path: bytes) -> list[bytes] | None:
 
 
 class PathTree:
-    """Reads of the tree; see the paths section of `Store`."""
+    """The paths that files were seen at, by number. Path 0 is the root."""
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -82,7 +82,7 @@ class PathTree:
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
         return value is not None and len(value) > schema.U32.size
 
-    def children(self, parent: int, after: bytes | None) -> Iterator[tuple[bytes, int]]:
+    def children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
         """(name, number) in order of names, behind ``after``."""
         prefix = schema.U32.pack(parent)
         start = None if after is None else prefix + after
@@ -105,29 +105,16 @@ class PathTree:
             names.append(name)
         return b"/" + b"/".join(reversed(names))
 
-    def ids(self, number: int, after: int) -> Iterator[int]:
+    def ids(self, number: int, after: int = 0) -> Iterator[int]:
         """Ordinals seen at exactly that path, behind ``after``."""
-        return self._hanging(self._pathids, number, after)
+        return self.hanging(self._pathids, number, after)
 
-    def named(self, number: int, after: int) -> Iterator[int]:
-        """Ordinals seen at any path with that last name (a child of `NAMES`), behind ``after``."""
-        return self._hanging(self._nameids, number, after)
-
-    def has_named(self, number: int, ordinal: int) -> bool:
-        """Whether that build ID was seen at such a path."""
-        key = schema.PATH_ORDINAL.pack(number, ordinal)
-        return self._env.get(self._nameids, key) is not None
-
-    def is_named_publicly(self, number: int, ordinal: int) -> bool:
-        """Whether that was at one where everybody could read it."""
-        value = self._env.get(self._nameids, schema.PATH_ORDINAL.pack(number, ordinal))
-        return value is not None and len(value) > schema.U16.size
-
-    def is_public_at(self, number: int, ordinal: int) -> bool:
-        """Whether that build ID was seen at a path where everybody could read it."""
+    def has_publicly(self, number: int, ordinal: int) -> bool:
+        """Return True if everybody could read a file of that build ID at that path."""
         return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
 
-    def _hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
+    def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
+        """Ordinals that hang from a path in a table, behind ``after``."""
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             try:
@@ -137,9 +124,45 @@ class PathTree:
             yield ordinal
 
     def has(self, number: int, ordinal: int) -> bool:
-        """Whether that build ID was seen at exactly that path."""
+        """Return True if that build ID was seen at exactly that path."""
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         return self._env.get(self._pathids, key) is not None
+
+
+class FileNames:
+    """The last names of those paths, by number."""
+
+    def __init__(self, environment: Environment, paths: PathTree) -> None:
+        self._env = environment
+        self._paths = paths
+        self._nameids = environment.tables["nameids"]
+
+    def number(self, name: bytes) -> int | None:
+        """The number of a file name."""
+        return self._paths.child(NAMES, name)
+
+    def every(self, after: int = 0) -> Iterator[tuple[bytes, int]]:
+        """(name, number) of all file names in order of names, behind the one of that number."""
+        found = self._paths.parent(after) if after else (NAMES, None)
+        return iter(()) if found is None else self._paths.children(NAMES, found[1])
+
+    def ids(self, number: int, after: int = 0) -> Iterator[int]:
+        """Ordinals seen at a path with that file name, behind ``after``."""
+        return self._paths.hanging(self._nameids, number, after)
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Return True if that build ID was seen at a path with that file name."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._env.get(self._nameids, key) is not None
+
+    def is_public(self, name: bytes) -> bool:
+        """Return True if everybody could read some file with that name."""
+        return self._paths.is_public(NAMES, name)
+
+    def has_publicly(self, number: int, ordinal: int) -> bool:
+        """Return True if everybody could read a file of that build ID with that file name."""
+        value = self._env.get(self._nameids, schema.PATH_ORDINAL.pack(number, ordinal))
+        return value is not None and len(value) > schema.U16.size
 
 
 class PathWriter:

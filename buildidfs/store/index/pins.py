@@ -47,25 +47,31 @@ def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
 
 def unpin_name(env: Environment, name: bytes) -> int:
     """Take back all pins with a name; returns how many there were. Looks at every pin."""
-    return _delete(env, [schema.pin_key(each.build_id, name) for each in every(env, name)])
+    return _delete(env, [schema.pin_key(each.build_id, name) for each in Pins(env).every(name)])
 
 
-def every(env: Environment, name: bytes | None = None) -> Iterator[Pin]:
-    """All pins, or those with one name, in order of length and value of the build IDs."""
-    for key, value in Index(env).rows(env.tables["pins"], b"", None):
-        build_id, named = schema.pin_of(key)
-        if name is None or named == name:
-            yield Pin(build_id, named, int.from_bytes(value, "big"))
+class Pins:
+    """Reads of the pins."""
 
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
 
-@whole
-def of(env: Environment, build_id: BuildId) -> list[Pin]:
-    """The pins of one build ID."""
-    with env.read() as txn:
-        rows = list(prefixed(txn, env.tables["pins"], schema.pin_key(build_id, b"")))
-    return [
-        Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big")) for key, value in rows
-    ]
+    def every(self, name: bytes | None = None) -> Iterator[Pin]:
+        """All pins, or those with one name, in order of length and value of the build IDs."""
+        for key, value in Index(self._env).rows(self._env.tables["pins"], b"", None):
+            build_id, named = schema.pin_of(key)
+            if name is None or named == name:
+                yield Pin(build_id, named, int.from_bytes(value, "big"))
+
+    @whole
+    def of(self, build_id: BuildId) -> list[Pin]:
+        """The pins of one build ID."""
+        with self._env.read() as txn:
+            rows = list(prefixed(txn, self._env.tables["pins"], schema.pin_key(build_id, b"")))
+        return [
+            Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big"))
+            for key, value in rows
+        ]
 
 
 def _delete(env: Environment, keys: Sequence[bytes]) -> int:

@@ -199,7 +199,7 @@ class Index:
         found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
         return sorted(found, key=lambda artifact: rank(artifact, executable))
 
-    def variants_after(self, ordinal: int, kind: int, after: int) -> Iterator[Artifact]:
+    def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
         """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
         best = self.artifact(ordinal, kind)
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
@@ -333,7 +333,7 @@ class Index:
 
     # --- listings --------------------------------------------------------------------------
 
-    def build_ids_from(self, after: int) -> Iterator[tuple[int, BuildId]]:
+    def build_ids_from(self, after: int = 0) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
         start = schema.U64.pack(after) + b"\0"
         build_id_of = schema.build_id_of
@@ -347,7 +347,7 @@ class Index:
             yield ordinal, build_id_of(value)
 
     def build_ids_with_prefix(
-        self, prefix: bytes, after: bytes | None
+        self, prefix: bytes, after: bytes | None = None
     ) -> Iterator[tuple[BuildId, int]]:
         """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
         start = prefix if after is None or after < prefix else after + b"\0"
@@ -361,7 +361,9 @@ class Index:
                 raise _crossed(f"build ID {build_id}")
             yield build_id, int.from_bytes(value, "big")
 
-    def supplementaries(self, prefix: bytes, after: bytes | None) -> Iterator[tuple[bytes, int]]:
+    def supplementaries(
+        self, prefix: bytes = b"", after: bytes | None = None
+    ) -> Iterator[tuple[bytes, int]]:
         """(name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
             try:
@@ -372,7 +374,10 @@ class Index:
                 yield key, ordinal
 
     def match(self, text: str) -> BuildId:
-        """The only build ID whose hex digits start with ``text``, or are exactly that."""
+        """The only build ID whose hex digits start with ``text``, or are exactly that.
+
+        Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
+        """
         digits = text.lower()
         if not digits or any(digit not in "0123456789abcdef" for digit in digits):
             raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")

@@ -24,8 +24,8 @@ import msgspec
 from buildidfs import names
 from buildidfs.linux import machine, namespaces, statx
 from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
-from buildidfs.store.index import pins
 from buildidfs.store.index.journal import Journal
+from buildidfs.store.index.pins import Pins
 from buildidfs.store.index.queries import Index
 from buildidfs.store.schema import schema
 from buildidfs.store.write.last_used import CLASSES, UseWriter
@@ -100,6 +100,7 @@ class Candidates:
     ) -> None:
         self._env = env
         self._index = Index(env)
+        self._pins = Pins(env)
         self._min_age = min_age
         self._altlinks = altlinks
         self._links: dict[Digest, BuildId | None] = {}
@@ -249,7 +250,7 @@ class Candidates:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
                 continue
-            found = pins.of(self._env, names.package_owner(build_id) or build_id)
+            found = self._pins.of(names.package_owner(build_id) or build_id)
             if found and self._is_protected(ordinal, kind, variant):
                 name = found[0].name
                 return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED
@@ -270,7 +271,7 @@ class Candidates:
         return self._needed
 
     def _all_needed(self) -> Iterator[BuildId]:
-        for pin in pins.every(self._env):
+        for pin in self._pins.every():
             ordinal = self._index.ordinal(pin.build_id)
             if ordinal is None:
                 continue

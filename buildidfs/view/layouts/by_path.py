@@ -43,44 +43,44 @@ class Paths:
     def seen_at(self, path: int, name: bytes) -> int | None:
         """The ordinal of the build ID that ``name`` spells, if it was seen at a path."""
         build_id = names.parse(name)
-        ordinal = None if build_id is None else self._store.ordinal(build_id)
-        if ordinal is None or not self._store.path_has(path, ordinal):
+        ordinal = None if build_id is None else self._store.index.ordinal(build_id)
+        if ordinal is None or not self._store.paths.has(path, ordinal):
             return None
-        return ordinal if self._store.kinds(ordinal) & self._kinds else None
+        return ordinal if self._store.index.kinds(ordinal) & self._kinds else None
 
     def ids(self, path: int, after: int) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) of what was seen at a path, behind the ordinal ``after``."""
-        for ordinal in self._store.path_ids(path, after):
-            build_id = self._store.build_id(ordinal)
-            if build_id is not None and self._store.kinds(ordinal) & self._kinds:
+        for ordinal in self._store.paths.ids(path, after):
+            build_id = self._store.index.build_id(ordinal)
+            if build_id is not None and self._store.index.kinds(ordinal) & self._kinds:
                 yield ordinal, build_id
 
     def directories(self, path: int, after: int) -> Iterator[tuple[bytes, int]]:
         """(name, number) of the paths in a path, behind the one with the number ``after``."""
         last = None
         if after > 0:
-            found = self._store.path_parent(after)
+            found = self._store.paths.parent(after)
             if found is None:
                 return
             last = found[1]
-        for name, number in self._store.path_children(path, last):
+        for name, number in self._store.paths.children(path, last):
             if self.seen_at(path, name) is None:
                 yield name, number
 
     def is_public(self, path: int, name: bytes, ordinal: int) -> bool:
         """Whether everybody may know of an entry of a path: a build ID, if it is not 0."""
         if ordinal:
-            return self._store.path_has_publicly(path, ordinal)
-        return self._store.path_is_public(path, name)
+            return self._store.paths.has_publicly(path, ordinal)
+        return self._store.paths.is_public(path, name)
 
     def places(
         self, path: int, name: bytes, ordinal: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
         """What tells places that such an entry stands for, and the build IDs that may have one."""
-        full = self._store.path_bytes(path).rstrip(b"/")
+        full = self._store.paths.spelled(path).rstrip(b"/")
         if ordinal:
             return lambda seen: _normal(seen) == full, (ordinal,)
-        child = self._store.path_child(path, name)
+        child = self._store.paths.child(path, name)
         below = full + b"/" + name + b"/"
         ordinals = self.below(child) if child else ()
         return lambda seen: (_normal(seen) + b"/").startswith(below), ordinals
@@ -89,7 +89,7 @@ class Paths:
         """How many names lead to a path."""
         depth = 0
         while path != ROOT and depth < _DEPTH_MAX:
-            found = self._store.path_parent(path)
+            found = self._store.paths.parent(path)
             if found is None:
                 return depth
             path, depth = found[0], depth + 1
@@ -103,13 +103,13 @@ class Paths:
             if number is None:
                 levels.pop()
                 continue
-            for ordinal in (0, *itertools.islice(self._store.path_ids(number), most)):
+            for ordinal in (0, *itertools.islice(self._store.paths.ids(number), most)):
                 most -= 1
                 if most < 0:
                     return
                 if ordinal:
                     yield ordinal
-            levels.append(child for _, child in self._store.path_children(number))
+            levels.append(child for _, child in self._store.paths.children(number))
 
 
 def _normal(path: bytes) -> bytes:
@@ -138,7 +138,7 @@ class ByPath:
         ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
             return _link(ordinal, self._paths.depth(path) + 1)
-        child = self._store.path_child(path, name)
+        child = self._store.paths.child(path, name)
         return nodes.of_browsing(nodes.FORM_PATH, within=child) if child else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
@@ -173,34 +173,34 @@ class ByName:
         """The node of an entry, `nodes.ABSENT` if there is none."""
         number = nodes.number_of(node)
         if number == ROOT:
-            found = self._store.file_name(name)
+            found = self._store.file_names.number(name)
             return nodes.of_browsing(nodes.FORM_NAME, within=found) if found else nodes.ABSENT
         build_id = names.parse(name)
-        ordinal = None if build_id is None else self._store.ordinal(build_id)
-        if ordinal is None or not self._store.file_name_has(number, ordinal):
+        ordinal = None if build_id is None else self._store.index.ordinal(build_id)
+        if ordinal is None or not self._store.file_names.has(number, ordinal):
             return nodes.ABSENT
-        return _link(ordinal, _NAME_DEPTH) if self._store.kinds(ordinal) else nodes.ABSENT
+        return _link(ordinal, _NAME_DEPTH) if self._store.index.kinds(ordinal) else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries whose offset is beyond ``after``: name, node, offset."""
         number = nodes.number_of(node)
         if number == ROOT:
             # Whoever asks for more has made up the number.
-            known = self._store.file_names(after) if after <= nodes.NUMBER_MASK else ()
+            known = self._store.file_names.every(after) if after <= nodes.NUMBER_MASK else ()
             for name, found in known:
                 yield name, nodes.of_browsing(nodes.FORM_NAME, within=found), found
             return
-        for ordinal in self._store.file_name_ids(number, after):
-            build_id = self._store.build_id(ordinal)
-            if build_id is not None and self._store.kinds(ordinal):
+        for ordinal in self._store.file_names.ids(number, after):
+            build_id = self._store.index.build_id(ordinal)
+            if build_id is not None and self._store.index.kinds(ordinal):
                 yield names.spell(build_id), _link(ordinal, _NAME_DEPTH), ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
         """Whether everybody may know of an entry."""
         number = nodes.number_of(node)
         if number == ROOT:
-            return self._store.file_name_is_public(name)
-        return self._store.file_name_has_publicly(number, nodes.ordinal_of(child))
+            return self._store.file_names.is_public(name)
+        return self._store.file_names.has_publicly(number, nodes.ordinal_of(child))
 
     def places(
         self, node: int, name: bytes, child: int
@@ -208,9 +208,9 @@ class ByName:
         """What tells places that an entry stands for, and the build IDs that may have one."""
         number = nodes.number_of(node)
         if number == ROOT:
-            ordinals: Iterable[int] = self._store.file_name_ids(nodes.number_of(child))
+            ordinals: Iterable[int] = self._store.file_names.ids(nodes.number_of(child))
         else:
-            found = self._store.path_parent(number)
+            found = self._store.paths.parent(number)
             name = b"" if found is None else found[1]
             ordinals = (nodes.ordinal_of(child),)
         return lambda path: os.path.basename(path.rstrip(b"/")) == name, ordinals
@@ -218,7 +218,7 @@ class ByName:
 
 def target(store: Store, node: int) -> bytes:
     """Where a link to a directory of a build ID leads; empty if that is gone."""
-    build_id = store.build_id(nodes.ordinal_of(node))
+    build_id = store.index.build_id(nodes.ordinal_of(node))
     depth = node & nodes.DETAIL_MASK
     if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # one that was made up
         return b""

@@ -79,13 +79,13 @@ class Containers:
 
     def lookup_container(self, name: bytes) -> int:
         """The node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
-        number = self._store.container_number(name)
+        number = self._store.containers.number(name)
         return nodes.of_browsing(nodes.FORM_CONTAINER, number) if number else nodes.ABSENT
 
     def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of ``containers`` whose offset is beyond ``after``: name, node, offset."""
         # Whoever asks for more has made up the number.
-        known = self._store.containers(after) if after <= nodes.NUMBER_MASK else ()
+        known = self._store.containers.every(after) if after <= nodes.NUMBER_MASK else ()
         for container in known:
             node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
             yield container.name, node, container.number
@@ -109,12 +109,12 @@ class Containers:
 
     def exists(self, node: int) -> bool:
         """Whether there is still a container that a node is of."""
-        return self._store.container(nodes.container_of(node)[0]) is not None
+        return self._store.containers.get(nodes.container_of(node)[0]) is not None
 
     def text(self, node: int) -> bytes:
         """What is in one of the files that tell of a container; empty if that is not known."""
         number, which = nodes.container_of(node)
-        container = self._store.container(number)
+        container = self._store.containers.get(number)
         if container is None or which >= len(_TEXTS):
             return b""
         return _told(container)[_TEXTS[which]]
@@ -124,7 +124,7 @@ class Containers:
     def lookup_file(self, node: int, name: bytes) -> int:
         """The node of an entry of a directory below ``root``."""
         container, directory = nodes.container_of(node)
-        entry = self._store.container_child(container, directory, name)
+        entry = self._store.containers.child(container, directory, name)
         if entry is not None:
             return self._entry(container, entry)
         alias = self._alias(container, directory, name)
@@ -138,14 +138,14 @@ class Containers:
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of a directory below ``root``: name, node, offset."""
         container, directory = nodes.container_of(node)
-        for entry in self._store.container_children(container, directory, after):
+        for entry in self._store.containers.children(container, directory, after):
             found = self._entry(container, entry)
             if found:
                 yield entry.name, found, entry.offset
 
     def is_public(self, node: int) -> bool:
         """Whether everybody may know of a container."""
-        container = self._store.container(nodes.container_of(node)[0])
+        container = self._store.containers.get(nodes.container_of(node)[0])
         return container is not None and container.public
 
     def is_public_file(self, node: int, name: bytes) -> bool:
@@ -171,7 +171,7 @@ class Containers:
             places = iter((found,))
             if entry.directory:
                 places = self._below(number, entry.directory)
-        container = self._store.container(number)
+        container = self._store.containers.get(number)
         if container is not None:
             for directory, entry in places:
                 yield self._is_known(container, directory, entry, reader)
@@ -181,7 +181,7 @@ class Containers:
         directory that it is in.
         """
         container, directory = nodes.container_of(node)
-        entry = self._store.container_child(container, directory, name)
+        entry = self._store.containers.child(container, directory, name)
         if entry is not None:
             return directory, entry
         alias = self._alias(container, directory, name)
@@ -200,7 +200,7 @@ class Containers:
                 directory = entry.directory
                 if not directory:
                     return None
-            entry = self._store.container_child(container, directory, name)
+            entry = self._store.containers.child(container, directory, name)
             if entry is None:
                 return None
         return None if entry is None else (directory, entry)
@@ -210,7 +210,7 @@ class Containers:
         waiting = [directory]
         while waiting:
             at = waiting.pop()
-            for entry in self._store.container_children(container, at):
+            for entry in self._store.containers.children(container, at):
                 if entry.directory:
                     waiting.append(entry.directory)
                 else:
@@ -220,7 +220,7 @@ class Containers:
         self, container: Container, directory: int, entry: ContainerEntry, reader: Reader
     ) -> bool:
         """Whether a reader could have read a file at its place in a container."""
-        artifact = self._store.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+        artifact = self._store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
         if artifact is None:
             return False
         return any(
@@ -228,7 +228,7 @@ class Containers:
             and may_see(reader, record.origin)
             and is_of(container, record.origin)
             and self._resolved(container.number, record.origin.path) == (directory, entry)
-            for record in self._store.origins(entry.ordinal)
+            for record in self._store.index.origins(entry.ordinal)
         )
 
     def target(self, node: int) -> bytes:
@@ -250,7 +250,7 @@ class Containers:
     def _entry(self, container: int, entry: ContainerEntry) -> int:
         if entry.directory:
             return nodes.of_browsing(nodes.FORM_CONTENTS, container, entry.directory)
-        artifact = self._store.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+        artifact = self._store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
         return nodes.ABSENT if artifact is None else self._node_of(artifact)
 
     def _alias(self, container: int, directory: int, name: bytes) -> int:
@@ -286,8 +286,8 @@ class Containers:
         bucket = next((entry.name for entry in known if entry.directory == directory), b"")
         first = names.bucket(bucket)
         parsed = None if first is None else names.parse_split(first, name)
-        ordinal = None if parsed is None else self._store.ordinal(parsed[0])
-        if ordinal is None or not self._store.kinds(ordinal) & DEBUGINFO_BIT:
+        ordinal = None if parsed is None else self._store.index.ordinal(parsed[0])
+        if ordinal is None or not self._store.index.kinds(ordinal) & DEBUGINFO_BIT:
             return nodes.ABSENT
         depth = _UP_TO_MOUNT + _BUCKETS.count(b"/") + 2
         return nodes.of_id(ordinal, nodes.SLOT_DEBUGINFO_LINK, depth)
@@ -301,7 +301,7 @@ class Containers:
         """The number of a directory by its path, 0 if there is none."""
         directory = _ROOT
         for name in path.split(b"/"):
-            entry = self._store.container_child(container, directory, name)
+            entry = self._store.containers.child(container, directory, name)
             if entry is None or not entry.directory:
                 return 0
             directory = entry.directory
@@ -346,7 +346,7 @@ class Containers:
         return None
 
     def _some(self, container: int, directory: int) -> Iterator[ContainerEntry]:
-        entries = self._store.container_children(container, directory)
+        entries = self._store.containers.children(container, directory)
         return itertools.islice(entries, _MOST_LOOKED_AT)
 
 

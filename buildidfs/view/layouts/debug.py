@@ -56,12 +56,12 @@ class DwzTree:
         offset, previous = after, self._places.get((node, after), b"")
         if not previous:
             offset = 0
-        for full, _ in self._store.supplementaries(prefix, prefix + previous or None):
+        for full, _ in self._store.index.supplementaries(prefix, prefix + previous or None):
             name, slash, _ = full[len(prefix) :].partition(b"/")
             if name == previous or not _is_component(name):
                 continue
             # "a" sorts before "a-b", and that before "a/c": the first "a" stands for all
-            if slash and self._store.supplementary(prefix + name) is not None:
+            if slash and self._store.index.supplementary(prefix + name) is not None:
                 continue
             previous = name
             offset += 1
@@ -74,36 +74,36 @@ class DwzTree:
     def is_public(self, node: int, name: bytes) -> bool:
         """Whether everybody may know of an entry; of many names below it a few are looked at."""
         full = _join(self._name(node), name)
-        if self._store.is_public_supplementary(full):
+        if self._store.index.is_public_supplementary(full):
             return True
-        below = itertools.islice(self._store.supplementaries(full + b"/"), _LOOKED_AT)
-        return any(self._store.is_public_supplementary(each) for each, _ in below)
+        below = itertools.islice(self._store.index.supplementaries(full + b"/"), _LOOKED_AT)
+        return any(self._store.index.is_public_supplementary(each) for each, _ in below)
 
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
         """What tells places that an entry stands for, and the build IDs that may have one."""
         full = _join(self._name(node), name)
-        ordinal = self._store.supplementary(full)
+        ordinal = self._store.index.supplementary(full)
         if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
             return lambda path: path.rpartition(names.DWZ_MARK)[2] == full, (ordinal,)
         below = full + b"/"
-        ordinals = (each for _, each in self._store.supplementaries(below))
+        ordinals = (each for _, each in self._store.index.supplementaries(below))
         return lambda path: path.rpartition(names.DWZ_MARK)[2].startswith(below), ordinals
 
     def target(self, node: int) -> bytes:
         """Where a link made by `lookup` leads."""
-        build_id = self._store.build_id(nodes.ordinal_of(node))
+        build_id = self._store.index.build_id(nodes.ordinal_of(node))
         if build_id is None:
             return b""
         depth = node & nodes.DETAIL_MASK
         return b"../" * (2 + depth) + names.spell(build_id) + b"/debug"
 
     def _entry(self, full: bytes) -> int:
-        ordinal = self._store.supplementary(full)
-        if ordinal is not None and self._store.kinds(ordinal) & DEBUGINFO_BIT:
+        ordinal = self._store.index.supplementary(full)
+        if ordinal is not None and self._store.index.kinds(ordinal) & DEBUGINFO_BIT:
             return nodes.of_id(ordinal, nodes.SLOT_DWZ_LINK, full.count(b"/"))
-        if next(self._store.supplementaries(full + b"/", None), None) is None:
+        if next(self._store.index.supplementaries(full + b"/", None), None) is None:
             return nodes.ABSENT
         node = nodes.of_dwz(full)
         self._remember(node, full)
@@ -113,7 +113,7 @@ class DwzTree:
         name = self._names.get(node)
         if name is not None:
             return name
-        for full, _ in self._store.supplementaries(b"", None):
+        for full, _ in self._store.index.supplementaries(b"", None):
             end = full.find(b"/")
             while end >= 0:
                 if nodes.of_dwz(full[:end]) == node:
@@ -153,7 +153,7 @@ def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[byt
     unknown build ID a name that would have to be watched.
     """
     for first in range(after, 256):
-        if next(store.build_ids_with_prefix(bytes([first]), None), None) is not None:
+        if next(store.index.build_ids_with_prefix(bytes([first]), None), None) is not None:
             yield b"%02x" % first, base + first, first + 1
 
 
@@ -175,10 +175,10 @@ class DebugLinks:
         if parsed is None:
             return nodes.ABSENT
         build_id, debug = parsed
-        ordinal = self._store.ordinal(build_id)
+        ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
             return nodes.ABSENT
-        if not self._store.kinds(ordinal) & (DEBUGINFO_BIT if debug else EXECUTABLE_BIT):
+        if not self._store.index.kinds(ordinal) & (DEBUGINFO_BIT if debug else EXECUTABLE_BIT):
             return nodes.ABSENT
         slot = nodes.SLOT_DEBUGINFO_LINK if debug else nodes.SLOT_EXECUTABLE_LINK
         return nodes.of_id(ordinal, slot)
@@ -193,17 +193,17 @@ class DebugLinks:
         last = None
         if after:
             ordinal, second = divmod(after, 2)
-            last = self._store.build_id(ordinal)
+            last = self._store.index.build_id(ordinal)
             if last is None or last[:1] != first:
                 return  # gone, or an offset of another directory
             if not second:
                 yield from self._links(last, ordinal, after)
-        for build_id, ordinal in self._store.build_ids_with_prefix(first, last):
+        for build_id, ordinal in self._store.index.build_ids_with_prefix(first, last):
             yield from self._links(build_id, ordinal, 0)
 
     def target(self, node: int) -> bytes:
         """Where a link made by `lookup` leads; its detail is how far up, if it is elsewhere."""
-        build_id = self._store.build_id(nodes.ordinal_of(node))
+        build_id = self._store.index.build_id(nodes.ordinal_of(node))
         depth = node & nodes.DETAIL_MASK or _DEPTH
         if build_id is None or depth > _DEPTH_MAX:
             return b""
@@ -211,7 +211,7 @@ class DebugLinks:
         return b"../" * depth + names.spell(build_id) + (b"/debug" if debug else b"/elf")
 
     def _links(self, build_id: bytes, ordinal: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        kinds = self._store.kinds(ordinal)
+        kinds = self._store.index.kinds(ordinal)
         rest = names.split(build_id)[1]
         if kinds & EXECUTABLE_BIT and 2 * ordinal > after:
             yield rest, nodes.of_id(ordinal, nodes.SLOT_EXECUTABLE_LINK), 2 * ordinal

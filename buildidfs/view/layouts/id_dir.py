@@ -77,9 +77,9 @@ class IdDirectories:
             return (
                 nodes.of_id(ordinal, nodes.SLOT_PATH) if self._text(ordinal, None) else nodes.ABSENT
             )
-        if name == names.VARIANTS and self._store.kinds(ordinal):
+        if name == names.VARIANTS and self._store.index.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
-        if name == names.SECTION and self._store.kinds(ordinal):
+        if name == names.SECTION and self._store.index.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_SECTIONS)
         if name.endswith(names.DWP_SUFFIX):
             package = self._packages.lookup(ordinal, name)
@@ -110,7 +110,7 @@ class IdDirectories:
 
     def file(self, ordinal: int, kind: Kind) -> int:
         """The node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
-        artifact = self._store.artifact(ordinal, kind)
+        artifact = self._store.index.artifact(ordinal, kind)
         return nodes.ABSENT if artifact is None else self.node_of(artifact)
 
     def node_of(self, artifact: Artifact) -> int:
@@ -176,7 +176,9 @@ class IdDirectories:
             kind, variant = nodes.slot_of(node) & nodes.KIND_MASK, node & nodes.DETAIL_MASK
             # A number that was made up may hold any.
             if kind in _KINDS and variant <= nodes.VARIANT_MAX:
-                artifact = self._store.artifact_variant(nodes.ordinal_of(node), Kind(kind), variant)
+                artifact = self._store.index.artifact_variant(
+                    nodes.ordinal_of(node), Kind(kind), variant
+                )
             if artifact is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return artifact
@@ -201,7 +203,7 @@ class IdDirectories:
 
     def may_read_any(self, ordinal: int, reader: Reader) -> bool:
         """Whether somebody may read one of the files of a build ID at least."""
-        mask, artifact_of = self._store.kinds(ordinal), self._store.artifact
+        mask, artifact_of = self._store.index.kinds(ordinal), self._store.index.artifact
         for kind in _KINDS:
             if mask >> kind & 1:
                 artifact = artifact_of(ordinal, kind)
@@ -216,12 +218,12 @@ class IdDirectories:
 
     def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
         """Everything there is of a build ID, served or not."""
-        mask = self._store.kinds(ordinal)
+        mask = self._store.index.kinds(ordinal)
         if mask >> Kind.EXECUTABLE & 1:
             mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
         for kind in _KINDS:
             if mask >> kind & 1:
-                yield from self._store.variants_after(ordinal, kind)
+                yield from self._store.index.variants_after(ordinal, kind)
 
     def _attributes_of_text(self, ordinal: int) -> Attributes:
         # It is for whoever may read one of the files: as far as one owner and one group can say it.
@@ -246,7 +248,7 @@ class IdDirectories:
     def _text(self, ordinal: int, reader: Reader | None) -> bytes:
         # What a reader wants to know is where the binary was; its debug file has a place of its
         # own, which only tells something where no binary was seen.
-        records = self._store.origins(ordinal)
+        records = self._store.index.origins(ordinal)
         origins = [each for each in records if may_see(reader, each.origin)]
         binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
@@ -284,10 +286,10 @@ class _Variants:
         if digest is None:
             return nodes.ABSENT
         ordinal = nodes.ordinal_of(node)
-        refs = self._store.variants_with(digest, ordinal)
+        refs = self._store.index.variants_with(digest, ordinal)
         if not refs:
             return nodes.ABSENT
-        artifact = self._store.artifact_variant(ordinal, *min(refs))
+        artifact = self._store.index.artifact_variant(ordinal, *min(refs))
         if artifact is None or artifact.digest != digest:
             return nodes.ABSENT
         return self._node_of(artifact)
@@ -300,8 +302,8 @@ class _Variants:
             if kind < first:
                 continue
             behind = min(last, nodes.VARIANT_MAX) if kind == first else -1
-            for artifact in self._store.variants_after(ordinal, kind, behind):
-                if kind == min(self._store.variants_with(artifact.digest, ordinal))[0]:
+            for artifact in self._store.index.variants_after(ordinal, kind, behind):
+                if kind == min(self._store.index.variants_with(artifact.digest, ordinal))[0]:
                     offset = kind << _KIND_SHIFT | artifact.variant + 1
                     yield hexlify(artifact.digest), self._node_of(artifact), offset
 
@@ -314,7 +316,7 @@ class _Variants:
         directory = nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
         digests = {record.digest for record in origins}
         for kind in Kind:
-            digests |= {each.digest for each in self._store.variants_after(ordinal, kind, -1)}
+            digests |= {each.digest for each in self._store.index.variants_after(ordinal, kind, -1)}
         for digest in digests:
             yield directory, hexlify(digest), True
 
@@ -338,7 +340,7 @@ class _Packages:
         package = self._package(ordinal)
         if package is None:
             return None
-        if name in _PACKAGE_NAMES or name in _package_names(self._store.origins(ordinal)):
+        if name in _PACKAGE_NAMES or name in _package_names(self._store.index.origins(ordinal)):
             return package
         return None
 
@@ -346,7 +348,7 @@ class _Packages:
         """Whether everybody may know of that name: if it comes from a path, of a public one."""
         if name in _PACKAGE_NAMES:
             return True
-        records = self._store.origins(ordinal)
+        records = self._store.index.origins(ordinal)
         return name in _package_names(each for each in records if each.origin.is_public)
 
     def spellings(
@@ -356,13 +358,13 @@ class _Packages:
 
         Those of its package, or if it is a package itself, those in its owner's directory.
         """
-        build_id = self._store.build_id(ordinal)
+        build_id = self._store.index.build_id(ordinal)
         owner = None if build_id is None else names.package_owner(build_id)
         if owner is not None:
-            found = self._store.ordinal(owner)
+            found = self._store.index.ordinal(owner)
             if found is None:
                 return
-            ordinal, origins = found, self._store.origins(found)
+            ordinal, origins = found, self._store.index.origins(found)
         elif self._package(ordinal) is None:
             return
         directory = nodes.of_id(ordinal)
@@ -370,13 +372,13 @@ class _Packages:
             yield directory, name, True
 
     def _package(self, ordinal: int) -> int | None:
-        build_id = self._store.build_id(ordinal)
+        build_id = self._store.index.build_id(ordinal)
         kept_under = None if build_id is None else names.package_id(BuildId(build_id))
-        found = None if kept_under is None else self._store.ordinal(kept_under)
-        package = None if found is None else self._store.artifact(found, Kind.DEBUGINFO)
+        found = None if kept_under is None else self._store.index.ordinal(kept_under)
+        package = None if found is None else self._store.index.artifact(found, Kind.DEBUGINFO)
         if package is None:
             return None
-        executable = self._store.artifact(ordinal, Kind.EXECUTABLE)
+        executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
         return None if is_withheld(package, executable) else found
 
 

@@ -156,12 +156,12 @@ class Misses:
         kind = names.KIND_OF.get(name) if is_directory else None
         if kind not in _NAME_OF or nodes.slot_of(directory) != nodes.SLOT_DIRECTORY:
             return None
-        owner = self._store.build_id(nodes.ordinal_of(directory))
+        owner = self._store.index.build_id(nodes.ordinal_of(directory))
         return None if owner is None else (owner, kind)
 
     def _has_come(self, miss: Miss) -> bool:
-        ordinal = self._store.ordinal(miss.build_id)
-        kinds = 0 if ordinal is None else self._store.kinds(ordinal)
+        ordinal = self._store.index.ordinal(miss.build_id)
+        kinds = 0 if ordinal is None else self._store.index.kinds(ordinal)
         if kinds & _INSTEAD:
             kinds |= 1 << Kind.EXECUTABLE
         if not kinds or miss.wanted & ~kinds:

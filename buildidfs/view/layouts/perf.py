@@ -56,7 +56,7 @@ class PerfTree:
         ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
             return nodes.of_perf_id(path, ordinal)
-        child = self._store.path_child(path, name)
+        child = self._store.paths.child(path, name)
         return nodes.of_path(child) if child else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
@@ -92,7 +92,7 @@ class PerfTree:
         if kind is None:
             return nodes.ABSENT
         _, ordinal = nodes.perf_id_of(node)
-        if kind is Kind.DEBUGINFO and not self._store.kinds(ordinal) & EXECUTABLE_BIT:
+        if kind is Kind.DEBUGINFO and not self._store.index.kinds(ordinal) & EXECUTABLE_BIT:
             return nodes.ABSENT
         return self._ids.file(ordinal, kind)
 
@@ -110,16 +110,16 @@ class PerfTree:
         parsed = names.parse_split(node - nodes.PERF_BUCKET, name)
         if parsed is None or parsed[1]:
             return nodes.ABSENT
-        ordinal = self._store.ordinal(parsed[0])
+        ordinal = self._store.index.ordinal(parsed[0])
         return self._link(ordinal) if ordinal is not None else nodes.ABSENT
 
     def links(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of ``.build-id/ab``: name, node, offset."""
         first = bytes([node - nodes.PERF_BUCKET])
-        last = self._store.build_id(after) if after else None
+        last = self._store.index.build_id(after) if after else None
         if after and last is None:
             return
-        for build_id, ordinal in self._store.build_ids_with_prefix(first, last):
+        for build_id, ordinal in self._store.index.build_ids_with_prefix(first, last):
             link = self._link(ordinal)
             if link:
                 yield names.split(build_id)[1], link, ordinal
@@ -131,17 +131,17 @@ class PerfTree:
         leads to the directory of the build ID, which has the same files.
         """
         ordinal = nodes.ordinal_of(node)
-        build_id = self._store.build_id(ordinal)
-        path = self._store.primary_path(ordinal)
+        build_id = self._store.index.build_id(ordinal)
+        path = self._store.index.primary_path(ordinal)
         if build_id is None or path is None:
             return b""
-        if not self._store.path_has_publicly(path, ordinal):
+        if not self._store.paths.has_publicly(path, ordinal):
             return b"../../../" + names.spell(build_id)
-        original = self._store.path_bytes(path).lstrip(b"/")
+        original = self._store.paths.spelled(path).lstrip(b"/")
         return b"../../%s/%s" % (original, names.spell(build_id))
 
     def _link(self, ordinal: int) -> int:
-        if not self._store.kinds(ordinal) & _SHOWN_KINDS:
+        if not self._store.index.kinds(ordinal) & _SHOWN_KINDS:
             return nodes.ABSENT
         link = nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
         return link if 0 < len(self.target(link)) < _PATH_MAX else nodes.ABSENT
@@ -150,7 +150,7 @@ class PerfTree:
 
     def spellings(self, ordinal: int, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
         """(directory, name, whether it may have led elsewhere) for files seen at ``paths``."""
-        build_id = self._store.build_id(ordinal)
+        build_id = self._store.index.build_id(ordinal)
         if build_id is None:
             return
         spelled = names.spell(build_id)
@@ -159,12 +159,12 @@ class PerfTree:
             number = 0
             for name in filter(None, path.split(b"/")):
                 yield nodes.of_path(number), name, False
-                child = self._store.path_child(number, name)
+                child = self._store.paths.child(number, name)
                 if child is None:
                     break
                 number = child
             else:
-                if self._store.path_has(number, ordinal):
+                if self._store.paths.has(number, ordinal):
                     yield nodes.of_path(number), spelled, True
                     directory = nodes.of_perf_id(number, ordinal)
                     for name in names.PERF_KIND_OF:

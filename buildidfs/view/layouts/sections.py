@@ -48,7 +48,7 @@ class Sections:
         Reads the file. Raises OSError, `IntegrityError`.
         """
         for kind, bit in ((Kind.DEBUGINFO, 0), (Kind.EXECUTABLE, _EXECUTABLE_BIT)):
-            artifact = self._store.artifact(ordinal, kind)
+            artifact = self._store.index.artifact(ordinal, kind)
             if artifact is None or artifact.variant > _VARIANT_MAX:
                 continue
             for number, header in enumerate(self._headers(artifact)):
@@ -64,7 +64,7 @@ class Sections:
         detail = node & nodes.DETAIL_MASK
         kind = Kind.EXECUTABLE if detail & _EXECUTABLE_BIT else Kind.DEBUGINFO
         ordinal, variant = nodes.ordinal_of(node), detail & _VARIANT_MAX
-        artifact = self._store.artifact_variant(ordinal, kind, variant)
+        artifact = self._store.index.artifact_variant(ordinal, kind, variant)
         if artifact is None:
             raise _stale()
         return artifact
