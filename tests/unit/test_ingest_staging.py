@@ -69,7 +69,7 @@ def test_stores_that_no_time_tells_of_are_noticed(
             return staged
 
     if not leases:
-        monkeypatch.setattr(staging.leases, "has_writer", lambda fd: None)
+        monkeypatch.setattr(staging.file_ops, "has_writer", lambda fd: None)
     write()
     with shared, Watched.create(tmp_path / "store") as store:
         (unreadable,) = tree(store, path).unreadable
@@ -83,7 +83,7 @@ def test_without_leases_old_files_are_read_once(
 ) -> None:
     path = tmp_path / "old"
     path.write_bytes(elf_file(build_id=ID))
-    monkeypatch.setattr(staging.leases, "has_writer", lambda fd: None)
+    monkeypatch.setattr(staging.file_ops, "has_writer", lambda fd: None)
     monkeypatch.setattr(staging, "_WRITING_NS", 0)
 
     class Watched(Store):
