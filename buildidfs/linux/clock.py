@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Final
 
+from buildidfs.formats.perf.attributes import SAMPLE_ID_ALL, SAMPLE_TIME
 from buildidfs.linux import perf_event, syscalls
 
 # struct timex: modes; offset, freq, maxerror, esterror; status. The rest is passed over.
@@ -39,8 +40,8 @@ def perf_offset() -> tuple[int, int]:
     and no call reads it, but each record of an event has its time. So an event of this thread is
     made to leave one. Raises OSError as `perf_event.OwnEvent` does.
     """
-    events = perf_event.COMM | perf_event.SAMPLE_ID_ALL
-    with perf_event.OwnEvent(events, perf_event.SAMPLE_TIME) as event:
+    events = perf_event.COMM | SAMPLE_ID_ALL
+    with perf_event.OwnEvent(events, SAMPLE_TIME) as event:
         return min((_look(event) for _ in range(_TRIES)), key=lambda found: found[1])
 
 

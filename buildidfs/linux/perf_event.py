@@ -19,6 +19,12 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from buildidfs.formats.perf.attributes import (
+    READ_TIME_ENABLED,
+    SAMPLE_ID_ALL,
+    SAMPLE_TIME,
+    pack_attr,
+)
 from buildidfs.linux import syscalls
 
 _NUMBERS: Final = {
@@ -26,11 +32,7 @@ _NUMBERS: Final = {
     "s390x": 331, "i686": 336, "armv7l": 364,
 }  # fmt: skip
 
-_ATTRIBUTES: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHHIIQ")
-_TYPE_SOFTWARE: Final = 1
-_COUNT_DUMMY: Final = 9
 _FLAG_FD_CLOEXEC: Final = 8
-_CLOCK_MONOTONIC: Final = 1
 _EVENT_IOC_DISABLE: Final = 0x2401
 
 # Bits of struct perf_event_attr, from linux/perf_event.h.
@@ -45,15 +47,9 @@ BUILD_ID: Final = 1 << 34
 
 COMM: Final = 1 << 9
 """New names of threads."""
-SAMPLE_ID_ALL: Final = 1 << 18
-"""Each record ends with what ``sample_type`` names."""
-SAMPLE_TIME: Final = 1 << 2
-"""Of ``sample_type``: the time."""
 
 _EXCLUDE_KERNEL: Final = 1 << 5  # or it takes CAP_PERFMON
 _EXCLUDE_HYPERVISOR: Final = 1 << 6
-_WATERMARK: Final = 1 << 14
-_USE_CLOCKID: Final = 1 << 25
 
 # In the first page of the ring, struct perf_event_mmap_page, in words of 8 bytes.
 _HEAD: Final = 1024 // 8
@@ -66,7 +62,6 @@ _MMAP2: Final = 10
 _MISC_BUILD_ID: Final = 1 << 14
 _MOST_FILES: Final = 8  # each makes a record of less than a page in each ring
 
-_TOTAL_TIME_ENABLED: Final = 1
 _COUNTS: Final = struct.Struct("=QQ")  # of read_format: value, time enabled
 
 PAGE: Final = mmap.PAGESIZE
@@ -186,19 +181,12 @@ class Ring:
 
 
 def _open(cpu: int, events: int, watermark: int) -> int:
-    flags = events | _WATERMARK | SAMPLE_ID_ALL | _USE_CLOCKID
-    attributes = _ATTRIBUTES.pack(
-        _TYPE_SOFTWARE,
-        _ATTRIBUTES.size,
-        _COUNT_DUMMY,
-        0,
+    attributes = pack_attr(
+        events | SAMPLE_ID_ALL,
         SAMPLE_TIME,
-        _TOTAL_TIME_ENABLED,
-        flags,
-        watermark,
-        *(0,) * 6,
-        _CLOCK_MONOTONIC,
-        *(0,) * 7,
+        read_format=READ_TIME_ENABLED,
+        watermark=watermark,
+        clockid=time.CLOCK_MONOTONIC,
     )
     return _open_event(attributes, -1, cpu)
 
@@ -215,15 +203,13 @@ def _open_event(attributes: bytes, pid: int, cpu: int) -> int:
 class OwnEvent:
     """An event of this thread on any CPU, which takes no privilege; a context manager.
 
-    ``events`` are bits such as `MMAP`, ``sample_type`` such as `SAMPLE_TIME`. Raises OSError:
-    EACCES or EPERM where events of one's own are not allowed either, ENOSYS.
+    ``events`` are bits such as `MMAP`, ``sample_type`` those of `formats.perf.attributes`. Raises
+    OSError: EACCES or EPERM where events of one's own are not allowed either, ENOSYS.
     """
 
     def __init__(self, events: int, sample_type: int = 0) -> None:
         flags = events | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
-        size = _ATTRIBUTES.size
-        head = (_TYPE_SOFTWARE, size, _COUNT_DUMMY, 0, sample_type, 0, flags)
-        fd = _open_event(_ATTRIBUTES.pack(*head, *(0,) * 15), 0, -1)
+        fd = _open_event(pack_attr(flags, sample_type), 0, -1)
         try:
             self._map = mmap.mmap(fd, PAGE + _OWN_RING)
         finally:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the events of a profile were asked to record, and where it is in each record.
+"""Attributes of perf events, and the places of the fields that they ask for in each record.
 
-A sample has the fields that its event's ``sample_type`` names, in a fixed order; other records end
-with some of them (``sample_id_all``). When events were asked for different fields, the number of
-the event is in each record, at a place that does not depend on them (PERF_SAMPLE_IDENTIFIER).
+`pack_attr` makes struct perf_event_attr for an event of this machine, `parse_attr` reads that of a
+profile. A sample has the fields that its event's ``sample_type`` names, in a fixed order; other
+records end with some of them (``sample_id_all``). When events were asked for different fields, the
+number of the event is in each record, at a place that does not depend on them
+(PERF_SAMPLE_IDENTIFIER).
 Source: include/uapi/linux/perf_event.h, perf_event_open(2).
 """
 
@@ -27,18 +29,30 @@ SAMPLE_PERIOD: Final = 1 << 8
 SAMPLE_STREAM_ID: Final = 1 << 9
 SAMPLE_IDENTIFIER: Final = 1 << 16
 
-_READ_TIMES: Final = (1 << 0, 1 << 1)  # time enabled, time running
+READ_TIME_ENABLED: Final = 1 << 0
+_READ_TIMES: Final = (READ_TIME_ENABLED, 1 << 1)  # time enabled, time running
 _READ_ID: Final = 1 << 2
 _READ_GROUP: Final = 1 << 3
 _READ_LOST: Final = 1 << 4
 
-_SAMPLE_ID_ALL: Final = 1 << 18
+SAMPLE_ID_ALL: Final = 1 << 18
+"""Each record ends with some of the fields of ``sample_type``."""
+_WATERMARK: Final = 1 << 14
 _USE_CLOCKID: Final = 1 << 25
 
-#: Bytes of the first version of struct perf_event_attr: less there is in no file.
-ATTR_MIN: Final = 64
+_TYPE_SOFTWARE: Final = 1
+_COUNT_DUMMY: Final = 9
 
-_CLOCKID_AT: Final = 92
+# struct perf_event_attr. The first version: type, size, config, period, sample_type, read_format,
+# flags, watermark, bp_type, config1. Then: config2, branch_sample_type, sample_regs_user,
+# sample_stack_user, clockid. The rest is 0 here.
+_FIRST_FORM: Final = "IIQQQQQIIQ"
+_CLOCKID_FORM: Final = f"{_FIRST_FORM}QQQIi"
+_REST: Final = "QIHHIIQ"
+_OWN: Final = Struct(f"={_CLOCKID_FORM}{_REST}")
+
+ATTR_MIN: Final = Struct(f"={_FIRST_FORM}").size
+"""Bytes of the first version of struct perf_event_attr: no file has less."""
 
 # The order of fields in a sample up to the first that has no fixed size, and in the trailer.
 _HEAD: Final = (
@@ -65,16 +79,35 @@ class Attr(msgspec.Struct, frozen=True):
     ids: tuple[int, ...] = ()
 
 
+def pack_attr(
+    flags: int,
+    sample_type: int = 0,
+    *,
+    read_format: int = 0,
+    watermark: int = 0,
+    clockid: int | None = None,
+) -> bytes:
+    """Attributes of an event of this machine that counts nothing (a dummy).
+
+    ``flags`` are the bits behind read_format; ``watermark`` is how many bytes of records make its
+    descriptor readable, ``clockid`` the clock of its times.
+    """
+    flags |= (_WATERMARK if watermark else 0) | (0 if clockid is None else _USE_CLOCKID)
+    head = (_TYPE_SOFTWARE, _OWN.size, _COUNT_DUMMY, 0, sample_type, read_format, flags, watermark)
+    return _OWN.pack(*head, *(0,) * 6, clockid or 0, *(0,) * len(_REST))
+
+
 def parse_attr(data: bytes, order: str, ids: tuple[int, ...] = ()) -> Attr:
     """Read struct perf_event_attr, of which there are `ATTR_MIN` bytes at least."""
-    sample_type, read_format, flags = Struct(f"{order}3Q").unpack_from(data, 24)
+    sample_type, read_format, flags = Struct(f"{order}{_FIRST_FORM}").unpack_from(data)[4:7]
     if order == ">":
         # Bit fields are allocated from the other end there.
         flags = int(f"{flags:064b}"[::-1], 2)
     clockid = None
-    if flags & _USE_CLOCKID and len(data) >= _CLOCKID_AT + 4:
-        (clockid,) = Struct(f"{order}i").unpack_from(data, _CLOCKID_AT)
-    return Attr(sample_type, read_format, bool(flags & _SAMPLE_ID_ALL), clockid, ids)
+    form = Struct(f"{order}{_CLOCKID_FORM}")
+    if flags & _USE_CLOCKID and len(data) >= form.size:
+        clockid = form.unpack_from(data)[-1]
+    return Attr(sample_type, read_format, bool(flags & SAMPLE_ID_ALL), clockid, ids)
 
 
 class Sample(NamedTuple):

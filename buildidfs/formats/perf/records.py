@@ -2,7 +2,7 @@
 """Records of perf events that tell of processes and what they map: of rings, and of perf.data.
 
 `decode_ring` reads what the kernel leaves in the rings of live events, all of which end with the
-time (`SAMPLE_TYPE`). `Events` reads the same records from a file: in either byte order, with the
+time (PERF_SAMPLE_TIME). `Events` reads the same records from a file: in either byte order, with the
 fields at their end that their event was asked for, and partly from perf itself, which tells of what
 was there before the first event, with a time of 0. `Rewriter` makes such records anew.
 Source: perf_event_open(2), include/uapi/linux/perf_event.h, tools/lib/perf/include/perf/event.h.
@@ -22,9 +22,6 @@ from buildidfs.model import NamespaceSet
 if TYPE_CHECKING:
     from buildidfs.formats.perf.attributes import Layouts
     from buildidfs.formats.perf.stream import Raw
-
-SAMPLE_TYPE: Final = 1 << 2
-"""PERF_SAMPLE_TIME: the one field that, with sample_id_all, ends each record of a ring."""
 
 MMAP: Final = 1
 _LOST: Final = 2
