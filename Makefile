@@ -41,7 +41,7 @@ uninstall:
 
 test: $(VENV)/.dev
 	scripts/install-packages test
-	$(BIN)/pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --dist loadscope $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

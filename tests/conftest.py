@@ -14,8 +14,9 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,6 +37,7 @@ _FOREIGN = ("DEBUGINFOD_", "BUILDIDFS", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB",
 # Each commit of a store waits for its disk several times, and memory does not let it wait.
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 << 30
+_WATCHING = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,23 +67,38 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where the scheduler looks for the tests that watch."""
+    from tests.support import distribution
+
+    place = node.config.stash.get(_WATCHING, None)
+    if place is None:
+        place = node.config.stash[_WATCHING] = Path(tempfile.mkdtemp()) / "watching"
+    node.workerinput[distribution.PLACE] = str(place)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Return the scheduler of ``--dist loadgroup``; the others are those of xdist."""
-    if config.getvalue("dist") != "loadgroup":
+    """Return the scheduler of ``--dist loadscope``; the others are those of xdist."""
+    if config.getoption("dist") != "loadscope":
         return None
     from tests.support.distribution import ByModule
 
-    return ByModule(config, log)
+    return ByModule(config, log, config.stash[_WATCHING])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what the workers wrote."""
+    if _WATCHING in config.stash:
+        shutil.rmtree(config.stash[_WATCHING].parent)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest pieces of work first if several processes share it."""
-    if config.pluginmanager.hasplugin("xdist"):
+    """Sort the tests in a worker."""
+    if hasattr(config, "workerinput"):
         from tests.support import distribution
 
-        distribution.group(items)
-        if hasattr(config, "workerinput"):
-            distribution.order(items)
+        distribution.prepare(items, Path(config.workerinput[distribution.PLACE]))
 
 
 @pytest.hookimpl(tryfirst=True)

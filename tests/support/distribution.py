@@ -3,49 +3,57 @@
 
 Tests that watch the whole host must not run beside each other, so they are one piece, whatever
 their modules are; the suite takes at least as long as they do, so they are the first of all.
+Only workers know the markers of tests: the first of them tells the scheduler, in a file.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import pytest
 
-WATCHING = "watching"
-"""The name of the piece of work that watches the host."""
+PLACE: Final = "buildidfs_watching"
+"""The name in a worker's input of the file with the IDs of tests that watch."""
+
+_WATCHING: Final = "tests that watch"
 
 
-class ByModule(LoadGroupScheduling):
-    """Tests without a group of their own stay with their module, in the order of collection."""
+class ByModule(LoadScopeScheduling):
+    """Tests stay with their module, in the order of collection."""
 
-    def __init__(self, config: pytest.Config, log: object = None) -> None:
+    def __init__(self, config: pytest.Config, log: object, place: Path) -> None:
+        """``place`` is the file that a worker has written when it has collected."""
         super().__init__(config, log)
         config.option.loadscopereorder = False
+        self._place = place
+        self._watching: frozenset[str] = frozenset()
+
+    def schedule(self) -> None:
+        """Begin, or go on with another worker; all have collected."""
+        self._watching = frozenset(json.loads(self._place.read_text()))
+        super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:
-        group: str = super()._split_scope(nodeid)
-        return nodeid.partition("::")[0] if group == nodeid else group
+        return _WATCHING if nodeid in self._watching else nodeid.partition("::")[0]
 
 
-def order(items: list[pytest.Item]) -> None:
-    """Sort tests: those that watch, then modules with slow ones, then the rest; modules stay whole.
+def prepare(items: list[pytest.Item], place: Path) -> None:
+    """Sort tests and write down those that watch: they come first, then modules with slow ones.
 
-    Within each, tests/system comes before tests/unit, whose short modules fill the end.
+    Within each part, tests/system comes before tests/unit, whose short modules fill the end.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (not item.get_closest_marker("watch"), item.path not in slow))
-
-
-def group(items: Iterable[pytest.Item]) -> None:
-    """Keep the tests that watch the host in one piece."""
-    for item in items:
-        if item.get_closest_marker("watch"):
-            item.add_marker(pytest.mark.xdist_group(WATCHING))
+    watching = [item.nodeid for item in items if item.get_closest_marker("watch")]
+    part = place.with_name(f"{place.name}.{os.getpid()}")
+    part.write_text(json.dumps(watching))
+    part.replace(place)
 
 
 def workers() -> int:
