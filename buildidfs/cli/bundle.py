@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs bundle``: everything that is needed to look at something elsewhere, in one file."""
+"""Carry artifacts to another machine: ``buildidfs bundle`` and ``buildidfs import``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, path_fields, printable, size
+from buildidfs.cli.output import (
+    evicted_fields,
+    json_line,
+    path_fields,
+    printable,
+    report_evictions,
+    size,
+)
 
 if TYPE_CHECKING:
     from buildidfs.app.build_ids_in import Named
     from buildidfs.formats.bundle_archive import Manifest
     from buildidfs.model import BuildId
     from buildidfs.store import Store
+
 
 _SHOWN = 20
 
@@ -67,7 +75,7 @@ def bundle(
     an attempt that was cut off has left in FILE.partial is used.
     """
     from buildidfs.app.bundle import create
-    from buildidfs.cli import nameless
+    from buildidfs.cli.output import report_nameless
     from buildidfs.errors import IncompleteError, UsageError
 
     if output == "-" and sys.stdout.isatty():
@@ -94,7 +102,7 @@ def bundle(
         json_line(_as_json(manifest, kept, inputs))
     elif not session.is_quiet:
         _tell(manifest)
-    lacking = [nameless.tell(path, named) for path, named in inputs.items()]
+    lacking = [report_nameless(path, named) for path, named in inputs.items()]
     for path, named in inputs.items():
         if named.is_resolved and not session.is_quiet:
             click.echo(
@@ -186,3 +194,63 @@ def _tell(manifest: Manifest) -> None:
         click.echo(f"absent: {each.build_id} {printable(each.path.encode())} {each.why}", err=True)
     if len(manifest.absent) > _SHOWN:
         click.echo(f"and {len(manifest.absent) - _SHOWN} more, see the manifest", err=True)
+
+
+@click.command(
+    "import",
+    short_help="Take what is in a bundle into the store.",
+    epilog=exit_status(
+        ["buildidfs import crash.tar.zst", "buildidfs import --trust package ours.tar.zst"],
+        {
+            2: "no such file",
+            3: "finished, but some files could not be taken",
+            14: "no room left",
+            20: "not a bundle, cut off, or other bytes than it says: nothing of that is kept",
+        },
+    ),
+)
+@click.argument("file", metavar="FILE", type=AnyPath())
+@click.option(
+    "--trust",
+    type=click.Choice(["unknown", "container", "package"]),
+    default="container",
+    show_default=True,
+    help="How far it is believed at most, against other files with the same build IDs.",
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def import_(session: Session, file: str, trust: str, json_: bool) -> None:
+    """Take the files of a bundle into the store, each verified first.
+
+    What the store has already is not read, so it costs little to do again after it was cut off.
+    """
+    from buildidfs.app.bundle import create
+    from buildidfs.errors import IncompleteError
+    from buildidfs.model import Trust
+
+    with session.open_store(create=True) as store, session.progress("import") as progress:
+        manifest, summary = create.import_(
+            store, file, trust=Trust[trust.upper()], progress=progress
+        )
+    if json_:
+        json_line(
+            {
+                "artifacts": len(manifest.items),
+                "captured": summary.captured,
+                "copied_bytes": summary.copied_bytes,
+                "new_build_ids": summary.new_ids,
+                "unreadable": len(summary.unreadable),
+                "evicted": evicted_fields(summary.removed, summary.removed.named),
+            }
+        )
+    elif not session.is_quiet:
+        click.echo(
+            f"{len(manifest.items)} artifacts: {summary.captured} captured"
+            f" ({size(summary.copied_bytes)}), {summary.new_ids} new build IDs"
+        )
+    report_evictions(summary.removed, quiet=json_ or session.is_quiet)
+    if summary.unreadable:
+        raise IncompleteError(
+            f"{len(summary.unreadable)} files could not be taken, the first because:"
+            f" {summary.unreadable[0].reason}"
+        )

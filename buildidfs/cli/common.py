@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands share: where the store is, the settings, help texts, completion."""
+"""What several commands share"""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from buildidfs.config import Settings
-    from buildidfs.store import Store
+    from buildidfs.model import Origin
+    from buildidfs.store import JournalRecord, Store
+
 
 STORE_HELP = (
     "The store's directory.  [default: /var/lib/buildidfs as root, else $XDG_DATA_HOME/buildidfs]"
@@ -31,6 +33,8 @@ HOSTNAME_HELP = (
     "What to call this machine in what is captured.  [default: its own name; in a container"
     " $NODE_NAME, or the name of the host]"
 )
+# What was never in a namespace: the label says of which package or image it was.
+_PACKED = ("package", "image")
 
 
 def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
@@ -52,12 +56,12 @@ class LazyGroup(click.Group):
         self._lazy = lazy or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
+        return [*self._lazy, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         target = self._lazy.get(cmd_name)
         if target is None:
-            return None
+            return super().get_command(ctx, cmd_name)
         module, attribute = target.split(":")
         command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
@@ -221,3 +225,69 @@ class BuildIdArgument(click.types.StringParamType):
                 ]
         except (BuildIdFsError, ValueError):
             return []
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """The names in a list with commas between them."""
+    if value is None:
+        return None
+    from buildidfs.model import NamespaceSet
+
+    names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    known = NamespaceSet.__struct_fields__
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"no such namespace: {name!r}; there are {', '.join(known)}", ctx, param
+            )
+    return names
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name behind the last comma."""
+    from buildidfs.model import NamespaceSet
+
+    before, comma, start = incomplete.rpartition(",")
+    return [
+        before + comma + name for name in NamespaceSet.__struct_fields__ if name.startswith(start)
+    ]
+
+
+namespaces_option = click.option(
+    "--namespaces",
+    "names",
+    metavar="LIST",
+    callback=_names,
+    shell_complete=_complete,
+    help="Take for a container what has none of these namespaces from the host (pid,uts).",
+)
+
+
+def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> str:
+    """The label of the container it was seen in: that of then, or by the definition ``names``.
+
+    Empty for the host.
+    """
+    if names is None or seen.scanner in _PACKED:
+        return seen.container
+    from buildidfs.capture.origin import container
+
+    return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
+
+
+def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> dict[str, object]:
+    """What JSON output says of who saw a file."""
+    from buildidfs.capture.origin import container
+
+    return {
+        "container": container_of(seen, names),
+        "cgroup": seen.cgroup.decode("utf-8", "replace"),
+        "cgroup_id": seen.cgroup_id,
+        "mnt_ns_id": seen.mnt_ns_id,
+        "namespaces": {
+            name: getattr(seen.namespaces, name) for name in seen.namespaces.__struct_fields__
+        },
+        "apart": container.apart_names(seen.apart),
+        "host": seen.host,
+        "scanner": seen.scanner,
+    }

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs coverage``: how much of a profile, a core file, or what runs, the store can name."""
+"""``buildidfs coverage``: show how much of a profile, a core or what runs can be read."""
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.coverage_output import show
+from buildidfs.cli.output import json_line, one_line, path_fields, printable
+from buildidfs.errors import ArtifactMissing, IncompleteError
+
+if TYPE_CHECKING:
+    from buildidfs.app.profile.coverage import Coverage, Row
+_SHOWN: Final = 40  # rows in the table for people
 
 
 @click.command(
@@ -57,3 +64,98 @@ def coverage(
         else:
             found = covered.of_file(store, os.fsencode(file), progress=progress)
     return show(found, json_=json_, fail_under=fail_under, quiet=session.is_quiet)
+
+
+def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bool = False) -> int:
+    """Print what can be read and what not; the exit code.
+
+    That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
+    have; 3 if not all of the input could be read, else 0.
+    """
+    if json_:
+        _json(coverage)
+    elif not quiet:
+        _text(coverage)
+    if coverage.incomplete:
+        click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
+    if fail_under and not coverage.weight:
+        click.echo(f"buildidfs: there are no {coverage.unit}, wanted symbols for some", err=True)
+        return ArtifactMissing.exit_code
+    if fail_under is not None and coverage.symbols() < fail_under:
+        click.echo(
+            f"buildidfs: symbols for {coverage.symbols():.2f} % of the {coverage.unit},"
+            f" wanted {fail_under:g} %",
+            err=True,
+        )
+        return ArtifactMissing.exit_code
+    return IncompleteError.exit_code if coverage.incomplete else 0
+
+
+def _json(coverage: Coverage) -> None:
+    json_line(
+        {
+            "unit": coverage.unit,
+            "weight": coverage.weight,
+            "percent": {
+                "executable": round(coverage.executable(), 4),
+                "dynamic_symbols": round(coverage.dynamic_symbols(), 4),
+                "symbols": round(coverage.symbols(), 4),
+                "debuginfo": round(coverage.debuginfo(), 4),
+            },
+            "notes": coverage.notes,
+            "incomplete": coverage.incomplete,
+            "rows": [_fields(row) for row in coverage.worst_first()],
+        }
+    )
+
+
+def _fields(row: Row) -> dict[str, object]:
+    return {
+        "container": row.container,
+        **path_fields(row.path),
+        "build_id": None if row.build_id is None else row.build_id.hex(),
+        "weight": row.weight,
+        "executable": row.executable,
+        "symbols": row.symbols.name.lower(),
+        "debuginfo": row.debuginfo,
+        "why": row.why,
+    }
+
+
+def _text(coverage: Coverage) -> None:
+    rows = coverage.worst_first()
+    whole = coverage.weight
+    write = sys.stdout.write
+    for row in rows[:_SHOWN]:
+        share = 100 * row.weight / whole if whole else 0.0
+        where = printable(row.container.encode("utf-8", "surrogateescape")) or "-"
+        name = row.build_id.hex()[:12] if row.build_id is not None else "-"
+        write(f"{share:6.2f} %  {_held(row):10}  {name:12}  {where:20}  {printable(row.path)}\n")
+        if row.why:
+            write(f"{'':10}{row.why}\n")
+    if len(rows) > _SHOWN:
+        write(f"and {len(rows) - _SHOWN} more, see --json\n")
+    write(_shares(coverage) if whole else f"0 {coverage.unit}\n")
+    for note in coverage.notes:
+        write(f"{note}\n")
+    sys.stdout.flush()
+
+
+def _shares(coverage: Coverage) -> str:
+    return (
+        f"{coverage.weight} {coverage.unit}: executable {coverage.executable():.2f} %,"
+        f" symbols {coverage.symbols():.2f} %"
+        f" (with dynamic ones {coverage.dynamic_symbols():.2f} %),"
+        f" debuginfo {coverage.debuginfo():.2f} %\n"
+    )
+
+
+def _held(row: Row) -> str:
+    """The best thing that the store has of it, in one word."""
+    if row.debuginfo:
+        return "debuginfo"
+    if row.symbols.name == "SYMTAB":
+        return "symbols"
+    if row.symbols.name == "DYNSYM":
+        return "dynsym"
+    return "executable" if row.executable else "missing"

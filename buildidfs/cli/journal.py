@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
+from buildidfs.cli.common import Session, container_of, exit_status, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable
 from buildidfs.store.lost_files import Lost
 

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``buildidfs`` command: global options, lazily imported sub-commands, exit codes."""
+"""m"""
 
 from __future__ import annotations
 
 import gc
+import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs import __version__
-from buildidfs.cli import streams
 from buildidfs.cli.common import (
     CONFIG_HELP,
     HOSTNAME_HELP,
@@ -19,40 +21,46 @@ from buildidfs.cli.common import (
     Session,
     exit_status,
 )
-from buildidfs.errors import BuildIdFsError
+from buildidfs.errors import BuildIdFsError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
+_OUTPUT = 1
+_LAST = 2
 
 
 @click.group(
     cls=LazyGroup,
     lazy={
-        "up": "up:up",
-        "down": "down:down",
-        "status": "status:status",
+        "up": "service:up",
+        "down": "service:down",
+        "status": "service:status",
         "scan": "scan:scan",
-        "add": "add:add",
-        "remove": "remove:remove",
+        "add": "files:add",
+        "remove": "removal:remove",
         "watch": "watch:watch",
         "mount": "mount:mount",
-        "unmount": "unmount:unmount",
+        "unmount": "mount:unmount",
         "list": "list:list_",
         "show": "show:show",
         "journal": "journal:journal",
-        "which": "which:which",
-        "where": "where:where",
+        "which": "lookup:which",
+        "where": "lookup:where",
         "symbolize": "symbolize:symbolize",
-        "get": "get:get",
+        "get": "files:get",
         "coverage": "coverage:coverage",
         "repair": "repair:repair",
         "bundle": "bundle:bundle",
-        "import": "import_:import_",
+        "import": "bundle:import_",
         "pin": "pin:pin",
         "unpin": "pin:unpin",
-        "prune": "prune:prune",
-        "gc": "gc:gc",
-        "compress": "compress:compress",
+        "prune": "removal:prune",
+        "gc": "removal:gc",
+        "compress": "removal:compress",
         "stats": "stats:stats",
         "check": "check:check",
         "doctor": "doctor:doctor",
@@ -101,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # of collections.
     gc.set_threshold(20_000, 20, 20)
     try:
-        streams.prepare()
+        _prepare_streams()
         result = cli.main(args=argv, prog_name="buildidfs", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -111,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_usage(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    except streams.ReaderGone:
+    except ReaderGone:
         return _BROKEN_PIPE
     except Exception as error:
         return _report(error)
@@ -162,3 +170,40 @@ def _known(error: BaseException) -> Iterator[BuildIdFsError]:
     elif isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _known(inner)
+
+
+class ReaderGone(Exception):
+    """Whoever read the output (head, less) has had enough. No OSError, which click would answer."""
+
+
+class _Output(io.FileIO):
+    """Standard output. Raises `UsageError` and `ReaderGone`, and is silent after that."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # Python would complain again when it flushes what is left.
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), _OUTPUT)
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone from error
+            raise UsageError(f"cannot write the output: {error.strerror}") from error
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams of this process safe to use."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        # The next files to be opened, those of the store, would become the streams.
+        while (fd := os.open(os.devnull, os.O_RDONLY)) <= _LAST:
+            pass
+        os.close(fd)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is sys.__stdout__:  # else somebody else takes the output
+        terminal = os.isatty(_OUTPUT)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(_OUTPUT, "wb", closefd=False)),
+            encoding=sys.stdout.encoding if sys.stdout is not None else "utf-8",
+            errors="backslashreplace",
+            line_buffering=terminal,
+        )

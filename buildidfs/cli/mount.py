@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs mount``: present the store as files."""
+"""Mount and unmount the store."""
 
 from __future__ import annotations
 
@@ -85,3 +85,19 @@ def mount(
         foreground=foreground,
         ready=Notifier(os.environ).ready,
     )
+
+
+@click.command(
+    "unmount",
+    short_help="Take a mount away.",
+    epilog=exit_status(
+        ["buildidfs unmount /buildid"],
+        {40: "not a mount of buildidfs, or it cannot be unmounted"},
+    ),
+)
+@click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
+def unmount(mountpoint: str) -> None:
+    """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
+    from buildidfs import app
+
+    app.unmount(mountpoint)

@@ -1,31 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How values look to people and to programs.
-
-People get escaped text: a path comes from a container, and a terminal obeys what it is sent.
-Programs get one JSON object a line, with build IDs and digests as lower-case hex and paths as
-``path``, plus ``path_b64`` where the bytes are not UTF-8.
-"""
+"""x"""
 
 from __future__ import annotations
 
 import binascii
 import contextlib
+import errno
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
+import click
 import msgspec
 
+from buildidfs.errors import IncompleteError
 from buildidfs.formats import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from buildidfs.app.build_ids_in import Named
+    from buildidfs.formats.symbolizer_output import Frame
+    from buildidfs.ingest import Summary
     from buildidfs.store.retention.evicted import Evicted, Evictions, Tally
     from buildidfs.store.retention.policy import Policy
 
+
 _encode = msgspec.json.Encoder().encode
+_SHOWN_RECAPTURABLE = 3  # evicted blobs that can be had again
+_SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
+_SHOWN_NAMELESS: Final = 20  # files that are named one by one
 
 
 def printable(raw: bytes) -> str:
@@ -163,3 +169,118 @@ def progress(
             bar.update(task, completed=done, what=printable(os.fsencode(what)))
 
         yield show
+
+
+def report_scan(
+    summary: Summary, *, json_: bool = False, quiet: bool = False, **more: object
+) -> int:
+    """Print what a scan came to; returns the exit status.
+
+    ``more`` are further fields of the JSON object. ``quiet`` leaves out what went well.
+    """
+    if json_:
+        _summary_json(summary, more)
+    else:
+        _summary_text(summary, quiet=quiet)
+    return IncompleteError.exit_code if summary.unreadable else 0
+
+
+def _summary_json(summary: Summary, more: Mapping[str, object]) -> None:
+    json_line(
+        {
+            **more,
+            "files": summary.files,
+            "captured": summary.captured,
+            "held": summary.held,
+            "new_build_ids": summary.new_ids,
+            "copied_bytes": summary.copied_bytes,
+            "noted": summary.noted,
+            "noted_bytes": summary.noted_bytes,
+            "evicted": evicted_fields(summary.removed, summary.removed.named),
+            "absent": {str(reason): count for reason, count in summary.absent.items()},
+            "unreadable": [
+                {
+                    **path_fields(item.path),
+                    "reason": item.reason,
+                    "errno": errno.errorcode.get(item.errno, ""),
+                    "build_id": str(item.build_id) if item.build_id else None,
+                }
+                for item in summary.unreadable
+            ],
+        }
+    )
+
+
+def _summary_text(summary: Summary, *, quiet: bool) -> None:
+    if not quiet:
+        click.echo(
+            f"{summary.captured} captured ({size(summary.copied_bytes)},"
+            f" {summary.new_ids} new build IDs), {summary.held} already held"
+        )
+        for reason, count in summary.absent.most_common():
+            click.echo(f"{count} without a build ID: {reason}")
+        if summary.noted:
+            click.echo(
+                f"{summary.noted} only noted ({size(summary.noted_bytes)}), since there is no room"
+                " and they can be had again: buildidfs journal has them"
+            )
+        if summary.removed.aged:
+            click.echo(f"{summary.removed.aged} removed that were older than max-age")
+    report_evictions(summary.removed, quiet=quiet)
+    if not summary.unreadable:
+        return
+    reasons = Counter(item.reason for item in summary.unreadable)
+    for why, count in reasons.most_common():
+        click.echo(f"buildidfs: {count} not readable: {why}", err=True)
+        items = [item for item in summary.unreadable if item.reason == why]
+        for item in items[:_SHOWN_UNREADABLE]:
+            known = f" (build ID {item.build_id})" if item.build_id else ""
+            click.echo(f"    {printable(item.path)}{known}", err=True)
+        if len(items) > _SHOWN_UNREADABLE:
+            click.echo(f"    and {len(items) - _SHOWN_UNREADABLE} more", err=True)
+
+
+def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
+    """What was removed to make room, and the foremost of it; if ``quiet``, only losses."""
+    if not removed.losses and (quiet or not removed.again):
+        return
+    click.echo(f"removed to make room: {eviction(removed)}", err=bool(removed.losses))
+    losses = [each for each in removed.named if not each.again]
+    for each in losses or removed.named[:_SHOWN_RECAPTURABLE]:
+        click.echo(f"    {evicted_line(each)}", err=bool(removed.losses))
+    if removed.losses > len(losses):
+        click.echo(f"    and {removed.losses - len(losses)} more, see buildidfs journal", err=True)
+
+
+def function_of(frame: Frame) -> str:
+    """The name of a function."""
+    return printable(frame.function.encode("utf-8", "surrogateescape")) or "??"
+
+
+def place_of(frame: Frame) -> str:
+    """File, line and column, as far as they are known."""
+    file = printable(frame.file.encode("utf-8", "surrogateescape")) or "??"
+    return f"{file}:{frame.line}" + (f":{frame.column}" if frame.column else "")
+
+
+def report_nameless(path: bytes, named: Named) -> bool:
+    """Print on standard error what is not known of the file ``path``; True if that is anything.
+
+    Files are printed with the samples that fell into them or were called from there.
+    """
+    if named.incomplete:
+        click.echo(f"buildidfs: {one_line(named.incomplete)}", err=True)
+    count = len(named.nameless)
+    if count:
+        files = f"{count} file{'' if count == 1 else 's'} without a build ID"
+        click.echo(f"buildidfs: {printable(path)}: {files}", err=True)
+    elif not named.paths:
+        click.echo(f"buildidfs: {printable(path)} is about no file with a build ID", err=True)
+    for each in named.nameless[:_SHOWN_NAMELESS]:
+        weight = "" if each.share is None else f"{each.share:.1f} % of the samples  "
+        label = printable(each.container.encode("utf-8", "surrogateescape"))
+        where = f" in {label}" if label else ""
+        click.echo(f"    {weight}{printable(each.path)}{where}: {each.why}", err=True)
+    if count > _SHOWN_NAMELESS:
+        click.echo(f"    and {count - _SHOWN_NAMELESS} more", err=True)
+    return bool(count or named.incomplete or not named.paths)

@@ -129,7 +129,7 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     """Pin what one argument means; True if it is a file of which some build IDs are not known."""
     from buildidfs.app import build_ids_in, pins
-    from buildidfs.cli import nameless
+    from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError
 
     label = None if name is None else os.fsencode(name)
@@ -141,12 +141,12 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     with session.progress("Looking up") as progress:
         named = build_ids_in.build_ids_named(store, path, progress=progress)
     if not named.paths:
-        nameless.tell(path, named)
+        report_nameless(path, named)
         raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")
     build_ids = sorted(named.paths)
     new = store.pin(build_ids, _name_of(what) if label is None else label)
     _report(session, what, build_ids, new)
-    return nameless.tell(path, named)
+    return report_nameless(path, named)
 
 
 def _name_of(path: str) -> bytes:

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs scan``: the group of one-pass captures."""
+"""Capture binaries in one pass: ``buildidfs scan`` and its commands."""
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
 import click
 
-from buildidfs.cli.common import LazyGroup, exit_status
+from buildidfs.cli.common import AnyPath, LazyGroup, Session, exit_status
+from buildidfs.cli.output import one_line, path_fields, printable, report_scan
+from buildidfs.errors import IncompleteError
+
+if TYPE_CHECKING:
+    from buildidfs.app.cores import Binary as CoreBinary
+    from buildidfs.app.cores import CoreScan, Dump
+    from buildidfs.app.profile.scan import Binary as ProfileBinary
+    from buildidfs.app.profile.scan import ProfileScan
+    from buildidfs.ingest import Summary
+_SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
+_ROOTS = ("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd")
+_ROOTS_OF_A_USER = ("docker", "containers/storage")  # below $XDG_DATA_HOME
 
 
 @click.group(
-    short_help="Capture binaries in one pass.",
     cls=LazyGroup,
-    lazy={
-        "proc": "scan_proc:scan_proc",
-        "tree": "scan_tree:scan_tree",
-        "kernel": "scan_kernel:scan_kernel",
-        "perf-data": "scan_perf_data:scan_perf_data",
-        "core": "scan_core:scan_core",
-        "package": "scan_package:scan_package",
-        "image": "scan_image:scan_image",
-    },
+    short_help="Capture binaries in one pass.",
     epilog=exit_status(
         ["buildidfs scan proc", "buildidfs scan tree /usr/lib/debug"],
         {3: "finished, but some inputs could not be read"},
@@ -27,3 +34,429 @@ from buildidfs.cli.common import LazyGroup, exit_status
 )
 def scan() -> None:
     """Capture binaries in one pass over a place where they are."""
+
+
+@scan.command(
+    "proc",
+    epilog=exit_status(
+        [
+            "buildidfs scan proc",
+            "buildidfs scan proc --pid 4711",
+            "buildidfs scan proc --container docker:0f5c3e8d1b2a",
+        ],
+        {
+            3: "finished, but some processes or files could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.option("--pid", "pids", metavar="PID", type=int, multiple=True, help="Only this process.")
+@click.option(
+    "--container",
+    "containers",
+    metavar="LABEL",
+    multiple=True,
+    help="Only this container: its label, or the beginning of its ID.",
+)
+@click.option("--containers-only", is_flag=True, help="Leave out the processes of the host.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def scan_proc(
+    session: Session,
+    pids: tuple[int, ...],
+    containers: tuple[str, ...],
+    containers_only: bool,
+    json_: bool,
+) -> int:
+    """Capture every binary that a running process has mapped, in whatever mount namespace.
+
+    With each binary goes the debuginfo found beside it in its own root. What was captured before
+    is recognised without being read. Without root only one's own processes can be seen.
+    """
+    from buildidfs import app
+
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        summary = app.scan_processes(
+            store,
+            session.settings,
+            pids=pids or None,
+            containers=containers or None,
+            containers_only=containers_only,
+            progress=show,
+        )
+    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+
+
+@scan.command(
+    "tree",
+    epilog=exit_status(
+        [
+            "buildidfs scan tree /usr/lib/debug /opt",
+            "buildidfs scan tree --dry-run --json ./a.out",
+        ],
+        {
+            3: "finished, but some files could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
+@click.option("--dry-run", is_flag=True, help="Say what would be captured; change nothing.")
+@click.option("--json", "json_", is_flag=True, help="JSON: the summary, or a file a line.")
+@click.pass_obj
+def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bool) -> int:
+    """Capture the ELF files below directories, recursively, or single files.
+
+    Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
+    With --dry-run the build ID and path of each file are printed.
+    """
+    from buildidfs import app
+
+    wanted = [os.fsencode(path) for path in paths]
+    if dry_run:
+        return _identify(session, wanted, json_)
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        summary = app.scan_tree(store, session.settings, wanted, progress=show)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+
+
+def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
+    """Print build ID and path of every file that a scan would take in; count the rest."""
+    import sys
+    from collections import Counter
+
+    from buildidfs import app
+    from buildidfs.capture.base import Unreadable
+    from buildidfs.cli.output import json_line, path_fields, printable
+    from buildidfs.model import Absence, BuildId
+
+    absent: Counter[Absence] = Counter()
+    unreadable = found = 0
+    verbose = session.verbosity > 0
+    write = sys.stdout.write
+    for path, answer in app.identify_tree(paths):
+        if isinstance(answer, BuildId):
+            found += 1
+            if json_:
+                json_line({"build_id": answer.hex(), **path_fields(path)})
+            else:
+                write(f"{answer.hex()} {printable(path)}\n")
+        elif isinstance(answer, Unreadable):
+            unreadable += 1
+            click.echo(f"buildidfs: {printable(path)}: {answer.reason}", err=True)
+        else:
+            absent[answer] += 1
+            if verbose and answer not in (Absence.NOT_ELF, Absence.EMPTY):
+                click.echo(f"buildidfs: {printable(path)}: {answer}", err=True)
+    sys.stdout.flush()
+    for reason, count in absent.most_common():
+        click.echo(f"{count} without a build ID: {reason}", err=True)
+    if not found and not unreadable and not absent:
+        session.say_why_empty("there is no regular file below what was given")
+    return IncompleteError.exit_code if unreadable else 0
+
+
+@scan.command(
+    "kernel",
+    epilog=exit_status(
+        [
+            "buildidfs scan kernel",
+            "buildidfs scan kernel --all",
+            "buildidfs scan kernel --root /mnt/image",
+        ],
+        {
+            3: "finished, but some files could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.option(
+    "--all", "all_", is_flag=True, help="All kernels and modules that are installed, too."
+)
+@click.option("--root", metavar="DIR", type=AnyPath(), help="Those installed below DIR, only.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> int:
+    """Capture the running kernel: its symbols, the files it is in, the modules it has loaded.
+
+    With them go debug files as distributions install them. Modules are captured as they are when
+    decompressed, the vmlinux as it is inside the vmlinuz. Symbols take root to be read.
+    """
+    from buildidfs.app import ingesting
+
+    where = None if root is None else os.fsencode(root)
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        summary = ingesting.scan_kernel(
+            store, session.settings, everything=all_, root=where, progress=show
+        )
+    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+
+
+@scan.command(
+    "perf-data",
+    short_help="Capture the binaries that profiles speak of.",
+    epilog=exit_status(
+        [
+            "buildidfs scan perf-data perf.data",
+            "buildidfs scan perf-data --json perf.data | jq '.binaries[] | select(.why)'",
+        ],
+        {
+            3: "finished, but some files could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+@click.option("--all", "all_", is_flag=True, help="Also what was mapped but never sampled.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: bool) -> int:
+    """Capture the binaries that samples in perf.data files fell into, callers included.
+
+    They are looked for in running processes, at their paths on this host, and at those in the mount
+    namespaces where they were seen. What is missing afterwards is listed, with the reason.
+    """
+    from buildidfs.app.profile import scan as profile_scan
+
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        scan = profile_scan.scan_perf_data(
+            store,
+            session.settings,
+            [os.fsencode(path) for path in paths],
+            everything=all_,
+            progress=show,
+        )
+    more = {"binaries": [_perf_data_fields(each) for each in scan.binaries]} if json_ else {}
+    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, **more)
+    if not json_ and not session.is_quiet:
+        _perf_data_text(scan)
+    return status
+
+
+def _perf_data_fields(each: ProfileBinary) -> dict[str, object]:
+    return {
+        **path_fields(each.path),
+        "container": each.container,
+        "build_id": None if each.build_id is None else each.build_id.hex(),
+        "samples": each.samples,
+        "state": each.state,
+        "why": each.why,
+    }
+
+
+def _perf_data_text(scan: ProfileScan) -> None:
+    missing = [each for each in scan.binaries if each.why]
+    click.echo(f"{len(scan.binaries)} binaries named, {len(missing)} missing")
+    for each in missing[:_SHOWN_BINARIES]:
+        name = each.build_id.hex() if each.build_id is not None else "-"
+        click.echo(f"    {name:40}  {printable(each.path)}: {each.why}")
+    if len(missing) > _SHOWN_BINARIES:
+        click.echo(f"    and {len(missing) - _SHOWN_BINARIES} more, see --json")
+
+
+@scan.command(
+    "core",
+    short_help="Capture the binaries that core files are about.",
+    epilog=exit_status(
+        [
+            "buildidfs scan core core.4711",
+            "buildidfs scan core --json core.4711 | jq '.cores[].binaries[]'",
+        ],
+        {
+            3: "finished, but some files could not be read, or not to their end",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
+    """Capture the program and the libraries that were mapped when a core file was made.
+
+    Which ones is told by the memory in it, also if none of them is left. They are looked for in
+    running processes, at their paths on this host, and at those in the mount namespaces of running
+    processes. The vDSO is taken from the core itself. What is missing is listed, with the reason.
+    """
+    from buildidfs.app import cores
+
+    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+        scan = cores.scan_cores(
+            store, session.settings, [os.fsencode(path) for path in paths], progress=show
+        )
+    more = {"cores": [_core_fields(dump) for dump in scan.dumps]} if json_ else {}
+    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, **more)
+    if not json_ and not session.is_quiet:
+        _core_text(scan)
+    return status
+
+
+def _core_fields(dump: Dump) -> dict[str, object]:
+    return {
+        **path_fields(dump.path),
+        "pid": dump.pid,
+        "name": dump.name.decode("utf-8", "replace"),
+        "arguments": dump.arguments.decode("utf-8", "replace"),
+        "signal": dump.signal,
+        "containers": dump.containers,
+        "cut_off": dump.cut_off,
+        "binaries": [_core_binary_fields(each) for each in dump.binaries],
+    }
+
+
+def _core_binary_fields(each: CoreBinary) -> dict[str, object]:
+    return {
+        **path_fields(each.path),
+        "build_id": None if each.build_id is None else each.build_id.hex(),
+        "main": each.main,
+        "deleted": each.deleted,
+        "state": each.state,
+        "why": each.why,
+    }
+
+
+def _core_text(scan: CoreScan) -> None:
+    for dump in scan.dumps:
+        missing = [each for each in dump.binaries if each.why]
+        click.echo(
+            f"{printable(dump.path)}: {_whose(dump)}: {len(dump.binaries)} binaries,"
+            f" {len(missing)} missing"
+        )
+        for each in missing:
+            name = each.build_id.hex() if each.build_id is not None else "-"
+            click.echo(f"    {name:40}  {printable(each.path) or '-'}: {each.why}")
+
+
+def _whose(dump: Dump) -> str:
+    """The process that a core is of, in words."""
+    if not dump.name and not dump.pid:
+        return "of an unknown process"  # its notes were cut off
+    words = f"{printable(dump.name)} (pid {dump.pid}"
+    if dump.signal:
+        try:
+            words += f", {signal.Signals(dump.signal).name}"
+        except ValueError:
+            words += f", signal {dump.signal}"
+    words += ")"
+    names = [printable(label.encode("utf-8", "surrogateescape")) for label in dump.containers]
+    if any(names):
+        words += f" of {', '.join(name or 'the host' for name in names)}"
+    return words
+
+
+@scan.command(
+    "package",
+    epilog=exit_status(
+        [
+            "buildidfs scan package libc6_2.36-9_amd64.deb libc6-dbg_2.36-9_amd64.deb",
+            "buildidfs scan package /srv/mirror",
+        ],
+        {
+            3: "finished, but some packages could not be read",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+@click.option("--again", is_flag=True, help="Read packages that were read before, too.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: bool) -> int:
+    """Capture every ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
+
+    A FILE may be a directory: all packages below it are read. What is a package is told by its
+    content, not by its name. One that was read before and has not changed is passed over.
+    """
+    from buildidfs.app import archives
+
+    wanted = [os.fsencode(path) for path in files]
+    with session.open_store(create=True) as store, session.progress("Unpacking") as show:
+        scan = archives.scan_packages(store, wanted, again=again, progress=show)
+    counts = {"packages": scan.packages, "unchanged": scan.unchanged}
+    return _report_archives(session, scan.summary, counts, json_=json_)
+
+
+@scan.command(
+    "image",
+    epilog=exit_status(
+        [
+            "buildidfs scan image alpine:3.19 registry.example.org/app@sha256:0f5c3e8d1b2a",
+            "buildidfs scan image ./layout saved.tar.gz /var/lib/docker",
+            "buildidfs scan image --root /mnt/var/lib/containerd sha256:0f5c3e8d1b2a",
+        ],
+        {
+            2: "no such image, or no such platform",
+            3: "finished, but some images or files could not be read",
+            10: "store error; 14 disk full",
+            20: "an image does not have its digests; of that nothing was captured",
+        },
+    ),
+)
+@click.argument("images", metavar="REF|FILE...", nargs=-1, required=True, type=AnyPath())
+@click.option(
+    "--root",
+    "roots",
+    metavar="DIR",
+    multiple=True,
+    type=AnyPath(),
+    help="Look for a REF here, and not where engines keep images.",
+)
+@click.option("--platform", metavar="OS/ARCH", help="Of images for several: this one, or all.")
+@click.option("--again", is_flag=True, help="Read images that were read before, too.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def scan_image(
+    session: Session,
+    images: tuple[str, ...],
+    roots: tuple[str, ...],
+    platform: str | None,
+    again: bool,
+    json_: bool,
+) -> int:
+    """Capture every ELF file that images of containers show, without running or unpacking them.
+
+    A FILE is an OCI layout, an archive of one, what docker save or podman save has written, or the
+    directory of an engine; of that all images are read, and what its containers have written. Any
+    other word is a REF: the name, the ID or the digest of an image that an engine has.
+    """
+    from buildidfs.app import archives
+
+    paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
+    references = [word for word in images if not os.path.lexists(word)]
+    with session.open_store(create=True) as store, session.progress("Unpacking") as show:
+        scan = archives.scan_images(
+            store,
+            paths,
+            references,
+            [os.fsencode(root) for root in roots or _existing_roots()],
+            platform=platform,
+            again=again,
+            progress=show,
+        )
+    counts = {"images": scan.images, "unchanged": scan.unchanged}
+    status = _report_archives(session, scan.summary, counts, json_=json_)
+    for error in scan.corrupt[1:]:
+        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
+    if scan.corrupt:
+        raise scan.corrupt[0]
+    return status
+
+
+def _report_archives(
+    session: Session, summary: Summary, counts: dict[str, int], *, json_: bool
+) -> int:
+    """Print the number of archives and the summary; returns the exit status."""
+    (noun, total), (_, unchanged) = counts.items()
+    if not json_ and not session.is_quiet:
+        known = f", {unchanged} of them unchanged" if unchanged else ""
+        click.echo(f"{total} {noun}{known}")
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts)
+
+
+def _existing_roots() -> list[str]:
+    """Where the engines of this user keep images, as far as there are any."""
+    places = list(_ROOTS)
+    if os.geteuid() != 0:
+        base = os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
+        places = [os.path.join(base, place) for place in _ROOTS_OF_A_USER]
+    return [place for place in places if os.path.isdir(place)]

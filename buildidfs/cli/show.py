@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.containers import container_of, namespaces_option, whose_fields
+from buildidfs.cli.common import (
+    BuildIdArgument,
+    Session,
+    container_of,
+    exit_status,
+    namespaces_option,
+    whose_fields,
+)
 from buildidfs.cli.output import json_line, moment, path_fields, printable, size
 from buildidfs.errors import IntegrityError
 

@@ -13,8 +13,6 @@ import os
 import threading
 from typing import Final, Literal, NamedTuple
 
-from buildidfs.linux import syscalls
-
 # The first namespaces have these numbers on every system: enum init_ns_ino of linux/nsfs.h.
 FIRST_USER: Final = 0xEFFFFFFD
 FIRST_PID: Final = 0xEFFFFFFC
@@ -141,6 +139,8 @@ def _first_name() -> str:
 
 def _name_in(uts_fd: int) -> str:
     """The name of the machine in a UTS namespace; empty without CAP_SYS_ADMIN."""
+    from buildidfs.linux import syscalls  # loads ctypes, a tenth of the time of a short command
+
     found: list[str] = []
 
     def look() -> None:

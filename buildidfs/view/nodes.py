@@ -17,8 +17,9 @@ remount, and for a file it means the same bytes for ever: a better variant is an
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final
+
+from buildidfs.model import fingerprint
 
 ABSENT: Final = 0
 
@@ -143,7 +144,7 @@ def of_dwz(name: bytes) -> int:
     """
     if not name:
         return DWZ
-    digest = blake2b(name, digest_size=8).digest()
+    digest = fingerprint(name, 8)
     return TAG_DWZ << TAG_SHIFT | int.from_bytes(digest, "big") >> 4
 
 

@@ -15,8 +15,8 @@ from tests.support.mounts import COMMAND
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
 import buildidfs.cli.doctor, buildidfs.app.doctor, buildidfs.log, buildidfs.mount.session
-import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.unmount
-import buildidfs.cli.down, buildidfs.cli.output, buildidfs.app.service.up
+import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.mount
+import buildidfs.cli.service, buildidfs.cli.output, buildidfs.app.service.up
 import buildidfs.store.store
 from buildidfs.cli.main import cli, main
 codecs.lookup("ascii")

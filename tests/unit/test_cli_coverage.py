@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.coverage_output: what is said where there is nothing to count."""
+"""buildidfs.cli.coverage: what is said where there is nothing to count."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from buildidfs.app.profile.coverage import Coverage
-from buildidfs.cli.coverage_output import show
+from buildidfs.cli.coverage import show
 
 if TYPE_CHECKING:
     import pytest

@@ -15,9 +15,9 @@ import pytest
 
 from buildidfs.app.live.state import Event, WatchState
 from buildidfs.capture.live.protocol import Counts
-from buildidfs.cli import watch_output
-from buildidfs.cli.streams import ReaderGone
-from buildidfs.cli.watch_output import Presenter, as_facts, one_line
+from buildidfs.cli import watch as watch_output
+from buildidfs.cli.main import ReaderGone
+from buildidfs.cli.watch import Presenter, as_facts, one_line
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, sighting

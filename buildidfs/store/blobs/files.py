@@ -17,6 +17,7 @@ import contextlib
 import enum
 import errno
 import fcntl
+import functools
 import math
 import os
 import time
@@ -25,7 +26,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.linux import file_ops, mounts
+from buildidfs.linux import file_ops
 from buildidfs.model import Digest
 from buildidfs.store.blobs import hashing, sync
 from buildidfs.store.errors import FULL, full, show, translated
@@ -141,12 +142,17 @@ class Blobs:
             ) from error
         self._anonymous = anonymous
         self._no_reflink: set[int] = set()
-        # XFS allocates as much again to a file that grows, and keeps that until it is closed.
-        self._preallocates = mounts.filesystem_magic(self._directory) == _XFS
         self._directories_since = -math.inf
         self._directory_bytes = 0
         if writable:
             self._sweep()
+
+    @functools.cached_property
+    def _preallocates(self) -> bool:
+        """True on XFS, which allocates as much again to a file that grows, until it is closed."""
+        from buildidfs.linux import mounts  # loads ctypes, which readers do without
+
+        return mounts.filesystem_magic(self._directory) == _XFS
 
     def close(self) -> None:
         """Let go of the directory."""

@@ -27,7 +27,6 @@ last seen longest ago, some rows with each transaction, and more than it has add
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -135,7 +134,7 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 
 def offset_of(name: bytes) -> int:
     """What stands for a name in the key of a row, and in a listing: 1 to 2**63-1."""
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 or 1
+    return int.from_bytes(fingerprint(name, 8), "big") >> 1 or 1
 
 
 def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow]:

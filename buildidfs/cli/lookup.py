@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs where``: where a build ID was seen, and who runs it now."""
+"""Look up paths and build IDs: ``buildidfs which`` and ``buildidfs where``."""
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 from buildidfs.cli.output import json_line, moment, path_fields, printable
 from buildidfs.errors import IncompleteError
 
@@ -17,6 +18,75 @@ if TYPE_CHECKING:
     from buildidfs.app.history import Place
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
+
+
+@click.command(
+    "which",
+    short_help="Show the build IDs that a path has had.",
+    epilog=exit_status(
+        [
+            "buildidfs which /usr/lib/x86_64-linux-gnu/libc.so.6",
+            "buildidfs which /app/server --container docker:0f5c3e8d1b2a",
+            "buildidfs which --glob '*/libssl.so*' --json",
+        ],
+        {11: "no store at that place; 13 unknown format", 30: "nothing was ever seen there"},
+    ),
+)
+@click.argument("path", metavar="PATH", type=AnyPath())
+@click.option("--container", metavar="LABEL", help="Only what was seen in this container.")
+@click.option("--glob", "is_glob", is_flag=True, help="PATH is a pattern ('*/libc.so.6').")
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def which(session: Session, path: str, container: str | None, is_glob: bool, json_: bool) -> None:
+    """Show every build ID that was seen at PATH, in whatever container, the last one first.
+
+    PATH is whole. It is taken with and without /usr where distributions have merged the two, and
+    with its symbolic links as they are on this host; a line for another path than PATH names it. A
+    line says missing where the store holds no bytes.
+    """
+    from buildidfs.app import history
+    from buildidfs.errors import ArtifactMissing
+
+    with session.open_store() as store:
+        if is_glob:
+            places = history.at_paths(store, path, container)
+        else:
+            # The name that ldd prints is a link, and the kernel tells what that leads to.
+            here = [os.fsencode(os.path.realpath(path))] if container is None else []
+            places = history.at_path(store, os.fsencode(path), container, others=here)
+    if not places:
+        where = "" if container is None else f" in container {container}"
+        hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
+        text = printable(os.fsencode(f"nothing was ever seen at {path}{where}{hint}"))
+        raise ArtifactMissing(text)
+    for place in places:
+        if json_:
+            json_line(place_fields(place))
+        else:
+            _which_text(place, with_path=is_glob or place.path != os.fsencode(path))
+    sys.stdout.flush()
+
+
+def place_fields(place: Place) -> dict[str, object]:
+    """What JSON output says of a place."""
+    return {
+        "build_id": place.build_id.hex(),
+        **path_fields(place.path),
+        "container": place.container,
+        "host": place.host,
+        "held": place.held,
+        "first_seen": place.first_seen_ns / 1e9,
+        "last_seen": place.last_seen_ns / 1e9,
+    }
+
+
+def _which_text(place: Place, *, with_path: bool) -> None:
+    where = printable(place.container.encode("utf-8", "surrogateescape")) or "-"
+    path = f"  {printable(place.path)}" if with_path else ""
+    sys.stdout.write(
+        f"{moment(place.last_seen_ns)}  {where:20}  {place.build_id.hex():40}"
+        f"  {'' if place.held else 'missing':7}  since {moment(place.first_seen_ns)}{path}\n"
+    )
 
 
 @click.command(
@@ -47,9 +117,8 @@ def where(session: Session, id_: str, live: bool, json_: bool) -> int:
     moment: who still runs this libc?
     """
     if live:
-        return _live(session, id_, json_)
+        return _print_mappers(session, id_, json_)
     from buildidfs.app import history
-    from buildidfs.cli.which import place_fields
 
     with session.open_store() as store:
         build_id, places = history.of_build_id(store, id_)
@@ -59,12 +128,12 @@ def where(session: Session, id_: str, live: bool, json_: bool) -> int:
     else:
         held = "" if any(place.held for place in places) else "  missing"
         sys.stdout.write(f"{build_id.hex()}{held}\n")
-        _text(places)
+        _where_text(places)
     sys.stdout.flush()
     return 0
 
 
-def _text(places: list[Place]) -> None:
+def _where_text(places: list[Place]) -> None:
     """The places by container, the one seen last first."""
     order = {place.container: number for number, place in reversed([*enumerate(places)])}
     for label, group in groupby(
@@ -83,7 +152,7 @@ def _name(label: str) -> str:
     return printable(label.encode("utf-8", "surrogateescape")) or "the host"
 
 
-def _live(session: Session, text: str, json_: bool) -> int:
+def _print_mappers(session: Session, text: str, json_: bool) -> int:
     """Print who maps it; the exit status."""
     from buildidfs.app import history
 
@@ -101,12 +170,12 @@ def _live(session: Session, text: str, json_: bool) -> int:
                 }
             )
     else:
-        _live_text(mappers)
+        _mappers_text(mappers)
     sys.stdout.flush()
-    return _report(refused)
+    return _report_refused(refused)
 
 
-def _live_text(mappers: list[Mapper]) -> None:
+def _mappers_text(mappers: list[Mapper]) -> None:
     if not mappers:
         sys.stdout.write("No process has it mapped.\n")
         return
@@ -123,7 +192,7 @@ def _live_text(mappers: list[Mapper]) -> None:
             )
 
 
-def _report(refused: list[Unreadable]) -> int:
+def _report_refused(refused: list[Unreadable]) -> int:
     """Say what could not be looked at; the exit status."""
     processes = [each for each in refused if each.path != b"/proc"]
     for each in refused:

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run watch and mount in the background: ``buildidfs up``, ``down`` and ``status``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.output import (
+    evicted_fields,
+    evicted_line,
+    eviction,
+    json_line,
+    limits,
+    limits_fields,
+    moment,
+    path_fields,
+    printable,
+    report_scan,
+    size,
+)
+from buildidfs.cli.watch import MODES, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from buildidfs.app.service.child import Part
+    from buildidfs.app.service.status import Running, Status
+    from buildidfs.store.retention.evicted import Evictions
+    from buildidfs.store.retention.policy import Policy
+
+
+_PARTLY = 3
+_PATIENCE_S = 60
+_FIRST_SCAN_S = 20
+_WATCHING = "Watching what starts to run"
+
+_TRY = """
+Try:
+    ls {0}
+    gdb -iex 'set debug-file-directory {0}/debug' -c CORE
+    perf --buildid-dir {0}/perf report      (record with --buildid-mmap)"""
+_LOST = 5  # evicted blobs that are named
+
+
+@click.command(
+    "up",
+    short_help="Follow what starts to run, and mount the store.",
+    epilog=exit_status(
+        ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
+        {
+            2: "this store is up already, with another mount point",
+            3: "up, but what starts to run is not followed, or not all of it; the reason is named",
+            12: "somebody else is just starting it",
+            40: "cannot mount: busy, not empty, no /dev/fuse, no fusermount3",
+        },
+    ),
+)
+@click.argument("mountpoint", metavar="[MOUNTPOINT]", type=AnyPath(), required=False)
+@click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
+@click.option("--no-mount", is_flag=True, help="Only follow what starts to run.")
+@click.option("--no-watch", is_flag=True, help="Only mount.")
+@click.option(
+    "--log",
+    metavar="FILE",
+    help="Where messages of the background go.  [default: syslog, if there is one]",
+)
+@click.pass_obj
+def up(
+    session: Session,
+    mountpoint: str | None,
+    foreground: bool,
+    no_mount: bool,
+    no_watch: bool,
+    log: str | None,
+) -> int:
+    """Capture what runs, follow what starts to run, and mount the store at MOUNTPOINT.
+
+    Returns when all of that is the case; it goes on in the background until `buildidfs down`, and
+    what fails is started again. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid;
+    it is made if there is none.
+    """
+    from buildidfs.app.service import up as daemon_up
+
+    _check_options(mountpoint, foreground, no_mount, no_watch, log)
+    if not session.verbosity:
+        session.start_logging()
+    path = session.store_path
+    place = mountpoint or session.settings.up.mountpoint or "/buildid"
+    point = None if no_mount else os.fsencode(os.path.abspath(os.path.expanduser(place)))
+    there = daemon_up.running(path)
+    if there is not None:
+        daemon_up.refuse_second(there, point)
+        daemon_up.hurry(path, _PATIENCE_S)
+        return _report_up(session, is_new=False)
+    programs = daemon_up.programs(session.arguments(), point, watch=not no_watch)
+    if foreground:
+        from buildidfs.linux.sdnotify import Notifier
+
+        ready = Notifier(os.environ).ready
+        daemon_up.start(path, programs, environ=os.environ, mountpoint=point, ready=ready)
+        return 0
+    if not session.is_quiet and sys.stderr.isatty():
+        click.echo("Starting; the first time, all that runs is copied.", err=True)
+    log = log and os.path.abspath(log)
+    daemon_up.start(path, programs, environ=os.environ, mountpoint=point, log_file=log)
+    return _report_up(session, is_new=True)
+
+
+def _check_options(
+    mountpoint: str | None,
+    foreground: bool,
+    no_mount: bool,
+    no_watch: bool,
+    log: str | None,
+) -> None:
+    """Refuse what contradicts itself."""
+    for first, second, says in (
+        (no_mount, no_watch, "--no-mount and --no-watch leave nothing to do"),
+        (no_mount, mountpoint is not None, "--no-mount needs no MOUNTPOINT"),
+        (foreground, log is not None, "--foreground logs to standard error, not to --log"),
+    ):
+        if first and second:
+            raise click.UsageError(says)
+
+
+def _report_up(session: Session, *, is_new: bool) -> int:
+    """Say what runs where; the exit status."""
+    from buildidfs.app.service import up as daemon_up
+    from buildidfs.cli.output import printable, size
+
+    path = session.store_path
+    supervisor = daemon_up.running(path)
+    if supervisor is None:
+        from buildidfs.errors import MountError
+
+        raise MountError("it has ended just after it was started")
+    parts = {part.name: part for part in daemon_up.parts(supervisor)}
+    point = printable(supervisor.path("mountpoint"))
+    watch, mount = parts.get(daemon_up.WATCH), parts.get(daemon_up.MOUNT)
+    complete = all(part.state == "running" for part in parts.values())
+    if watch is not None and watch.state == "running":
+        daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0)
+        complete = _say_what_is_amiss(path) and complete
+    elif watch is not None:
+        click.echo(f"buildidfs: not following what starts to run: {_part_failure(watch)}", err=True)
+        _scan_instead(session)
+    if mount is not None and mount.state != "running":
+        click.echo(f"buildidfs: not mounted at {point}: {_part_failure(mount)}", err=True)
+    if not session.is_quiet:
+        with session.open_store() as store:
+            held = store.stats()
+        first = "Up." if is_new else "Already up."
+        click.echo(f"{first} {held.ids} build IDs captured ({size(held.blob_bytes)}) in {path}.")
+        if watch is not None and watch.state == "running":
+            click.echo(f"{_watch_words(path)} (pid {watch.pid}){_waiting_words(path)}.")
+        if mount is not None and mount.state == "running":
+            click.echo(f"Mounted at {point} (pid {mount.pid}).")
+            click.echo(_TRY.format(point))
+    return 0 if complete else _PARTLY
+
+
+def _say_what_is_amiss(path: str) -> bool:
+    """Pass on what the watch says is less than it could be; False if it cannot follow all."""
+    from buildidfs.app.live.state import PARTIAL
+    from buildidfs.app.service import up as daemon_up
+    from buildidfs.cli.output import printable
+
+    watching = daemon_up.watching(path)
+    facts = {} if watching is None else watching.facts
+    degraded = facts.get("degraded")
+    for text in degraded if isinstance(degraded, list) else []:
+        click.echo(f"buildidfs: {printable(str(text).encode(errors='replace'))}", err=True)
+    return facts.get("mode") not in PARTIAL
+
+
+def _watch_words(path: str) -> str:
+    """What the watch does, in words."""
+    from buildidfs.app.service import up as daemon_up
+
+    watching = daemon_up.watching(path)
+    return {
+        "confined": "Watching what starts to run in this PID namespace only",
+        "polling": "Scanning every 2 s what runs",
+    }.get("" if watching is None else str(watching.facts.get("mode")), _WATCHING)
+
+
+def _waiting_words(path: str) -> str:
+    from buildidfs.app.service import up as daemon_up
+
+    watching = daemon_up.watching(path)
+    left = 0 if watching is None else watching.facts.get("waiting")
+    return f"; {left} files are still being copied" if left else ""
+
+
+def _part_failure(part: Part) -> str:
+    return part.reason or f"it is {part.state}"
+
+
+def _scan_instead(session: Session) -> None:
+    """Without following, capture at least what runs now."""
+    from buildidfs import app
+    from buildidfs.cli.output import one_line
+    from buildidfs.errors import BuildIdFsError
+
+    try:
+        with session.open_store(create=True) as store, session.progress("Scanning") as show:
+            result = app.scan_processes(store, session.settings, progress=show)
+    except BuildIdFsError as error:
+        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
+    else:
+        report_scan(result, quiet=session.is_quiet)
+
+
+@click.command(
+    "down",
+    short_help="End what up has started.",
+    epilog=exit_status(
+        ["buildidfs down"],
+        {
+            40: "it has not ended in time",
+            60: "it belongs to another user, or the store does",
+        },
+    ),
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=60,
+    metavar="SECONDS",
+    help="How long to wait until everything has ended.  [default: 60]",
+)
+@click.pass_obj
+def down(session: Session, timeout: float) -> None:
+    """End what `buildidfs up` runs on this store, and wait until it has ended.
+
+    The store is kept.
+    """
+    from buildidfs.app.service import up
+    from buildidfs.cli.output import printable
+    from buildidfs.errors import CapabilityError
+
+    path = session.store_path
+    supervisor = up.running(path)
+    if supervisor is None:
+        if os.path.lexists(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+            raise CapabilityError(
+                f"store {path} may not be looked at by this user:"
+                " run as its owner to end what runs on it"
+            )
+        if not session.is_quiet:
+            click.echo(f"Nothing runs that buildidfs up has started for {path}.")
+        return
+    running = [part for part in up.parts(supervisor) if part.pid]
+    ended = [f"{part.name} (pid {part.pid})" for part in running]
+    up.end(supervisor, timeout)
+    if session.is_quiet:
+        return
+    click.echo(f"Ended {' and '.join(ended) or 'what was left'}.")
+    kept = f"the store in {printable(os.fsencode(os.path.abspath(path)))} is kept"
+    if (point := supervisor.path("mountpoint")) and any(part.name == up.MOUNT for part in running):
+        click.echo(f"Unmounted {printable(point)}; {kept}.")
+    else:
+        click.echo(f"{kept[0].upper()}{kept[1:]}.")
+
+
+@click.command(
+    "status",
+    short_help="Show what runs, and how it does.",
+    epilog=exit_status(
+        ["buildidfs status", "buildidfs status --json | jq .processes"],
+        {
+            3: "down: nothing runs, or something that should does not run, or does not answer",
+            4: "degraded: it works, but some of what starts may be missed",
+            5: "losing: files were lost in the last ten minutes, or nothing is followed",
+            11: "no store at that place; 13 unknown format",
+        },
+    ),
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def status(session: Session, json_: bool) -> int:
+    """Show how the long-running processes of the store do: healthy, degraded, losing or down.
+
+    These are what `buildidfs up` has started, and any other watch or mount. With what is amiss
+    comes what to do. The words are explained in buildidfs(1).
+    """
+    from buildidfs.app.service import status as daemon_status
+    from buildidfs.app.upkeep import retention
+
+    path = session.store_path
+    found = daemon_status.take(path)
+    policy = retention.policy(session.settings.retention, path)
+    if json_:
+        _print_status_json(path, found, policy)
+    else:
+        _print_status(path, found, policy)
+    return found.verdict.exit_code
+
+
+def _print_status(path: str, found: Status, policy: Policy) -> None:
+    click.echo(f"{found.verdict.name.lower()}{_doing(found)}")
+    for finding in found.findings:
+        click.echo(f"{finding.verdict.name.lower():<8} {_shown(finding.reason)}")
+        click.echo(f"         -> {_shown(finding.remedy)}")
+    held = found.store
+    taken = size(held.stored_bytes + held.index_bytes)
+    click.echo(
+        f"{'store':<8} {path}: {held.ids} build IDs, {size(held.blob_bytes)}; takes {taken},"
+        f" free {size(held.free_bytes)}; keeps {limits(policy)}; {held.pins} pins"
+    )
+    _print_evictions(found.evictions)
+    for each in found.processes:
+        click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
+
+
+def _doing(found: Status) -> str:
+    """What is done, for the first line; empty where nothing is."""
+    done = []
+    for each in found.processes:
+        if each.present is None or each.state != "running":
+            continue
+        if each.role == "watch" and (mode := str(each.present.facts.get("mode", ""))):
+            done.append(_shown(MODES.get(mode, mode)))
+        elif each.role == "mount":
+            done.append(f"mounted at {printable(each.present.path('mountpoint'))}")
+    return f": {', '.join(done)}" if done else ""
+
+
+def _print_evictions(what: Evictions) -> None:
+    """What there was no room for, if anything."""
+    said = []
+    if removed := eviction(what):
+        said.append(f"removed to make room: {removed}")
+    if what.noted:
+        said.append(f"{what.noted} files only noted, which can be had again")
+    if said:
+        click.echo(f"{'room':<8} {'; '.join(said)}")
+    for each in what.last[:_LOST]:
+        click.echo(f"{'':<8} {moment(each.when * 1_000_000_000)} lost {evicted_line(each)}")
+    if what.losses > _LOST:
+        click.echo(f"{'':<8} and {what.losses - _LOST} before, see buildidfs journal")
+
+
+def _sentences(each: Running) -> list[str]:
+    """What there is to say of a process."""
+    part, present = each.part, each.present
+    since = present.since if present is not None else part.since if part is not None else 0
+    first = f"{each.state} since {moment(since)}"
+    if each.state in ("stopped", "not answering"):
+        first = f"{each.state}, started {moment(since)}"
+    said = [f"{first}, pid {each.pid}" if each.pid else first]
+    if part is not None and part.due:
+        said.append(f"starts again at {moment(part.due)}")
+    if part is not None and part.restarts:
+        said.append(f"restarts: {part.restarts}")
+    if part is not None and part.reason:
+        said.append(f"last failure: {_shown(part.reason)}")
+    if present is not None:
+        if point := present.path("mountpoint"):
+            said.append(f"at {printable(point)}")
+        said += _facts(present.facts)
+    return said
+
+
+def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+    """What a process has counted."""
+    if line := one_line(facts):
+        yield _shown(line)
+        return
+    for name, value in facts.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield f"{name.replace('_', ' ')}: {value}"
+
+
+def _shown(text: str) -> str:
+    """Text that may have come from elsewhere, fit for a terminal."""
+    return printable(text.encode(errors="replace"))
+
+
+def _print_status_json(path: str, found: Status, policy: Policy) -> None:
+    json_line(
+        {
+            "store": path,
+            "build_ids": found.store.ids,
+            "blob_bytes": found.store.blob_bytes,
+            "stored_bytes": found.store.stored_bytes,
+            "index_bytes": found.store.index_bytes,
+            "free_bytes": found.store.free_bytes,
+            "pins": found.store.pins,
+            "evicted": evicted_fields(found.evictions, found.evictions.last),
+            "noted": found.evictions.noted,
+            **limits_fields(policy),
+            "verdict": found.verdict.name.lower(),
+            "well": found.verdict == 0,
+            "findings": [
+                {
+                    "verdict": each.verdict.name.lower(),
+                    "reason": each.reason,
+                    "remedy": each.remedy,
+                }
+                for each in found.findings
+            ],
+            "processes": [_fields(each) for each in found.processes],
+        }
+    )
+
+
+def _fields(each: Running) -> dict[str, object]:
+    part, present = each.part, each.present
+    fields: dict[str, object] = {"role": each.role, "state": each.state}
+    if present is not None:
+        fields |= {"pid": present.pid, "since": present.since / 1e9, "version": present.version}
+    if part is not None:
+        fields |= {
+            "pid": part.pid or None,
+            "since": part.since / 1e9,
+            "restarts": part.restarts,
+            "reason": part.reason,
+            "status": part.status,
+            "due": part.due / 1e9 if part.due else None,
+        }
+    if present is not None:
+        if point := present.path("mountpoint"):
+            for name, value in path_fields(point).items():
+                fields[name.replace("path", "mountpoint")] = value
+        left_out = ("mountpoint", "mountpoint_b64", "children")
+        fields["facts"] = {x: y for x, y in present.facts.items() if x not in left_out}
+    return fields

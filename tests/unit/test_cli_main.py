@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.cli.main: a command imports what it needs, and nothing of the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from buildidfs.cli.main import cli
+from buildidfs.store import Store
+
+_LIST = """
+import sys
+from buildidfs.cli.main import main
+status = main(["--store", sys.argv[1], "list"])
+print(*sorted(sys.modules), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def test_list_imports_no_other_command(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store", create=True).close()
+    command = [sys.executable, "-c", _LIST, tmp_path / "store"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = run.stderr.splitlines()[-1].split()
+    assert "buildidfs.cli.list" in modules
+    ours = {name for name in modules if name.startswith("buildidfs.")}
+    expected = {"main", "common", "output", "list"}
+    assert {name for name in ours if name.startswith("buildidfs.cli.")} == {
+        f"buildidfs.cli.{name}" for name in expected
+    }
+    assert not {name for name in ours if name.startswith(("buildidfs.mount", "buildidfs.view"))}
+    # Each of these takes a tenth of the time of the command.
+    assert {"ctypes", "hashlib", "logging", "pyfuse3", "trio", "rich"}.isdisjoint(modules)
+
+
+def test_scan_lists_its_commands_in_the_order_of_the_manual() -> None:
+    import click
+
+    context = click.Context(cli)
+    scan = cli.get_command(context, "scan")
+    assert isinstance(scan, click.Group)
+    assert scan.list_commands(context) == [
+        "proc", "tree", "kernel", "perf-data", "core", "package", "image",
+    ]  # fmt: skip
