@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.app.symbolize.symbolize import Answer, Symbolizer
-    from buildidfs.formats.perf.script_output import Frame
+    from buildidfs.formats.perf.script_output import PrintedFrame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -248,7 +248,7 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
     _report(script, why)
 
 
-def _named(frame: Frame, answer: Answer, address: int | None, *, with_lines: bool) -> bytes:
+def _named(frame: PrintedFrame, answer: Answer, address: int | None, *, with_lines: bool) -> bytes:
     """The lines of a frame: as perf prints them with ``--inline``, and with ``-F +srcline``."""
     digits = b"%16x" % frame.ip if frame.chain else b"%x" % frame.ip
     before = b"\t" if frame.chain else frame.before

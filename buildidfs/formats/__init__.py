@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoders: bytes in, values out.
 
-Nothing here opens, reads or asks the system anything; what must be read at some offset is asked
-for through a function that the caller provides. Everything decoded may come from a hostile
-container: sizes, counts and offsets found in it are claims, and cost is bounded for any input.
+`elf`, `perf`, `archive` and `container` hold the large formats; texts of /proc, ACLs, bundles and
+outputs of symbolizers have a module each. All other packages call these modules directly.
+
+Decoders do no I/O and know no store: a caller provides a function for bytes at an offset. All input
+may come from a hostile container. Sizes, counts and offsets in it are claims, and time and memory
+are bounded for any input.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bundle says of itself: the manifest, and where in the archive everything is.
+"""The archive of a bundle: its manifest, and the place of each file.
 
 A bundle is a tar archive in the seekable format of zstd (`seekable`):
 
@@ -8,7 +8,7 @@ A bundle is a tar archive in the seekable format of zstd (`seekable`):
     inputs/NUMBER-NAME   what it was made for, if that was wanted
     sources.jsonl        the source files that the debuginfo in it names, a `Source` a line
 
-Sizes are in the manifest, so everybody knows where a file is without walking through the archive.
+Sizes are in the manifest, so a reader knows where a file is without walking through the archive.
 The same input gives the same bytes. All of it is a claim until a digest was computed.
 """
 
@@ -84,7 +84,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Absent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What should be in the bundle, and is not."""
+    """A file that should be in the bundle, and is not."""
 
     build_id: Hex
     why: Text
@@ -92,7 +92,7 @@ class Absent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the bundle was made for; ``size`` is there if the file itself is."""
+    """A file that the bundle was made for; ``size`` is set if the bundle contains it."""
 
     name: Text
     size: Size | None = None
@@ -207,7 +207,7 @@ def manifest_size(header: bytes) -> int:
 
 
 def members(manifest: Manifest, manifest_bytes: int) -> Members:
-    """Where everything is. Raises `IntegrityError` for two sizes of one blob."""
+    """The places of all files. Raises `IntegrityError` for two sizes of one blob."""
     position = BLOCK + padded(manifest_bytes)
     blobs: dict[Digest, Member] = {}
     for item in manifest.items:
@@ -247,5 +247,5 @@ def padded(size: int) -> int:
 
 
 def end() -> bytes:
-    """What the archive ends with."""
+    """The bytes that end the archive."""
     return _END

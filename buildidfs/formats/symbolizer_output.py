@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What symbolizers answer: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text; llvm-dwarfdump(1).
+"""Output of symbolizers: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text; llvm-dwarfdump(1).
 
-Names in an answer come from the file that was asked about, so from whoever made it.
+Names in it come from the file that was asked about, which may be hostile.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Symbol(msgspec.Struct, rename="pascal"):
     start_address: str = ""
 
 
-class _Answer(msgspec.Struct, rename="pascal"):
+class _LlvmOutput(msgspec.Struct, rename="pascal"):
     symbol: list[_Symbol] = []
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_LlvmOutput).decode
 
 
 def of_llvm(line: bytes) -> list[Frame]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildidfs.formats.perf.script_output import Frame, Location, Script, parse_build_ids
+from buildidfs.formats.perf.script_output import Location, PrintedFrame, Script, parse_build_ids
 from buildidfs.model import BuildId
 
 ID, OTHER = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 8)
@@ -23,7 +23,7 @@ def mmap(
     ).encode()
 
 
-def frames(text: bytes, script: Script | None = None) -> list[tuple[Frame, Location | None]]:
+def frames(text: bytes, script: Script | None = None) -> list[tuple[PrintedFrame, Location | None]]:
     """Each frame, and where it is by then."""
     script = script or Script()
     lines = text.split(b"\n")

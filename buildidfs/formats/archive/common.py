@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all archives have in common: bytes that come in order, and members with names.
+"""The common part of all archives: bytes that come in order, and members with names.
 
-A decoder of archives takes its bytes from a `Source`, in the order in which they come, and stops
-at the beginning of each member: whoever wants the content takes it from the source, and what is
-left of it is passed over. So a member is never in memory as a whole, and no claim of size makes
-anything be allocated.
+A decoder takes its bytes from a `Source`, in their order, and stops at the beginning of each
+member: the caller takes the content from the source, and the decoder skips the rest of it. So a
+member is never in memory as a whole, and no claimed size makes anything be allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NS_MAX: Final = 2**63 - 1
 
 
 class Damaged(Exception):
-    """An archive is not what it says it is; ``str()`` says how, in words for a person."""
+    """An archive is damaged; ``str()`` says how, in words for a person."""
 
 
 class Source(Protocol):
@@ -30,17 +29,17 @@ class Source(Protocol):
 
     @property
     def position(self) -> int:
-        """How many bytes were taken or passed over."""
+        """The number of bytes taken or skipped so far."""
 
     def take(self, size: int) -> bytes:
         """The next ``size`` bytes; fewer only at the end."""
 
     def skip(self, size: int) -> None:
-        """Pass over so many bytes; raises `Damaged` if there are not that many."""
+        """Skip ``size`` bytes; raises `Damaged` if there are fewer."""
 
 
 class Type(enum.Enum):
-    """What a member is. Symbolic links, devices and the like hold no bytes: they are OTHER."""
+    """The type of a member. Symbolic links, devices and the like hold no bytes: OTHER."""
 
     FILE = enum.auto()
     HARD_LINK = enum.auto()
@@ -84,7 +83,7 @@ class Packing(enum.Enum):
 
 
 PACKING_HEAD: Final = 6
-"""How many bytes `packing` wants to see."""
+"""The number of bytes that `packing` needs."""
 
 _MAGICS: Final = (
     (b"\x1f\x8b\x08", Packing.GZIP),
@@ -97,7 +96,7 @@ _MAGICS: Final = (
 
 
 def packing(head: bytes) -> Packing | None:
-    """How the file is compressed that begins with these bytes; None if it is not.
+    """The compression of a file that begins with ``head``; None if it is not compressed.
 
     A zstd file may begin with a frame to be skipped (0x184D2A50 to 0x184D2A5F, RFC 8878).
     """
@@ -125,7 +124,7 @@ def installed(name: bytes) -> bytes:
 
 
 def bounded_id(number: int) -> int:
-    """A user or group ID that there can be; what is none is that of nobody."""
+    """A user or group ID; 65534 for a number that is none."""
     return number if 0 <= number <= _ID_MAX else 65534
 
 
@@ -135,7 +134,7 @@ def bounded_time(seconds: int, rest_ns: int = 0) -> int:
 
 
 def exactly(source: Source, size: int, what: str) -> bytes:
-    """So many bytes of a source; raises `Damaged` naming ``what`` if there are fewer."""
+    """Take exactly ``size`` bytes; raises `Damaged` naming ``what`` if there are fewer."""
     data = source.take(size)
     if len(data) < size:
         raise Damaged(f"ends in the middle of {what}")

@@ -34,7 +34,7 @@ _LEAD_SIZE: Final = 96
 _HEADER_MAGIC: Final = b"\x8e\xad\xe8\x01"
 _INTRO: Final = struct.Struct(">4s4xII")
 _ENTRY: Final = struct.Struct(">IIII")
-# What rpm itself takes (lib/header.c: hdrchkTags, hdrchkData), the data to a quarter.
+# The limits of rpm itself (lib/header.c: hdrchkTags, hdrchkData), the data to a quarter.
 _ENTRIES_MAX: Final = 0xFFFF
 _DATA_MAX: Final = 64 << 20
 _FILES_MAX: Final = 1 << 18
@@ -48,7 +48,7 @@ _LONG_FILE_SIZES, _DIR_INDEXES, _BASE_NAMES, _DIR_NAMES = 5008, 1116, 1117, 1118
 
 
 class RpmHeader:
-    """The header of a package, of which only what is asked for is decoded."""
+    """The header of a package. Decodes an entry only when it is asked for."""
 
     def __init__(self, index: bytes, data: bytes) -> None:
         self._data = data
@@ -68,7 +68,7 @@ class RpmHeader:
         return self._text(_NAME), version, self._text(_ARCH)
 
     def files(self) -> FileList:
-        """The files by their number, as `cpio.members` wants them; raises `Damaged`."""
+        """The files by their number, as `cpio_members` takes them; raises `Damaged`."""
         names = self._texts(_BASE_NAMES)
         directories = self._texts(_DIR_NAMES)
         count = len(names)
@@ -105,7 +105,7 @@ class RpmHeader:
         return found
 
     def _numbers(self, tag: int, count: int) -> tuple[int, ...]:
-        """So many numbers; none if there are not exactly as many."""
+        """The numbers of a tag; none if there are not exactly ``count``."""
         kind, offset, claimed = self._entries.get(tag, (0, 0, 0))
         letter = _FORMATS.get(kind)
         if letter is None or claimed != count:
@@ -165,7 +165,7 @@ class FileList(Sequence[Member]):
         mode, key = self._modes[number], self._links[number]
         type_ = type_of(mode)
         shared = key if type_ is Type.FILE and key in self._several else None
-        # What a symbolic link leads to is its content here.
+        # The target of a symbolic link is its content here.
         holds = type_ is Type.FILE or is_symbolic_link(mode)
         if shared is not None and self._last[key] != number:
             holds = False
@@ -188,7 +188,7 @@ def rpm_header(source: Source) -> RpmHeader:
     """
     if exactly(source, _LEAD_SIZE, "the lead")[:4] != RPM_MAGIC:
         raise Damaged("not an rpm package")
-    _, data_size = _intro(source)  # signatures, which nobody checks here
+    _, data_size = _intro(source)  # signatures, which are not checked here
     source.skip(data_size + -data_size % 8)
     index_size, data_size = _intro(source, skip_index=False)
     index = exactly(source, index_size, "the header")
@@ -287,12 +287,12 @@ def _member(source: Source, start: int) -> Member:
 
 
 def type_of(mode: int) -> Type:
-    """What a member is whose st_mode is this."""
+    """The type of a member with that st_mode."""
     return _TYPES.get(mode & _FORMAT_MASK, Type.OTHER)
 
 
 def is_symbolic_link(mode: int) -> bool:
-    """Whether it is one whose st_mode is this."""
+    """Return True if a member with that st_mode is a symbolic link."""
     return mode & _FORMAT_MASK == 0o120000
 
 
@@ -344,9 +344,9 @@ PKGINFO: Final = b".PKGINFO"
 METADATA: Final = frozenset(
     (PKGINFO, b".BUILDINFO", b".MTREE", b".INSTALL", b".CHANGELOG")
 )  # fmt: skip
-"""What only packages of Alpine and Arch have, and have first."""
+"""Files that only packages of Alpine and Arch have, before all others."""
 SIGNATURE: Final = b".SIGN."
-"""What the names of Alpine's signatures begin with, which come before anything else."""
+"""The prefix of the names of Alpine's signatures, which come before anything else."""
 
 METADATA_MAX: Final = 1 << 20
 """The most of such a file that is looked at."""
@@ -378,7 +378,7 @@ def _shown(part: bytes) -> str:
 
 
 def is_metadata(name: bytes) -> bool:
-    """Whether a member of that name makes an archive a package of Alpine or Arch."""
+    """Return True if a member of that name makes an archive a package of Alpine or Arch."""
     name = name.removeprefix(b"./")
     return name in METADATA or name.startswith(SIGNATURE)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seekable format of zstd: frames that can be decoded on their own, and a table of them.
 
-Any zstd decoder reads such a file from its start; who wants bytes from the middle finds in the
-table, which is a skippable frame at the end, which frames to decode
+Any zstd decoder reads such a file from its start. The table, a skippable frame at the end, tells
+which frames hold the bytes at some offset
 [zstd contrib/seekable_format/zstd_seekable_compression_format.md, version 0.1.0].
 """
 
@@ -29,8 +29,8 @@ _RESERVED: Final = 0x7C
 _FRAMES_MAX: Final = 1 << 24
 
 
-class Frame(NamedTuple):
-    """Where a frame is: ``size`` bytes from ``offset`` of the file, ``length`` of content."""
+class FrameSpan(NamedTuple):
+    """The place of a frame: ``size`` bytes from ``offset`` of the file, ``length`` of content."""
 
     offset: int
     size: int
@@ -53,12 +53,12 @@ class SeekTable:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def frame(self, number: int) -> Frame:
+    def frame(self, number: int) -> FrameSpan:
         """The frame with that number."""
         (offset, end), (start, stop) = (
             table[number : number + 2] for table in (self._offsets, self._starts)
         )
-        return Frame(offset, end - offset, start, stop - start)
+        return FrameSpan(offset, end - offset, start, stop - start)
 
     def at(self, position: int) -> int:
         """The number of the frame with the content at ``position``, which has to be in the file."""
@@ -73,7 +73,7 @@ def pack(entries: list[tuple[int, int]]) -> bytes:
 
 
 def table_size(footer: bytes) -> int:
-    """How many bytes at the end of the file the table takes; ``footer`` are the last of them.
+    """The size of the table at the end of the file, in bytes; ``footer`` are the last of them.
 
     Raises `IntegrityError` if it is none.
     """

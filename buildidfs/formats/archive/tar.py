@@ -23,7 +23,7 @@ from buildidfs.formats.archive.common import (
 
 BLOCK: Final = 512
 
-_EXTENSION_MAX: Final = 1 << 20  # what is longer, nobody has made in earnest
+_EXTENSION_MAX: Final = 1 << 20  # no sound archive has a longer one
 _EXTENTS_MAX: Final = 1 << 16
 _SIZE_MAX: Final = 1 << 62
 _DIGITS_MAX: Final = 19
@@ -43,7 +43,7 @@ Extents = tuple[tuple[int, int], ...]
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a tar archive may begin with this block: its checksum is right."""
+    """Return True if a block is a header with the magic of ustar and the right checksum."""
     return len(block) == BLOCK and block[257:262] == _MAGIC and _checksum_is_right(block)
 
 
@@ -91,12 +91,12 @@ def _next_header(source: Source, concatenated: bool) -> bytes | None:
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins so (a block) is an archive, be it one without members."""
+    """Return True if a file that begins with ``head`` is an archive, also an empty one."""
     return len(head) >= BLOCK and (head[:BLOCK] == _ZEROS or _checksum_is_right(head[:BLOCK]))
 
 
 def _checksum_is_right(header: bytes) -> bool:
-    """The sum of all bytes, its own field counted as blanks; some old programs took them as signed.
+    """Compare the sum of all bytes, its own field as blanks; some old programs took them as signed.
 
     That is by 256 less for each byte with the highest bit.
     """
@@ -196,7 +196,7 @@ def _time(text: bytes | None, seconds: int) -> int:
 
 
 class _Before:
-    """What the headers before a header say that it has no room for."""
+    """Fields of a member that did not fit its header, from the headers before it."""
 
     __slots__ = ("name", "pax", "target")
 
@@ -206,7 +206,7 @@ class _Before:
         self.target = target
 
     def and_then(self, kind: bytes, data: bytes) -> _Before:
-        """This, and what one more header says."""
+        """A copy with the fields of one more header."""
         if kind == b"x":
             return _Before(_pax(data), self.name, self.target)
         text = data.partition(b"\0")[0]
@@ -300,7 +300,7 @@ def _leading_numbers(source: Source, end: int) -> list[int]:
 
 
 def _check_extents(extents: Extents, size: int, stored: int) -> None:
-    """They are in order, within the file, and all that is stored; raises `Damaged`."""
+    """Raise `Damaged` unless extents are in order, within the file, and cover all stored bytes."""
     at = total = 0
     for offset, length in extents:
         if offset < at or length < 0:

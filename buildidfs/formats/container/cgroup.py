@@ -15,7 +15,7 @@ _ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD = re.compile(
     rb"pod([0-9a-f]{8})[-_]?([0-9a-f]{4})[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12}"
 )
-# What stands before the container's ID in its component of the path: docker-ID.scope. A runtime
+# Prefixes of the container's ID in its component of the path: docker-ID.scope. A runtime
 # that was given a name for systemd without using it has parent.slice:cri-containerd:ID.
 _PREFIXES = {
     b"docker": "docker",
@@ -57,7 +57,7 @@ _TEXT_MAX = 16 * _PATH_MAX
 
 
 def path(text: bytes) -> bytes:
-    """The path that tells most about a process: the unified hierarchy's, or one of version 1.
+    """The path that tells most about a process: of the unified hierarchy, or one of version 1.
 
     A line that names a container comes first (with both versions in use, version 2 may know only
     the container manager), then the unified one, then systemd's own, then the longest. Empty when
@@ -126,8 +126,8 @@ def container_id(cgroup_path: bytes) -> str:
 
 
 def place(cgroup_path: bytes) -> bytes:
-    """Where a container is, which who imitates its label elsewhere cannot: the path down to its ID,
-    or, where it has none, to the user whose it is, or to the root. Empty if it is not known.
+    """The part of a path that an imitation of a label elsewhere cannot have: down to the ID of the
+    container; without an ID down to its user, or the root. Empty if it is not known.
     """
     if found := _innermost(cgroup_path):
         return cgroup_path[: found.end()]

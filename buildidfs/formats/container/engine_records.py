@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What container engines note down of images and containers in the directories they keep them in.
+"""Records that container engines keep of images and containers in their directories.
 
 Sources: moby, image/store.go, layer/filestore.go and container/container.go (Docker's overlay2);
 containers/storage, images.go, layers.go and containers.go (Podman, Buildah, CRI-O, Skopeo);
@@ -49,7 +49,7 @@ class RunImage(msgspec.Struct, frozen=True):
 
 
 def run_image(*said: str) -> RunImage:
-    """What is said of an image, each time by name or by ID: the first of each counts."""
+    """Take the first name and the first ID of several statements about an image."""
     name = digest = ""
     for text in said:
         found = _IMAGE_ID.fullmatch(text)
@@ -79,7 +79,7 @@ class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def run_image(self) -> RunImage:
-        """What it runs."""
+        """The image it runs."""
         return run_image(self.config.image if self.config else "", self.image)
 
 
@@ -107,7 +107,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
 
     @property
     def run_image(self) -> RunImage:
-        """What it runs. Docker, Podman and nerdctl do not say so here."""
+        """The image it runs. Docker, Podman and nerdctl do not tell it here."""
         annotations = self.annotations or {}
         return run_image(*(annotations.get(key, "") for key in _ANNOTATIONS))
 
@@ -148,7 +148,7 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def run_image(self) -> RunImage:
-        """What it runs."""
+        """The image it runs."""
         try:
             metadata = decoded(self.metadata.encode("utf-8", "replace"), _StoredMetadata)
         except Damaged:
@@ -157,7 +157,7 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """Who runs it, in the words of labels: CRI-O notes down the pod."""
+        """The manager that runs it, as in labels: CRI-O notes down the pod."""
         return "k8s" if '"pod-id"' in self.metadata else "podman"
 
 
@@ -166,7 +166,7 @@ _Value = TypeVar("_Value")
 
 
 def decoded(data: bytes, kind: type[_Value]) -> _Value:
-    """One of these; raises `Damaged`."""
+    """Decode JSON as one of the types above; raises `Damaged`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -174,7 +174,7 @@ def decoded(data: bytes, kind: type[_Value]) -> _Value:
 
 
 def storage_settings(data: bytes) -> StorageSettings:
-    """What storage.conf of containers/storage says; raises `Damaged`."""
+    """Decode storage.conf of containers/storage; raises `Damaged`."""
     if len(data) > SETTINGS_MAX:
         raise Damaged(f"settings of more than {SETTINGS_MAX} bytes")
     try:
@@ -184,7 +184,7 @@ def storage_settings(data: bytes) -> StorageSettings:
 
 
 def component(text: str) -> str:
-    """The same; raises `Damaged` unless it is fit to be the name of a directory."""
+    """Return ``text``; raises `Damaged` unless it can be the name of a directory."""
     if _COMPONENT.fullmatch(text) is None:
         raise Damaged(f"no name of a layer: {text[:80]!r}")
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images of containers consist of: indexes, manifests, configurations, and their names.
+"""Images of containers: indexes, manifests, configurations, names, and layers.
 
 Sources: the OCI image specification 1.1; Docker's "Image Manifest Version 2, Schema 2" and "Image
 Specification v1.2" (what ``docker save`` writes); the reference grammar of distribution/reference.
@@ -41,7 +41,7 @@ _ATTESTATION: Final = "vnd.docker.reference.type"
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image is for, in Go's words; an empty ``variant`` is that of any.
+    """The platform of an image, in Go's words; an empty ``variant`` stands for any.
 
     ``str()`` is fit to be shown on a terminal.
     """
@@ -55,7 +55,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
         return shown_name("/".join(part for part in parts if part))
 
     def takes(self, other: Platform) -> bool:
-        """Whether somebody who asked for this one is given the other one."""
+        """Return True if an image for ``other`` satisfies a request for this platform."""
         return (
             (self.os, self.architecture) == (other.os, other.architecture)
             and (not self.variant or not other.variant or self.variant == other.variant)
@@ -76,7 +76,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def name(self) -> str:
-        """What the image is called, if an index says so."""
+        """The name of the image, if an index has it."""
         for key in _NAMES:
             if self.annotations and self.annotations.get(key):
                 return self.annotations[key]
@@ -84,12 +84,12 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_attestation(self) -> bool:
-        """Whether it says something about another image, and is none."""
+        """Return True for an attestation, which speaks of another image and is none."""
         return self.annotations is not None and _ATTESTATION in self.annotations
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is a filesystem that can be read: of an unknown kind or in a tar archive."""
+        """Return True for a layer that can be read: a tar archive, or of an unknown kind."""
         kind = self.media_type
         return not kind or (".tar" in kind and not kind.endswith("+encrypted"))
 
@@ -104,7 +104,7 @@ class Document(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_image(self) -> bool:
-        """Whether it is the manifest of something that containers are made of."""
+        """Return True for the manifest of an image, not of another artifact."""
         return (
             self.manifests is None
             and self.layers is not None
@@ -129,7 +129,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def platform(self) -> Platform:
-        """What it is for."""
+        """The platform that it is for."""
         return Platform(os=self.os, architecture=self.architecture, variant=self.variant)
 
     @property
@@ -188,19 +188,19 @@ def saved(data: bytes) -> list[Saved]:
 
 
 def checked_digest(text: str) -> str:
-    """The same; raises `Damaged` unless it is a SHA-256 or SHA-512, so fit to be a file name."""
+    """Return ``text``; raises `Damaged` unless it is a SHA-256 or SHA-512, fit for a file name."""
     if _DIGEST.fullmatch(text) is None:
         raise Damaged(f"no digest that is understood: {text[:80]!r}")
     return text
 
 
 def hasher(digest: str) -> hashlib._Hash:
-    """What computes digests of the same kind; for a checked one."""
+    """A hash object for digests of the same kind as a checked one."""
     return hashlib.new(digest.partition(":")[0])
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """What Docker calls each layer together with those below it, the lowest first."""
+    """Docker's ID of each layer together with those below it, the lowest first."""
     found: list[str] = []
     for diff_id in diff_ids:
         if not found:
@@ -240,7 +240,7 @@ def full_names(name: str) -> list[str]:
 
 
 def is_meant(reference: str, names: Sequence[str], digests: Sequence[str]) -> bool:
-    """Whether who said ``reference`` means the image with these names and digests.
+    """Return True if ``reference`` means the image with these names and digests.
 
     It may be a name, as docker(1) takes it, a digest or the beginning of one, or both with ``@``
     in between.
@@ -272,7 +272,7 @@ _MACHINES: Final = {
 
 
 def platform_of(machine: str) -> Platform:
-    """What images have to be for to run on Linux on that machine, as uname(2) names it."""
+    """The platform of Linux on a machine, as uname(2) names it."""
     architecture, variant = _MACHINES.get(machine, (machine, ""))
     return Platform(os="linux", architecture=architecture, variant=variant)
 
@@ -317,7 +317,7 @@ class LayerNames:
         self._opaque: set[bytes] = set()
 
     def note(self, path: bytes, directory: bool) -> bool:
-        """Take notice of a member; False if it is not there for those who run the image."""
+        """Take note of a member; False if it is a whiteout, which no container sees."""
         parent, _, name = path.rpartition(b"/")
         if name == _OPAQUE:
             self.clear(parent or b"/")
@@ -331,11 +331,11 @@ class LayerNames:
         return True
 
     def remove(self, path: bytes) -> None:
-        """What is at that path below is hidden."""
+        """Hide that path in the layers below."""
         self._add(self._covered, path)
 
     def clear(self, directory: bytes) -> None:
-        """What is in that directory below is hidden."""
+        """Hide the entries of that directory in the layers below."""
         self._add(self._opaque, directory)
 
     def _add(self, paths: set[bytes], path: bytes) -> None:
@@ -345,7 +345,7 @@ class LayerNames:
         paths.add(path)
 
     def hides(self, path: bytes) -> bool:
-        """Whether a file, not a directory, at that path of a lower layer cannot be seen."""
+        """Return True if a file, not a directory, at that path of a lower layer is hidden."""
         if path in self._covered or path in self._directories:
             return True
         covered, opaque = self._covered, self._opaque

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 VDSO: Final = b"[vdso]"
-"""What stands for the path of the vDSO."""
+"""The path of the vDSO in a list of modules."""
 
 # Mappings of one file that are looked at for its headers and notes, which are in the first.
 _MOST_PARTS: Final = 16
@@ -84,7 +84,7 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class Core(msgspec.Struct, frozen=True):
-    """What a core file says.
+    """The contents of a core file.
 
     ``pid`` is that of the process in its own PID namespace, ``name`` its first 15 bytes,
     ``arguments`` the first 79 of its command line; ``signal`` is what ended it, 0 if nothing did
@@ -108,7 +108,7 @@ class Core(msgspec.Struct, frozen=True):
 
 
 def is_core(head: bytes) -> bool:
-    """Whether a file that begins so (32 bytes are enough) is an ELF core file."""
+    """Return True if ``head``, 32 bytes or more, begins an ELF core file."""
     layout = LAYOUTS.get(head[4:6])
     if head[:4] != MAGIC or layout is None or len(head) < 18:
         return False
@@ -116,7 +116,7 @@ def is_core(head: bytes) -> bool:
 
 
 def parse(read_at: ReadAt, size: int) -> Core | None:
-    """What a file of ``size`` bytes says, None if it is no core file.
+    """Parse a core file of ``size`` bytes; None for any other file.
 
     Reads as much of it as its notes and one or two pages for each module take.
     """
@@ -153,7 +153,7 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
 
 
 class _Memory:
-    """The memory of the process, as far as it was dumped. Reads no more of it than it is given."""
+    """The dumped memory of the process. The bytes read of it are bounded."""
 
     def __init__(self, read_at: ReadAt, size: int, loads: Iterable[Segment]) -> None:
         self._read_at = read_at
@@ -162,8 +162,7 @@ class _Memory:
         self._ends = array("Q")
         self._executable = bytearray()
         self.claimed = 0
-        # Pages of one core lie beside each other: whoever needs more than all of it reads some of
-        # it again and again.
+        # Pages of one core lie beside each other: no honest core needs more than all of it.
         self._budget = 2 * size + (64 << 10)
         for load in sorted(loads, key=lambda load: load.address):
             end = load.address + load.memory
@@ -177,7 +176,7 @@ class _Memory:
             self.claimed = max(self.claimed, load.offset + load.size)
 
     def starts(self) -> Iterable[int]:
-        """Where what was mapped begins."""
+        """The first addresses of the mappings."""
         return self._starts
 
     def _at(self, address: int) -> int:
@@ -186,12 +185,12 @@ class _Memory:
         return index if index >= 0 and address < self._ends[index] else -1
 
     def is_executable(self, address: int) -> bool:
-        """Whether code is mapped there."""
+        """Return True if code is mapped at ``address``."""
         index = self._at(address)
         return index >= 0 and bool(self._executable[index])
 
     def is_cut_off(self, address: int) -> bool:
-        """Whether that byte was dumped, and the file ends before it."""
+        """Return True if that byte was dumped, and the file ends before it."""
         index = self._at(address)
         if index < 0:
             return False
@@ -228,7 +227,7 @@ class _Memory:
 def _segments(
     layout: Layout, head: bytes, read_at: ReadAt, size: int
 ) -> tuple[Segment | None, _Memory]:
-    """The notes, and what was dumped of the memory."""
+    """The segment of notes, and the dumped memory."""
     header = layout.ehdr.unpack_from(head, 16)
     phoff, shoff, phnum = header[4], header[5], header[9]
     source = Source(head, read_at, size)
@@ -246,7 +245,7 @@ def _segments(
 
 
 def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
-    """How many program headers there are if they are too many for the ELF header.
+    """The number of program headers if it is too great for the ELF header.
 
     The number is in section header 0, which the kernel puts at the very end. Where that is lost,
     the notes tell, which begin where the program headers end.
@@ -295,7 +294,7 @@ class _Modules:
                 yield self._described(b"", [MappedFile(start, end, 0, b"")])
 
     def _continues(self, group: list[MappedFile], file: MappedFile) -> bool:
-        """Whether a mapping belongs to the file that was mapped right before."""
+        """Return True if a mapping belongs to the file that was mapped right before."""
         if file.path != group[0].path:
             return False
         if file.offset or self._memory.read(file.start, 4) != MAGIC:
@@ -310,7 +309,7 @@ class _Modules:
         if self._memory.read(group[0].start, 4) != MAGIC and not any(
             self._memory.is_executable(file.start) for file in group
         ):
-            return []  # data, or nobody knows
+            return []  # data, or unknown
         return [self._described(group[0].path, group)]
 
     def _vdso_at(self, address: int) -> list[Module]:
@@ -336,7 +335,7 @@ class _Modules:
         )
 
     def _identify(self, group: list[MappedFile]) -> BuildId | Unknown:
-        """The build ID of a file that is mapped so."""
+        """The build ID of a file with these mappings."""
         first = group[0]
 
         def read_at(offset: int, size: int) -> bytes:
@@ -367,7 +366,7 @@ _NT_PRPSINFO: Final = 3
 _NT_AUXV: Final = 6
 _NT_FILE: Final = 0x46494C45
 
-# What is read of the notes at once, and how many there may be: some six for each thread.
+# Bytes read of the notes at once, and the most notes: there are some six for each thread.
 _WINDOW: Final = 1 << 16
 _MOST_NOTES: Final = 1 << 20
 # The most that is taken of one note. That of files has 16 MiB in a kernel that was told to.

@@ -48,7 +48,7 @@ OFFSET_MAX: Final = 1 << 62  # no file is larger; keeps offsets within what prea
 
 
 class Layout(NamedTuple):
-    """How one of the four forms is laid out. The structures unpack to
+    """The layout of one of the four forms. The structures unpack to
 
     - ``ehdr`` (at offset 16): type, machine, version, entry, phoff, shoff, flags, ehsize,
       phentsize, phnum, shentsize, shnum, shstrndx;
@@ -175,7 +175,7 @@ def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
 
 
 def loaded(read_at: ReadAt, size: int) -> list[Segment]:
-    """What is loaded of an ELF file of ``size`` bytes; empty for anything else."""
+    """The segments loaded of an ELF file of ``size`` bytes; empty for any other file."""
     head = read_at(0, min(size, _HEAD_SIZE))
     layout = LAYOUTS.get(head[4:6])
     if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
@@ -192,7 +192,7 @@ def loaded(read_at: ReadAt, size: int) -> list[Segment]:
 
 
 def address_of(loads: Iterable[Segment], offset: int) -> int | None:
-    """Where the byte at ``offset`` of the file is loaded; None if it is not.
+    """The address of the byte at ``offset`` of the file; None if it is not loaded.
 
     Pages are mapped whole, so the same byte may be at two places: the one counts whose segment
     claims it.
@@ -204,7 +204,7 @@ def address_of(loads: Iterable[Segment], offset: int) -> int | None:
 
 
 def is_loaded(loads: Iterable[Segment], address: int) -> bool:
-    """Whether something of the file is loaded there."""
+    """Return True if a byte of the file is loaded at ``address``."""
     return any(load.address <= address < load.address + load.memory for load in loads)
 
 

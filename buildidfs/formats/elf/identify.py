@@ -126,7 +126,7 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
 
 
 def describe(read_at: ReadAt, size: int) -> ElfFile | Absence:
-    """What a file of ``size`` bytes is to debuggers, or why it cannot be kept.
+    """Describe a file of ``size`` bytes for debuggers, or say why it cannot be kept.
 
     The same answers as `identify` for a file without a build ID, and MALFORMED for one whose
     section table is too large to be read: what is not looked at must not be served.
@@ -151,7 +151,7 @@ _LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
 _SUPPLEMENT_NAMES_MAX: Final = 4096  # what dwz makes has a dozen sections
 _SCRIPTS_MAX: Final = 64
 _SEGMENTS_MAX: Final = 256
-# What is compiled to assembler first is no skeleton.
+# Units of assembler files come first, and are no skeletons.
 _UNITS_MAX: Final = 64
 _DWO_IDS_MAX: Final = 16
 
@@ -191,7 +191,7 @@ class AltLink(msgspec.Struct, frozen=True):
 
 
 class ElfFile(msgspec.Struct, frozen=True):
-    """What one ELF file is to debuggers.
+    """One ELF file as debuggers see it.
 
     ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
     ascending and disjoint. ``truncated`` is empty for a whole file. Else it says in words why
@@ -310,7 +310,7 @@ def _segments(layout: Layout, table: bytes) -> int:
 
 
 class _Survey:
-    """What one pass over the headers finds. Nothing is kept of the sections that do not matter."""
+    """Findings of one pass over the headers. Sections that do not matter leave nothing."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -376,13 +376,13 @@ class _Survey:
             self.claim("a segment", offset + length)
 
     def kinds(self) -> tuple[Kind, ...]:
-        """What the file can be served as."""
+        """The kinds that the file can be served as."""
         if not (self._dwarf or self._symtab):
             return (Kind.EXECUTABLE,)
         return (Kind.EXECUTABLE, Kind.DEBUGINFO) if self._loaded else (Kind.DEBUGINFO,)
 
     def quality(self) -> Quality:
-        """How much it tells a debugger."""
+        """The quality for a debugger."""
         if self._dwarf:
             return Quality.DEBUGINFO
         if self._symtab:
@@ -453,7 +453,7 @@ def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
 def supplement_id(
     source: Source, layout: Layout, sections: bytes, names_index: int
 ) -> BuildId | None:
-    """What a supplementary file of DWARF 5 has in place of a build ID; None for any other file.
+    """The ID that a supplementary file of DWARF 5 has instead of a build ID; else None.
 
     It is the checksum in ``.debug_sup``, by which the files that refer to it know it. ``sections``
     are the section headers of the file.

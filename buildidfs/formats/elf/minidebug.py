@@ -18,7 +18,7 @@ from buildidfs.formats.elf.header import SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_
 from buildidfs.formats.elf.sections import SectionHeader, Sections
 
 SYMBOLS_MAX_BYTES: Final = 4 << 20
-"""No larger ``.dynsym`` is looked at: that of libLLVM, among the largest, has one megabyte."""
+"""The limit of ``.dynsym``: that of libLLVM, among the largest, has one megabyte."""
 NAMES_MAX_BYTES: Final = 16 << 20
 
 _SHF_TLS: Final = 0x400
@@ -41,7 +41,10 @@ class DynamicSymbols(NamedTuple):
 
 
 def dynamic_symbols(read_at: ReadAt, size: int) -> DynamicSymbols | None:
-    """Those of an ELF file of ``size`` bytes, empty if it has none; None if they are too many."""
+    """The dynamic symbols of an ELF file of ``size`` bytes, empty if it has none.
+
+    None if they are too many.
+    """
     sections = Sections(read_at, size)
     found = sections.typed(SHT_DYNSYM)
     if found is None:
@@ -86,7 +89,7 @@ def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | None:
 
 
 class _Places:
-    """Which section of the debug file an address is in: numbers of sections are its own."""
+    """Finds the section of the debug file that an address is in, by its own numbers."""
 
     def __init__(self, headers: list[SectionHeader]) -> None:
         spans = sorted(
@@ -95,7 +98,7 @@ class _Places:
             if each.flags & SHF_ALLOC
             and each.size
             and number < _SHN_LORESERVE
-            # What starts as thread-local zeros is nowhere in memory; its address is the next one's.
+            # .tbss has no place in memory; its address is that of the next section.
             and not (each.flags & _SHF_TLS and each.type == SHT_NOBITS)
         )
         self._starts = [start for start, _, _ in spans]

@@ -102,7 +102,7 @@ class Sections:
         return None
 
     def contents(self, section: SectionHeader | None, limit: int) -> bytes:
-        """What is in a section; nothing where that is more than ``limit`` bytes, or damaged."""
+        """The bytes of a section; empty if they are more than ``limit``, or damaged."""
         if section is None or section.type in (SHT_NOBITS, SHT_NULL):
             return b""
         if section.size > limit or section.offset + section.size > self._size:

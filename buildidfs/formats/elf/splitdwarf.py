@@ -148,7 +148,7 @@ def _number(data: bytes, little_endian: bool) -> int:
 
 
 class _Unit(NamedTuple):
-    """What the header of a unit says; ``offsets`` is the size of offsets, 4 or 8."""
+    """The header of a unit; ``offsets`` is the size of offsets, 4 or 8."""
 
     version: int
     offsets: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.perf.records import Event
 
-#: What a profile may make us keep, in bytes, roughly: tens of millions of mappings.
+#: The most bytes that a profile may make us keep, roughly: tens of millions of mappings.
 MAX_BYTES: Final = 1 << 30
 
 _ENTRY: Final = Struct("=QQQQI")  # time, start, end, offset, file
@@ -52,7 +52,7 @@ _PAGE_BITS: Final = 12
 
 
 class File(msgspec.Struct, frozen=True, gc=False):
-    """What is mapped: fields as those of `records.Mapped`."""
+    """A mapped file; the fields are those of `records.Mapped`."""
 
     path: bytes
     dev: tuple[int, int]
@@ -63,7 +63,7 @@ class File(msgspec.Struct, frozen=True, gc=False):
 
 
 class Found(NamedTuple):
-    """What is at an address: the number of the file, where in it that is, and since when."""
+    """The file at an address: its number, the offset in it, and the time of the mapping."""
 
     file: int
     offset: int
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How far an answer holds: for the process as ``image``, at times from ``begin`` until before
+    """The extent of an answer: for the process as ``image``, at times from ``begin`` until before
     ``end``, and if ``whole`` for all of the page.
     """
 
@@ -113,7 +113,7 @@ class Spaces:
         return -1
 
     def find(self, pid: int, time: int, address: int) -> Found | None:
-        """What a process had at an address."""
+        """Find the file that a process had mapped at an address."""
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)
             if timeline is None:
@@ -125,7 +125,7 @@ class Spaces:
         return None
 
     def span(self, pid: int, time: int, address: int) -> tuple[Found | None, Span]:
-        """`find`, and how far that holds."""
+        """`find`, and the extent of the answer."""
         timeline = self._timeline(pid)
         if timeline is None:
             return None, Span(0, 0, _EVER, True)
@@ -142,12 +142,12 @@ class Spaces:
         return found == other._replace(offset=other.offset + distance)
 
     def image(self, pid: int, time: int) -> int:
-        """A number for what the process was then: another one after each fork and exec."""
+        """A number for the program of a process at a time: another one after each fork and exec."""
         timeline = self._timeline(pid)
         return 0 if timeline is None else timeline.image(time)
 
     def mapped(self, pid: int, image: int) -> list[tuple[int, int]]:
-        """The files that were mapped for what a process was as ``image``, each with its time."""
+        """The files that a process mapped as ``image``, each with its time."""
         found: list[tuple[int, int]] = []
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)
@@ -223,7 +223,7 @@ class Spaces:
 
 
 class _Map:
-    """What is mapped where in the end, disjoint, of mappings that replaced each other."""
+    """Disjoint mappings: those that remain after later ones have replaced earlier ones."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -259,7 +259,7 @@ class _Map:
 
 
 class _Timeline:
-    """What one process number was and had, in order of time."""
+    """The programs and mappings of one process number, in order of time."""
 
     def __init__(self, entries: bytes) -> None:
         self._entries: list[_Entry] = sorted(
@@ -282,7 +282,7 @@ class _Timeline:
             self._homes.append(home)
 
     def find(self, time: int, address: int) -> Found | tuple[int, int] | None:
-        """What is at an address; or the parent, and the time at which to ask for it there."""
+        """Find the file at an address; or the parent, and the time at which to ask for it there."""
         count = bisect_right(self._times, time)
         image = self._images[count]
         mapped = self._maps.get(image)
@@ -310,11 +310,11 @@ class _Timeline:
         return begin, self._times[count] if count < len(self._times) else _EVER
 
     def image(self, time: int) -> int:
-        """How many entries there are up to the one that it became what it was then with."""
+        """The number of entries up to the one that began the program of that time."""
         return self._images[bisect_right(self._times, time)]
 
     def mapped(self, image: int) -> list[tuple[int, int]]:
-        """The files mapped from then until it became something else, and when."""
+        """The files mapped from then until the next fork or exec, each with its time."""
         found = []
         for begin, _, _, _, file in islice(self._entries, image, None):
             if file in _BEGINNINGS:
@@ -330,7 +330,7 @@ class _Timeline:
                 yield self._images[number + 1], file, begin
 
     def parent(self, image: int) -> tuple[int, int] | None:
-        """The parent and the time, if what it was then began with a fork."""
+        """The parent and the time, if ``image`` began with a fork."""
         begin, parent, _, _, what = self._entries[image - 1] if image else (0, 0, 0, 0, _BORN)
         return (parent, begin) if what == _FORKED else None
 

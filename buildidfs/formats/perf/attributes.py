@@ -127,7 +127,7 @@ CONTEXT_USER: Final = (1 << 64) - 512
 
 
 class _Layout:
-    """Where the fields are in the records of one event; offsets in bytes, -1 for what is not."""
+    """The places of fields in the records of one event; offsets in bytes, -1 for absent ones."""
 
     def __init__(self, attr: Attr, order: str) -> None:
         kinds = attr.sample_type
@@ -174,7 +174,7 @@ class Layouts:
         self.have_time = any(attr.sample_type & SAMPLE_TIME for attr in attrs)
 
     def head(self, data: bytes, at: int, size: int) -> tuple[int, int, int, int | None] | None:
-        """Of the sample at ``at``: address, process, thread, time.
+        """The address, process, thread and time of the sample at ``at``.
 
         The time is None where it was not recorded.
         """
@@ -200,7 +200,7 @@ class Layouts:
         return self._chain(layout, data, at + _HEADER_SIZE + layout.size, at + size)
 
     def sample(self, data: bytes, at: int, size: int, *, chains: bool = False) -> Sample | None:
-        """All of the sample at ``at``, with its call chain if ``chains``."""
+        """The sample at ``at``, with its call chain if ``chains``."""
         head = self.head(data, at, size)
         if head is None:
             return None
@@ -208,7 +208,7 @@ class Layouts:
         return Sample(pid, tid, ip, time, self.chain(data, at, size) if chains else ())
 
     def _layout(self, data: bytes, at: int, size: int) -> _Layout:
-        """That of a sample's event, by the number at its beginning."""
+        """The layout of a sample's event, by the number at its beginning."""
         if size < _HEADER_SIZE + 8:
             return self._first
         (number,) = self._word.unpack_from(data, at + _HEADER_SIZE)
@@ -232,7 +232,7 @@ class Layouts:
         return Struct(f"{self._order}{count}Q").unpack_from(data, at + 8)
 
     def trailer(self, data: bytes, at: int, size: int) -> tuple[int, int | None]:
-        """Of a record that is no sample: bytes of the fields at its end, and its time."""
+        """The bytes of the fields at the end of a record that is no sample, and its time."""
         layout = self._first
         end = at + size
         if self._by_id and size >= _HEADER_SIZE + 8:

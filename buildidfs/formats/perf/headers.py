@@ -64,11 +64,11 @@ USER: Final = 2
 
 
 class Header(msgspec.Struct):
-    """Where things are in a file, and of what events it tells.
+    """The places of the parts of a file, and its events.
 
     ``order`` is that of struct ("<", ">"); ``data`` are the records. Without ``is_pipe``,
     ``features`` says by number where each is; ``flags`` has bit 1<<number. ``truncated`` says in
-    words what is missing at the end. All else are the bytes as they are, for who writes another.
+    words what is missing at the end. The other fields are places in the file, for a writer.
     """
 
     order: str
@@ -84,7 +84,7 @@ class Header(msgspec.Struct):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """That the clock of the events and that of the day said these at one moment, in nanoseconds."""
+    """The clock of the events and the time of day at one moment, in nanoseconds."""
 
     clockid: int
     wall_ns: int
@@ -153,7 +153,7 @@ def _attrs(read_at: ReadAt, header: Header, size: int) -> Iterator[Attr]:
 
 
 def _find_end(read_at: ReadAt, header: Header, size: int) -> None:
-    """Find the features behind the records, or what there is instead."""
+    """Find the features behind the records, or note that they are missing."""
     data = header.data
     if not data.size or data.offset + data.size > size:
         # perf writes the size last: this one was killed, or is not all here.
@@ -180,7 +180,7 @@ def feature(read_at: ReadAt, header: Header, number: int) -> bytes:
 
 
 def text(data: bytes, order: str) -> bytes:
-    """What a feature that is one string says."""
+    """The string of a feature that consists of one."""
     if len(data) < 4:
         return b""
     (size,) = Struct(f"{order}I").unpack_from(data)
@@ -188,7 +188,7 @@ def text(data: bytes, order: str) -> bytes:
 
 
 def clock(data: bytes, order: str) -> Clock | None:
-    """What the feature `CLOCK_DATA` says."""
+    """Decode the feature `CLOCK_DATA`."""
     form = Struct(f"{order}IIQQ")
     if len(data) < form.size:
         return None
@@ -197,9 +197,9 @@ def clock(data: bytes, order: str) -> Clock | None:
 
 
 def times(data: bytes, order: str) -> tuple[int, int] | None:
-    """What the feature `SAMPLE_TIME` says: when the first and the last sample was taken.
+    """Decode the feature `SAMPLE_TIME`: the times of the first and the last sample.
 
-    None if it says nothing: `perf record --no-buildid` looks at no sample, and writes zeros.
+    None if it has none: `perf record --no-buildid` looks at no sample, and writes zeros.
     """
     form = Struct(f"{order}QQ")
     if len(data) < form.size:
@@ -232,7 +232,7 @@ def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:
 
 
 def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | None:
-    """What struct perf_record_header_build_id at ``at`` says; None if it says nothing."""
+    """Decode struct perf_record_header_build_id at ``at``; None if it has no build ID."""
     name = at + 8 + 4 + _ID_FIELD
     if name >= at + size:
         return None

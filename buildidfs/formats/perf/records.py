@@ -285,7 +285,7 @@ class Events:
         self._layout = _Layout(order)
 
     def read(self, raw: Raw) -> Event | None:
-        """What a record tells."""
+        """Decode a record."""
         kind = raw.kind
         if kind in (MMAP, MMAP2):
             return self.mapped(raw)

@@ -50,7 +50,7 @@ _MOST_PROCESSES: Final = 1 << 16
 _MOST_LOCATED: Final = 1 << 16
 
 
-class Frame(msgspec.Struct, frozen=True):
+class PrintedFrame(msgspec.Struct, frozen=True):
     """A frame that has an address and a file: ``before`` it on its line, ``ip``, ``dso``.
 
     ``unknown`` says that perf found no name for it. ``chain`` is a line of its own, which is one of
@@ -84,7 +84,7 @@ class _Mapping(msgspec.Struct, frozen=True):
 
 
 class Script:
-    """Follows a text line by line: whose sample it is in, and what was mapped then.
+    """Follows a text line by line: the process of each sample, and its mappings at that time.
 
     ``has_mappings`` and ``has_tasks`` say that events of either sort were in the text so far.
     """
@@ -97,7 +97,7 @@ class Script:
         self._current = -1
         self._called = False
 
-    def line(self, line: bytes) -> Frame | None:
+    def line(self, line: bytes) -> PrintedFrame | None:
         """Take in one line, without its end; the frame in it, if there is one."""
         if line.startswith(b"\t"):
             return self._in_chain(line)
@@ -114,10 +114,10 @@ class Script:
         if frame is None:
             return None
         dso, offset = _split(frame[4])
-        return Frame(frame[1], int(frame[2], 16), dso, True, False, False, offset)
+        return PrintedFrame(frame[1], int(frame[2], 16), dso, True, False, False, offset)
 
-    def locate(self, frame: Frame) -> Location | None:
-        """Where in which file a frame is; None if no event told of a mapping there.
+    def locate(self, frame: PrintedFrame) -> Location | None:
+        """Find the file and offset of a frame; None if no event told of a mapping there.
 
         Without an event there is still a place if perf printed the offset, or may have.
         """
@@ -132,7 +132,7 @@ class Script:
             found = self._located[key] = self._locate(frame)
             return found
 
-    def _locate(self, frame: Frame) -> Location | None:
+    def _locate(self, frame: PrintedFrame) -> Location | None:
         mappings = self._processes.get(self._current, [])
         same = [mapping for mapping in mappings if mapping.path == frame.dso]
         offset = frame.offset
@@ -149,16 +149,16 @@ class Script:
             return None
         return Location(mapping.path, mapping.build_id, frame.ip - mapping.start + mapping.offset)
 
-    def _in_chain(self, line: bytes) -> Frame | None:
+    def _in_chain(self, line: bytes) -> PrintedFrame | None:
         found = _CHAIN.match(line) if line.endswith(b")") else None
         if found is None:
             return None
         ip = int(found[2], 16)
         called = self._called
-        # What the kernel interrupted is no call, and begins a chain of its own.
+        # The frame that the kernel interrupted is no call, and begins a chain of its own.
         self._called = ip < _KERNEL and not found[4].startswith((b"[kernel", b"[guest.kernel"))
         dso, offset = _split(found[4])
-        return Frame(found[1], ip, dso, found[3] == b"[unknown]", True, called, offset)
+        return PrintedFrame(found[1], ip, dso, found[3] == b"[unknown]", True, called, offset)
 
     def _event(self, line: bytes, at: int) -> bool:
         if found := _MMAP.match(line, at):

@@ -122,7 +122,7 @@ class Stream:
             self._stop("the last record is not all there")
 
     def _fill(self) -> bool:
-        """Have as much in the buffer as a record may be long; whether there is any."""
+        """Fill the buffer with as much as a record may take; False at the end."""
         if len(self._buffer) < _MAX_RECORD:
             position = self._start + len(self._buffer)
             more = min(_CHUNK, self._end - position)
@@ -141,7 +141,7 @@ class Stream:
         self.truncated = f"{why} (at byte {self._start})"
 
     def _first(self) -> Iterator[Raw]:
-        """Deal with a record at the beginning of the buffer that is not like others."""
+        """Decode the compressed or traced record at the beginning of the buffer."""
         buffer, position = self._buffer, self._start
         kind, misc, size = self._form.unpack_from(buffer)
         if kind == _COMPRESSED2:
@@ -161,7 +161,7 @@ class Stream:
                 self._stop("trace data that is not all there")
 
     def _payload(self, kind: int, size: int) -> ByteRange:
-        """What follows a record, by the size it claims."""
+        """The bytes behind a record that belong to it, by the size it claims."""
         length = 0
         if kind == AUXTRACE and size >= HEADER_SIZE + 8:
             (length,) = self._word.unpack_from(self._buffer, HEADER_SIZE)
