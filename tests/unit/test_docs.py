@@ -317,6 +317,12 @@ def test_modules_that_a_document_names_exist(path: Path) -> None:
     assert named or path.name not in {"ARCHITECTURE.md", "kernel-facts.md"}
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_of_a_document_are_short(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), 1)
+    assert [(number, line) for number, line in lines if len(line) > 100] == []
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_document_names_a_place_of_its_author(path: Path) -> None:
     # What is written for others names places that every system has, or that we make.
