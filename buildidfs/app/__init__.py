@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from buildidfs.capture.as_owner.client import AsOwner
     from buildidfs.capture.base import Found, Unreadable
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings
     from buildidfs.ingest import Summary
     from buildidfs.model import Absence, BuildId, Origin
@@ -79,7 +79,7 @@ def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
         from contextlib import nullcontext
 
         return nullcontext()
-    from buildidfs.capture.as_owner.client import AsOwner
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
 
     return AsOwner()
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.base import Found, PinnedFile, Unreadable
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.live.pending_files import LetGo, Pin, Pins
+from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.ingest import staging
 from buildidfs.ingest.jobs import Captured, Failed, Forget, Job, Jobs
 from buildidfs.ingest.reluctant import Reluctant

@@ -9,8 +9,8 @@ from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.ingest import staging
 
 if TYPE_CHECKING:
-    from buildidfs.capture.file_helper import FileHelper
     from buildidfs.capture.live.pending_files import Pin
+    from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.ingest.staging import Outcome
     from buildidfs.model import FileIdentity
     from buildidfs.store import Store
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Reluctant:
     """Stages copies of such files, which ``helper`` makes, and gives up each that takes too long.
 
-    This process neither reads such a file nor asks for its attributes: see `capture.file_helper`.
+    This process neither reads such a file nor asks for its attributes: see `unresponsive.file_helper`.
     """
 
     def __init__(self, store: Store, helper: FileHelper) -> None:

@@ -265,7 +265,10 @@ def _own_programs() -> list[bytes]:
     paths = [
         fields[5].rstrip(b"\n")
         for fields in lines
-        if b"x" in fields[1] and fields[5:] and fields[5].startswith(b"/")
+        if b"x" in fields[1]
+        and fields[5:]
+        and fields[5].startswith(b"/")
+        and not fields[5].endswith(b" (deleted)\n")
     ]
     return list(dict.fromkeys(paths))[:_MOST_FILES]
 

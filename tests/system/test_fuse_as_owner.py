@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.as_owner import helper
-from buildidfs.capture.as_owner.client import AsOwner
 from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.unresponsive import helper_process
+from buildidfs.capture.unresponsive.as_owner import AsOwner
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
@@ -266,7 +266,7 @@ def test_file_that_is_too_large(directory: Path, program: Path) -> None:
     large = directory / "large"
     large.write_bytes(program.read_bytes())
     large.chmod(0o755)
-    os.truncate(large, helper.MAX_BYTES + 1)
+    os.truncate(large, helper_process.MAX_BYTES + 1)
     with from_userfs(directory, large) as (_, child), AsOwner() as as_owner:
         (item,) = scanned(child.pid, as_owner).unreadable
     assert item.errno == errno.EFBIG

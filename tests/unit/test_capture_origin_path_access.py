@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from buildidfs.capture.origin import path_access
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.process.process import Process, Ways
-from buildidfs.capture.unresponsive import Patience
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 from tests.support.callers import (

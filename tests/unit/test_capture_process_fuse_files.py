@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.process.fuse_files import FuseFiles
 from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.unresponsive.file_helper import FileHelper
 from tests.support.children import copied_cat, needs_root
 from tests.support.scans import Memory
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.linux.copy: every way to copy gives the same bytes."""
+"""Copies, leases, fs-verity and access lists, against the kernel."""
 
 from __future__ import annotations
 

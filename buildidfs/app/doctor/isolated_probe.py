@@ -8,17 +8,15 @@ behind at the first silence, and another goes on behind the probe that it died o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 import msgspec
 
 from buildidfs.app.doctor.values import Answer, Finding, Probe, degraded, failed
+from buildidfs.linux import child
 
 #: Longer than any probe takes on a machine that is merely busy.
 PATIENCE = 5.0
@@ -39,49 +37,39 @@ def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]
     """
     rest, silent = list(probes), set[str]()
     while rest:
-        with _Child(rest) as child:
+        with _Answers(rest) as answers:
             while rest:
                 probe = rest[0]
                 if probe.place in silent:
                     break
-                answer = child.answer(seconds)
+                answer = answers.answer(seconds)
                 yield Finding(probe.area, probe.name, answer.state, answer.found, answer.remedy)
                 del rest[0]
-                if child.is_over:
-                    if child.is_silent and probe.place:
+                if answers.is_over:
+                    if answers.is_silent and probe.place:
                         silent.add(probe.place)
                     break
         # What would wait for the same place again is left out: the one finding says it.
         rest = [probe for probe in rest if probe.place not in silent]
 
 
-class _Child:
+class _Answers:
     """A process that answers the probes one after the other, one line of JSON each."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         self.is_over = self.is_silent = False
         self._text = b""
         self._pipe, writing = os.pipe()
-        self._pid = os.fork()
-        if not self._pid:
-            _answer_all(probes, writing)
+        self._process = child.fork(lambda: _answer_all(probes, writing))
         os.close(writing)
 
-    def __enter__(self) -> _Child:
+    def __enter__(self) -> _Answers:
         return self
 
     def __exit__(self, *exc: object) -> None:
         """End it, unless the kernel holds it: then it ends when that lets go of it."""
         os.close(self._pipe)
-        if not self._pid:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        deadline = time.monotonic() + _LAST_WAIT
-        while not os.waitpid(self._pid, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.001)
+        self._process.end(_LAST_WAIT)
 
     def answer(self, seconds: float) -> Answer:
         """The next answer, or what became of it."""
@@ -103,8 +91,7 @@ class _Child:
         return _decoder.decode(line)
 
     def _death(self) -> Answer:
-        pid, self._pid = self._pid, 0
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = self._process.wait() or 0
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         return failed(
             f"looking at it ended a process with {name}: what is there is damaged",
@@ -113,15 +100,11 @@ class _Child:
         )
 
 
-def _answer_all(probes: Sequence[Probe], pipe: int) -> NoReturn:
-    """The life of the child."""
-    try:
-        for probe in probes:
-            data = _encode(_answer(probe)) + b"\n"
-            while data:
-                data = data[os.write(pipe, data) :]
-    finally:
-        os._exit(0)
+def _answer_all(probes: Sequence[Probe], pipe: int) -> None:
+    for probe in probes:
+        data = _encode(_answer(probe)) + b"\n"
+        while data:
+            data = data[os.write(pipe, data) :]
 
 
 def _answer(probe: Probe) -> Answer:

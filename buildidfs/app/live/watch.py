@@ -24,7 +24,6 @@ from buildidfs.app.live.rescans import Scans
 from buildidfs.app.live.state import STOPPED, Event, Losses, WatchOptions, WatchState, added
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable, seen_again
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import Pin, Pins
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Missed
@@ -32,8 +31,9 @@ from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin import container
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
-from buildidfs.capture.slow_filesystems import SlowMounts
-from buildidfs.capture.unresponsive import Patience
+from buildidfs.capture.unresponsive.file_helper import FileHelper
+from buildidfs.capture.unresponsive.filesystems import SlowMounts
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.follow import ANSWER_S, Follow
@@ -46,9 +46,9 @@ from buildidfs.store.errors import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.capture.as_owner.client import AsOwner
     from buildidfs.capture.base import Found
     from buildidfs.capture.live.protocol import Message
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.store import Store
 
 POLL_S: Final = 2.0

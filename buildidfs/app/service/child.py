@@ -6,12 +6,10 @@ Nothing here waits; `supervise` does, for the descriptors of all children at onc
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -26,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _MOST_OF_A_LINE = 4096
 _CHUNK = 65536
+_END_S = 5.0
 
 # A watch that could not follow everything says so when it was told to end.
 _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
@@ -34,7 +33,7 @@ _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 
 
-class Patience(msgspec.Struct, frozen=True):
+class Backoff(msgspec.Struct, frozen=True):
     """How long a program that failed has to wait, in seconds.
 
     ``first`` at first, twice as long each time, ``most`` at most; after it ran for ``good`` it is
@@ -80,20 +79,20 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
 class Child:
     """A `Program` and the process that runs it now, if one does."""
 
-    def __init__(self, program: Program, environ: Mapping[str, str], patience: Patience) -> None:
+    def __init__(self, program: Program, environ: Mapping[str, str], backoff: Backoff) -> None:
         self.program = program
         self.part = Part(program.name, "waiting")
         self.code: int | None = None
         """How the last process ended: an exit status, or minus the number of a signal."""
         self.due = 0.0
         """When to start it (time.monotonic())."""
-        self._patience = patience
-        self._delay = patience.first
+        self._backoff = backoff
+        self._delay = backoff.first
         self._started = 0.0
         self._inbox = Inbox()
         self._environ = {**environ, "NOTIFY_SOCKET": self._inbox.name}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = self._output = -1
+        self._process: child.Child | None = None
+        self._output = -1
         self._line = b""
         self._last_line = ""
 
@@ -106,43 +105,36 @@ class Child:
         self._line, self._last_line, self.code = b"", "", None
         self._output, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
-        supervisor = os.getpid()
         try:
-            self._process = subprocess.Popen(
+            process = child.start(
                 self.program.argv,
-                stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
                 env=self._environ,
-                start_new_session=True,  # the terminal's ^C is for the supervisor
-                preexec_fn=lambda: child.end_with(supervisor, signal.SIGTERM),
+                new_session=True,  # the terminal's ^C is for the supervisor
+                end_with_us=signal.SIGTERM,
             )
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except (OSError, subprocess.SubprocessError) as error:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-                self._process = None
+            try:
+                process.fileno()
+            except OSError:
+                process.end(_END_S)
+                raise
+        except OSError as error:
             self._close_output()
             self._failed(str(error))
         else:
+            self._process = process
             again = self.part.restarts + (self.part.since > 0)
             self._change(
-                state="starting", pid=self._process.pid, since=time.time_ns(), restarts=again, due=0
+                state="starting", pid=process.pid, since=time.time_ns(), restarts=again, due=0
             )
         finally:
             os.close(writing)
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal; SIGKILL also to what it has started and not left to itself."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                # The leader is not reaped yet: no other group can have its number.
-                os.killpg(self._process.pid, number)
-            else:
-                signal.pidfd_send_signal(self._pidfd, number)
+        if self._process is not None:
+            self._process.send(number, group=number == signal.SIGKILL)
 
     def not_again(self) -> None:
         """Do not start it any more; what runs goes on."""
@@ -152,7 +144,7 @@ class Child:
     def hurry(self) -> None:
         """If it does not run, start it as soon as possible."""
         if self._process is None:
-            self.due, self._delay = time.monotonic(), self._patience.first
+            self.due, self._delay = time.monotonic(), self._backoff.first
             self._change(state="waiting", due=time.time_ns())
 
     @property
@@ -170,7 +162,7 @@ class Child:
         """What to wait for, and what to call when it is readable. Changes with each call."""
         found: dict[int, Callable[[], None]] = {self._inbox.fileno(): self._told}
         if self._process is not None:
-            found[self._pidfd] = self._ended
+            found[self._process.fileno()] = self._ended
             if self._output >= 0:
                 found[self._output] = self._said
         return found
@@ -214,11 +206,9 @@ class Child:
     def _ended(self) -> None:
         process, self._process = self._process, None
         assert process is not None
-        # What it leaves in its group ends with it: before it is reaped nobody has its number.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.send(signal.SIGKILL, group=True)  # what it leaves in its group ends with it
         self.code = process.wait()
-        os.close(self._pidfd)
+        assert self.code is not None
         self._told()
         self._said()  # all of it: a pipe holds no more than one read takes
         self._pass_on(self._line)
@@ -232,15 +222,15 @@ class Child:
             self._failed(self._last_line or f"ended with exit status {self.code}")
 
     def _failed(self, reason: str) -> None:
-        if time.monotonic() - self._started >= self._patience.good:
-            self._delay = self._patience.first
+        if time.monotonic() - self._started >= self._backoff.good:
+            self._delay = self._backoff.first
         log.warning("%s: %s; again in %g s", self.program.name, reason, self._delay)
         self.due = time.monotonic() + self._delay
         self._change(
             state="waiting", pid=0, since=time.time_ns(), reason=reason, status="",
             due=time.time_ns() + int(self._delay * 1e9),
         )  # fmt: skip
-        self._delay = min(self._delay * 2, self._patience.most)
+        self._delay = min(self._delay * 2, self._backoff.most)
 
     def _change(self, **values: object) -> None:
         self.part = msgspec.structs.replace(self.part, **values)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from buildidfs import errors
-from buildidfs.app.service.child import Child, Part, Patience, Program
+from buildidfs.app.service.child import Backoff, Child, Part, Program
 
 if TYPE_CHECKING:
     from buildidfs.store.run_files import Presence
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY: Final = signal.SIGUSR1
 """Makes a supervisor start at once what does not run."""
 
-PATIENCE: Final = Patience()
+BACKOFF: Final = Backoff()
 
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -45,9 +45,9 @@ class Supervisor:
         programs: Sequence[Program],
         presence: Presence,
         environ: Mapping[str, str],
-        patience: Patience = PATIENCE,
+        backoff: Backoff = BACKOFF,
     ) -> None:
-        self._children = [Child(each, environ, patience) for each in programs]
+        self._children = [Child(each, environ, backoff) for each in programs]
         self._presence = presence
         self._shown: list[Part] = []
         self._signals: list[int] = []

@@ -43,7 +43,7 @@ from buildidfs.errors import CapabilityError
 from buildidfs.linux import child, credentials, scheduling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ _STACK_BYTES = 256 << 10
 _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> None:
     """Catch until the other end of the socket is closed."""
     sock = socket.socket(fileno=int(argv[0]))
     owner = int(argv[1])
@@ -214,7 +214,6 @@ def main(argv: list[str]) -> int:
         Catcher(sock).run()
     except (OSError, CapabilityError) as error:
         _tell(sock, error)
-    return 0
 
 
 def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
@@ -229,7 +228,3 @@ def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
     with contextlib.suppress(OSError):  # nobody listens any more
         sock.setblocking(True)
         protocol.send(sock, protocol.encode(message))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

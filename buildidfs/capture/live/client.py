@@ -11,15 +11,13 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import protocol
 from buildidfs.capture.live.protocol import Failed, Forget, Ready
 from buildidfs.errors import BuildIdFsError, CapabilityError
-from buildidfs.linux import procfs
+from buildidfs.linux import child, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_PROGRAM: Final = "buildidfs.capture.live.catcher"
 _START_S: Final = 20.0
 _END_S: Final = 5.0
 _BUFFER: Final = 4 << 20
@@ -46,7 +45,7 @@ class Watcher:
     ) -> None:
         self._receive = receive
         self._ended = ended
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: child.Child | None = None
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -56,20 +55,7 @@ class Watcher:
 
         Raises `CapabilityError` where events are refused, `BuildIdFsError` where it cannot work.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            for end in (ours, theirs):
-                with contextlib.suppress(OSError):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-P", "-m", "buildidfs.capture.live.catcher",
-                    str(theirs.fileno()), str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )  # fmt: skip
+        self._process, ours = child.start_with_socket(_PROGRAM, str(os.getpid()), buffer=_BUFFER)
         self._socket = ours
         try:
             ready = self._first(ours)
@@ -110,11 +96,8 @@ class Watcher:
             self._thread.join()
             self._thread = None
         if self._process is not None:
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            if self._process.wait(_END_S) is None:
+                self._process.end(_END_S)
             self._process = None
         if self._socket is not None:
             self._socket.close()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from buildidfs.capture.live.protocol import Caught, Place
-    from buildidfs.capture.slow_filesystems import SlowMounts
+    from buildidfs.capture.unresponsive.filesystems import SlowMounts
 
 _OWNERS_S = 60.0
 _MOST_NAMESPACES = 1024

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.unresponsive import Patience
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
 from buildidfs.formats.container.engine_records import RunImage

@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
-from buildidfs.capture.slow_filesystems import SlowMounts
-from buildidfs.capture.unresponsive import is_slow_type
+from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
 from buildidfs.formats import mountinfo, posix_acl
 from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
-    from buildidfs.capture.unresponsive import Patience
+    from buildidfs.capture.unresponsive.timeouts import Patience
     from buildidfs.model import FileIdentity
 
 MAX_DEPTH: Final = 256

@@ -2,7 +2,7 @@
 """What a process has mapped from a FUSE filesystem of its user that root is not let into.
 
 The kernel tells the build ID of such a file even so. Its bytes are to be had as the user who
-mounted it (`capture.as_owner.client`), and count only if they have that build ID.
+mounted it (`unresponsive.as_owner`), and count only if they have that build ID.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from buildidfs.linux import credentials, namespaces, procfs
 from buildidfs.model import Absence, BuildId, FileIdentity
 
 if TYPE_CHECKING:
-    from buildidfs.capture.as_owner.client import AsOwner, Mounter
-    from buildidfs.capture.file_helper import FileHelper
     from buildidfs.capture.process.process import Process
+    from buildidfs.capture.unresponsive.as_owner import AsOwner, Mounter
+    from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.model import Mapping
 
 # How the kernel keeps out who is not the mounter, or not in the mounter's user namespace.
@@ -91,13 +91,13 @@ class FuseFiles:
         """Who mounted the filesystem of a mapping, if that is FUSE. Raises OSError."""
         key = process.mount_namespace, mapping.dev
         if key not in self._mounters:
-            from buildidfs.capture.as_owner import (
-                client,  # as good as never: most hosts refuse root nothing
+            from buildidfs.capture.unresponsive import (
+                as_owner as owners,  # as good as never: most hosts refuse root nothing
             )
 
             if "CAP_SYS_PTRACE" not in credentials.effective_capabilities():
                 return None  # it is not FUSE that refuses
-            for device, mounter in client.mounters(procfs.mountinfo(process.fd)).items():
+            for device, mounter in owners.mounters(procfs.mountinfo(process.fd)).items():
                 self._mounters[process.mount_namespace, device] = mounter
         return self._mounters.get(key)
 
@@ -116,14 +116,14 @@ class FuseFiles:
         mounter: Mounter,
     ) -> Owned:
         """Raises OSError."""
-        from buildidfs.capture.as_owner.client import Place
+        from buildidfs.capture.unresponsive.as_owner import OwnedFile
 
         name = procfs.map_file_name(mapping.start, mapping.end)
         users = namespaces.foreign_users(process.fd)
         try:
             path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)
             try:
-                place = Place(path_fd, mapping.dev, mapping.inode, mounter, tuple(users))
+                place = OwnedFile(path_fd, mapping.dev, mapping.inode, mounter, tuple(users))
                 identity = as_owner.look(place)
                 build_id = self._build_id(process, mapping)
                 known = self._memo.recall(identity)

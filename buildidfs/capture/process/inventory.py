@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.capture import elf_file as files
-from buildidfs.capture.unresponsive import Patience, slow_devices
+from buildidfs.capture.unresponsive.filesystems import slow_devices
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.formats import procmaps
 from buildidfs.linux import mounts, openat2, procfs, statx
 from buildidfs.model import Absence, BuildId

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from buildidfs.capture.origin.path_access import Reach
-    from buildidfs.capture.unresponsive import Patience
+    from buildidfs.capture.unresponsive.timeouts import Patience
 
 _DELETED: Final = b" (deleted)"
 

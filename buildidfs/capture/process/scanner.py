@@ -26,14 +26,15 @@ from buildidfs.capture.base import (
     seen_again,
 )
 from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Opener
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
 from buildidfs.capture.process.vdso import VdsoFinder, may_differ
-from buildidfs.capture.unresponsive import Devices, Patience, has_fuse
+from buildidfs.capture.unresponsive.file_helper import FileHelper
+from buildidfs.capture.unresponsive.filesystems import Devices, has_fuse
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
@@ -41,7 +42,7 @@ from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from buildidfs.capture.as_owner.client import AsOwner
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.model import BuildId, Mapping
 
 _ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files

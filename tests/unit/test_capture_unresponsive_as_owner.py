@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that reads files as others; what it is for is in tests/system/test_fuse_as_owner."""
+"""AsOwner reads files as another user; tests/system/test_fuse_as_owner has real FUSE mounts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.as_owner import client
-from buildidfs.capture.as_owner.client import AsOwner, Mounter, Place
+from buildidfs.capture.unresponsive.as_owner import AsOwner, Mounter, OwnedFile, mounters
 from tests.support.children import needs_root
 from tests.support.scans import open_descriptors
 from tests.support.waiting import until
@@ -38,12 +37,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(path: Path) -> Iterator[Place]:
+def place(path: Path) -> Iterator[OwnedFile]:
     """The same."""
     fd = os.open(path, os.O_PATH)
     status = os.fstat(fd)
     device = os.major(status.st_dev), os.minor(status.st_dev)
-    yield Place(fd, device, status.st_ino, _USER)
+    yield OwnedFile(fd, device, status.st_ino, _USER)
     os.close(fd)
 
 
@@ -57,11 +56,11 @@ def test_mounters() -> None:
 34 21 0:44 / /odd rw - fuse.odd odd rw,user_id=x,group_id=0
 35 21 0:45 / /nfs rw - nfs4 there:/ rw,user_id=5,group_id=5
 """
-    assert client.mounters(text) == {(0, 40): Mounter(1000, 100), (0, 41): Mounter(0, 0)}
+    assert mounters(text) == {(0, 40): Mounter(1000, 100), (0, 41): Mounter(0, 0)}
 
 
 @needs_root("becomes another user")
-def test_what_it_reads(path: Path, place: Place) -> None:
+def test_what_it_reads(path: Path, place: OwnedFile) -> None:
     with AsOwner() as as_owner:
         identity = as_owner.look(place)
         again, fd = as_owner.read(place)
@@ -76,30 +75,30 @@ def test_what_it_reads(path: Path, place: Place) -> None:
 
 
 @needs_root("becomes another user")
-def test_only_what_that_user_may_read(path: Path, place: Place) -> None:
+def test_only_what_that_user_may_read(path: Path, place: OwnedFile) -> None:
     path.chmod(0o600)
     with AsOwner() as as_owner:
         for mounter, number in ((_USER, errno.EACCES), (Mounter(0, 0), errno.EPERM)):
             with pytest.raises(OSError, match=r"ermi|give up") as refused:
-                as_owner.read(Place(place.path_fd, place.device, place.inode, mounter))
+                as_owner.read(OwnedFile(place.path_fd, place.device, place.inode, mounter))
             assert refused.value.errno == number
 
 
 @needs_root("becomes another user")
-def test_only_the_file_that_is_meant(tmp_path: Path, place: Place) -> None:
+def test_only_the_file_that_is_meant(tmp_path: Path, place: OwnedFile) -> None:
     with AsOwner() as as_owner:
         with pytest.raises(OSError, match="another file"):
-            as_owner.look(Place(place.path_fd, place.device, place.inode + 1, _USER))
+            as_owner.look(OwnedFile(place.path_fd, place.device, place.inode + 1, _USER))
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo, 0o644)
         fd = os.open(fifo, os.O_PATH)
         with pytest.raises(OSError, match="not a regular file"):
-            as_owner.look(Place(fd, place.device, os.fstat(fd).st_ino, _USER))
+            as_owner.look(OwnedFile(fd, place.device, os.fstat(fd).st_ino, _USER))
         os.close(fd)
 
 
 @needs_root("becomes another user")
-def test_helper_ends_with_us(place: Place) -> None:
+def test_helper_ends_with_us(place: OwnedFile) -> None:
     """However we end: it notices that nobody is there any more."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -133,7 +132,7 @@ def _lives(pid: int) -> bool:
 
 @needs_root("becomes another user")
 def test_no_room_for_copies_on_a_disk(
-    path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    path: Path, place: OwnedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("buildidfs.capture.elf_file._COPIES", "/nowhere")
     with AsOwner() as as_owner:

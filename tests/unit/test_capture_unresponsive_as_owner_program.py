@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that reads files as others, asked as `capture.as_owner.client` asks it."""
+"""The program of AsOwner, asked over its socket."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buildidfs.capture.as_owner import helper
-from buildidfs.capture.as_owner.helper import Answer, Request
+from buildidfs.capture.unresponsive import as_owner, helper_process
+from buildidfs.capture.unresponsive.as_owner import _Answer as Answer
+from buildidfs.capture.unresponsive.as_owner import _Request as Request
 from tests.support.children import needs_root
 
 pytestmark = needs_root("becomes another user")
@@ -27,7 +28,7 @@ def channel() -> Iterator[socket.socket]:
     if pid == 0:
         try:
             ours.close()
-            helper.main(its.detach())
+            as_owner.main([str(its.detach())])
         finally:
             os._exit(0)
     its.close()
@@ -44,7 +45,7 @@ def request(path: Path, *, copy: bool = False, uid: int = 65534, seconds: float 
 
 def ask(channel: socket.socket, asked: Request, *fds: int) -> Answer:
     socket.send_fds(channel, [msgspec.msgpack.encode(asked)], fds)
-    return msgspec.msgpack.decode(channel.recv(helper.MESSAGE_MAX), type=Answer)
+    return msgspec.msgpack.decode(channel.recv(helper_process.MESSAGE_MAX), type=Answer)
 
 
 def test_it_goes_on_after_errors(channel: socket.socket, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_no_more_is_copied_than_fits(channel: socket.socket, tmp_path: Path) -> 
     path = tmp_path / "file"
     path.touch()
     path.chmod(0o644)
-    os.truncate(path, helper.MAX_BYTES + 1)
+    os.truncate(path, helper_process.MAX_BYTES + 1)
     fd, copy_fd = os.open(path, os.O_PATH), os.memfd_create("copy")
     assert ask(channel, request(path, copy=True), fd, copy_fd).errno == errno.EFBIG
     assert os.fstat(copy_fd).st_size == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture import file_helper
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.process.process import Process, Ways
-from buildidfs.linux import statx
+from buildidfs.capture.unresponsive import helper_process
+from buildidfs.capture.unresponsive.file_helper import FileHelper
+from buildidfs.linux import child, statx
 from tests.support import halffs
 from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
@@ -81,7 +82,7 @@ def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> Non
         with pytest.raises(OSError, match="not a regular file"):
             helper.copy(DEVICE, root, 0)
         with pytest.raises(OSError, match="too large") as caught:
-            helper.copy(DEVICE, root, file_helper.MAX_BYTES + 1)
+            helper.copy(DEVICE, root, helper_process.MAX_BYTES + 1)
         assert caught.value.errno == errno.EFBIG
     finally:
         os.close(root)
@@ -90,7 +91,7 @@ def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> Non
 def test_helper_that_was_killed_is_started_again(helper: FileHelper, fd: int) -> None:
     helper.look(DEVICE, fd)
     assert helper._process is not None
-    helper._process.kill()
+    helper._process.send(signal.SIGKILL)
     helper._process.wait(30)
     with pytest.raises(OSError, match="was ended"):
         helper.look(DEVICE, fd)
@@ -114,7 +115,7 @@ def test_silence_is_waited_for_once_and_its_helper_left(
         with pytest.raises(TimeoutError, match="does not answer"):
             helper.look(DEVICE, silent)
         assert time.monotonic() - begun < 0.5
-        left = file_helper._left_behind[-1]
+        left = child._left_behind[-1]
         assert left.poll() is None, "not even SIGKILL ends it"
         assert helper.look((3, 4), fd) == statx.identity(fd), "others are asked all the same"
         os.close(silent)
@@ -126,8 +127,8 @@ def test_silence_is_waited_for_once_and_its_helper_left(
 def test_number_of_those_left_behind_is_bounded(
     file: Path, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_helper, "_MOST_LEFT_BEHIND", 2)
-    with halffs.served(tmp_path / "mnt", file) as server, FileHelper(0.2) as helper:
+    monkeypatch.setattr(helper_process, "_MOST_LEFT_BEHIND", 2)
+    with halffs.served(tmp_path / "mnt", file) as server, FileHelper(1.0) as helper:
         silent = os.open(tmp_path / "mnt/app", os.O_PATH)
         server.fall_silent()
         for number in range(4):
@@ -136,7 +137,7 @@ def test_number_of_those_left_behind_is_bounded(
         with pytest.raises(TimeoutError, match="too many"):
             helper.look(DEVICE, fd)
         os.close(silent)
-    until(lambda: all(each.poll() is not None for each in file_helper._left_behind), "their ends")
+    until(lambda: all(each.poll() is not None for each in child._left_behind), "their ends")
 
 
 @pytest.mark.fuse

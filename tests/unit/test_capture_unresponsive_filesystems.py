@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which filesystems may not answer, found out while one does not."""
+"""The filesystems that may not answer, also while one does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.slow_filesystems import SlowMounts
+from buildidfs.capture.unresponsive.filesystems import Devices, SlowMounts, slow_devices
 from buildidfs.linux import mounts, namespaces, procfs, statx
 from tests.support.captures import identity
 from tests.support.children import cat_program, needs_root, private_cat
@@ -26,8 +26,8 @@ def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | Non
         os.close(fd)
 
 
-@pytest.fixture(autouse=True)
-def _needs_statmount() -> None:
+@pytest.fixture
+def statmount() -> None:
     try:
         mounts.mount_magic((1 << 63) - 1)
     except FileNotFoundError:
@@ -36,11 +36,13 @@ def _needs_statmount() -> None:
         pytest.skip(f"this kernel has no statmount: {error.strerror}")
 
 
+@pytest.mark.usefixtures("statmount")
 @pytest.mark.parametrize("path", [cat_program(), "/proc/self/maps", "/dev", "/sys"])
 def test_what_the_kernel_answers_itself(path: str | Path) -> None:
     assert not is_slow(path)
 
 
+@pytest.mark.usefixtures("statmount")
 def test_memory_is_not_asked_for_its_mount_which_is_nowhere() -> None:
     fd = os.memfd_create("code")
     try:
@@ -51,6 +53,7 @@ def test_memory_is_not_asked_for_its_mount_which_is_nowhere() -> None:
         os.close(fd)
 
 
+@pytest.mark.usefixtures("statmount")
 @pytest.mark.fuse
 @pytest.mark.root
 @needs_root("stops a server")
@@ -69,6 +72,7 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
             os.close(fd)
 
 
+@pytest.mark.usefixtures("statmount")
 @pytest.mark.root
 @needs_root("mounts in a namespace of its own")
 def test_another_namespace_has_to_be_known(tmp_path: Path) -> None:
@@ -85,6 +89,7 @@ def test_another_namespace_has_to_be_known(tmp_path: Path) -> None:
         assert not is_slow(path, slow=mounts)  # known by now
 
 
+@pytest.mark.usefixtures("statmount")
 def test_on_a_disk_it_has_to_be_known_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_descriptors()
     fd = os.open(cat_program(), os.O_PATH)
@@ -97,6 +102,7 @@ def test_on_a_disk_it_has_to_be_known_to_be_slow(monkeypatch: pytest.MonkeyPatch
     assert open_descriptors() == before
 
 
+@pytest.mark.usefixtures("statmount")
 def test_a_closed_descriptor() -> None:
     fd = os.open("/", os.O_PATH)
     os.close(fd)
@@ -104,6 +110,7 @@ def test_a_closed_descriptor() -> None:
     assert not SlowMounts().is_slow(fd, identity(scope=b""), 0)
 
 
+@pytest.mark.usefixtures("statmount")
 def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,3 +123,32 @@ def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
         assert not slow.is_slow(fd, identity(), 1, initial)
     finally:
         os.close(fd)
+
+
+def test_which_filesystems_may_be_silent() -> None:
+    line = b"36 35 0:%d / /mnt rw - %s source rw\n"
+    types = [b"ext4", b"nfs4", b"fuse.sshfs", b"fuse.buildidfs", b"overlay", b"cifs", b"fuse"]
+    text = b"".join(line % item for item in enumerate(types))
+    assert slow_devices(text) == {(0, 1), (0, 2), (0, 5), (0, 6)}
+
+
+def test_what_may_not_answer_has_to_be_known_without_a_block_device() -> None:
+    devices = Devices()
+    by_user = (
+        b"30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        b"31 30 0:40 / /tmp rw - tmpfs none rw\n"
+        b"32 30 0:41 / /m rw - overlay none rw,lowerdir=/gone\n"
+    )
+    assert devices.learn(by_user, overlays_answer=False)
+    assert devices.may_not_answer((0, 41))
+    assert devices.may_not_answer((0, 99))  # mounted nowhere any more
+    assert not devices.may_not_answer((0, 40))
+    assert not devices.may_not_answer((8, 2))
+    fd = os.memfd_create("test")
+    memory = os.fstat(fd).st_dev
+    os.close(fd)
+    assert not devices.may_not_answer((os.major(memory), os.minor(memory)))
+    assert not devices.learn(by_user, overlays_answer=True)
+    assert not devices.may_not_answer((0, 41))
+    assert devices.learn(b"33 30 8:3 / /n rw - fuseblk /dev/sdb rw\n", overlays_answer=True)
+    assert devices.may_not_answer((8, 3))

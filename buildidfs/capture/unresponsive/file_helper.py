@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at files on filesystems that may never answer, by a process that can be left behind.
+
+A server may answer for the first pages of a file and then fall silent, so this process neither
+reads a file on such a filesystem, nor asks for its attributes, nor looks it up. A helper process
+does so. When it does not answer in time it is killed, whether or not it can die, and the next
+question starts another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture.unresponsive import helper_process
+from buildidfs.capture.unresponsive.helper_process import BYTES_PER_SECOND, MAX_BYTES, Helper
+from buildidfs.capture.unresponsive.timeouts import Silences
+from buildidfs.linux import openat2, statx
+from buildidfs.model import BuildId, FileIdentity, Mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.capture.unresponsive.timeouts import Device
+
+_SILENT_FOR_S: Final = 300.0
+
+
+class _Request(msgspec.Struct, array_like=True):
+    """``kind`` is ``open`` (of ``path`` in the root given), ``look`` or ``copy`` (of a pinned
+    file, to a second descriptor), or ``identify`` (of a mapping of process ``pid``).
+    """
+
+    kind: str
+    path: bytes = b""
+    pid: int = 0
+    mapping: Mapping | None = None
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    """The ``identity`` of the file, or its ``build_id`` (empty: none), or an error."""
+
+    identity: FileIdentity | None = None
+    build_id: bytes | None = None
+    errno: int = 0
+    reason: str = ""
+
+
+class FileHelper(Helper):
+    """Waits ``seconds`` for each answer, and then for minutes no more for that device.
+
+    All methods raise OSError, TimeoutError where there is no answer.
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        super().__init__(__name__, "the process that reads such files", Silences(_SILENT_FOR_S))
+        self._seconds = seconds
+
+    def open(self, device: Device, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """Open what is at ``path`` of a root (O_PATH); with its identity. The caller closes it."""
+        answer, fd = self._ask(device, _Request("open", path), [root_fd])
+        return fd, _identity(answer)
+
+    def look(self, device: Device, path_fd: int) -> FileIdentity:
+        """Return the present identity of a pinned file."""
+        return _identity(self._ask(device, _Request("look"), [path_fd])[0])
+
+    def build_id(self, device: Device, pid: int, mapping: Mapping) -> BuildId | None:
+        """Return the build ID of a mapped file by the kernel or the memory of the process."""
+        answer, _ = self._ask(device, _Request("identify", pid=pid, mapping=mapping), [])
+        return BuildId(answer.build_id) if answer.build_id else None
+
+    def copy(self, device: Device, path_fd: int, size: int) -> tuple[FileIdentity, int]:
+        """Return the identity of a pinned regular file of about ``size`` bytes, and a copy's fd.
+
+        Raises OSError: EFBIG if it is too large, ETXTBSY if it changed meanwhile.
+        """
+        if size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+        def copy(scratch: int) -> FileIdentity:
+            seconds = size / BYTES_PER_SECOND
+            return _identity(self._ask(device, _Request("copy"), [path_fd, scratch], seconds)[0])
+
+        return helper_process.copy_to_scratch(copy)
+
+    def _ask(
+        self, device: Device, request: _Request, fds: list[int], more_seconds: float = 0.0
+    ) -> tuple[_Answer, int]:
+        return self.ask(device, request, fds, self._seconds + more_seconds, _Answer)
+
+
+def _identity(answer: _Answer) -> FileIdentity:
+    if answer.identity is None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return answer.identity
+
+
+# --- the program --------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str]) -> None:
+    """Answer questions on a socket until its other end is closed."""
+    helper_process.serve(words, _Request, 2, _answer)
+
+
+def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
+    try:
+        return _look(request, fds, opened)
+    except OSError as error:
+        return _Answer(errno=error.errno or errno.EIO, reason=error.strerror or str(error))
+
+
+def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
+    """Do what is asked; ``opened`` gets what is handed back. Raises OSError."""
+    if request.kind == "open":
+        opened.append(openat2.open_in_root(fds[0], request.path, os.O_PATH))
+        return _Answer(statx.identity(opened[0]))
+    if request.kind == "look":
+        return _Answer(statx.identity(fds[0]))
+    if request.mapping is not None:
+        from buildidfs.capture.process.process import Process, Ways  # rarely needed, and large
+
+        with Process(request.pid, Ways()) as process:
+            return _Answer(build_id=bytes(process.build_id(request.mapping) or b""))
+    path_fd, copy_fd = fds
+    before = statx.identity(path_fd)
+    if not stat.S_ISREG(before.mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    fd = openat2.reopen_regular(path_fd)
+    fds.append(fd)
+    helper_process.copy_all(fd, copy_fd, before.size)
+    if statx.identity(path_fd) != before:
+        raise OSError(errno.ETXTBSY, "it changed while it was read")
+    return _Answer(before)

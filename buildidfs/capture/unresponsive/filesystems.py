@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filesystems that may never answer, told by mounts without asking any filesystem.
+
+Filesystems of the network and FUSE depend on a server. Those made of others, such as overlayfs, are
+as slow as their layers, which need not be mounted anywhere any more: a user may make an overlay in
+a user namespace, with a layer from a server of that user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.formats import mountinfo
+from buildidfs.linux import mounts, namespaces, statx
+
+if TYPE_CHECKING:
+    from buildidfs.capture.unresponsive.timeouts import Device
+    from buildidfs.model import FileIdentity
+
+_TYPES: Final = frozenset(
+    (
+        b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
+        b"beegfs", b"gpfs", b"orangefs", b"fuse", b"fuseblk",
+    )
+)  # fmt: skip
+_OVERLAY: Final = b"overlay"
+
+# From linux/magic.h and the filesystems' own headers: FUSE, NFS, SMB, CIFS, SMB2, Ceph, 9P, AFS,
+# Coda, Lustre, GFS2, OCFS2, BeeGFS, GPFS, OrangeFS.
+_MAGICS: Final = frozenset(
+    (
+        0x65735546, 0x6969, 0x517B, 0xFF534D42, 0xFE534D42, 0x00C36400, 0x01021997, 0x5346414F,
+        0x6B414653, 0x73757245, 0x0BD00BD0, 0x01161970, 0x7461636F, 0x19830326, 0x47504653,
+        0x20030528,
+    )
+)  # fmt: skip
+_MOST: Final = 4096
+
+
+def is_slow_type(fstype: bytes) -> bool:
+    """Return True if filesystems of this type, other than ours, depend on a server."""
+    return fstype in _TYPES or (fstype.startswith(b"fuse.") and fstype != mounts.FILESYSTEM_TYPE)
+
+
+def slow_devices(text: bytes) -> set[Device]:
+    """Return the (major, minor) of the filesystems in a mountinfo text that depend on a server."""
+    return {mount.dev for mount in mountinfo.parse(text) if is_slow_type(mount.fstype)}
+
+
+def has_fuse(text: bytes) -> bool:
+    """Return True if a mountinfo text has a FUSE filesystem other than ours.
+
+    A thread that waits for one cannot be ended: see `file_helper`.
+    """
+    return any(
+        mount.fstype.startswith(b"fuse")
+        and mount.fstype not in (b"fusectl", mounts.FILESYSTEM_TYPE)
+        for mount in mountinfo.parse(text)
+    )
+
+
+@functools.cache
+def memory_device() -> int:
+    """Return the st_dev of files that exist in memory only, which have no mount.
+
+    It is never used again.
+    """
+    fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+class Devices:
+    """The device numbers that may not answer, learned from one mountinfo text after another."""
+
+    def __init__(self) -> None:
+        self._slow: set[Device] = set()
+        memory = memory_device()
+        self._answering: set[Device] = {(os.major(memory), os.minor(memory))}
+
+    def learn(self, text: bytes, *, overlays_answer: bool) -> bool:
+        """Take in a mountinfo text; return True if a filesystem in it may not answer.
+
+        ``overlays_answer`` is false where users have mounted the overlays.
+        """
+        is_slow = False
+        for mount in mountinfo.parse(text):
+            if is_slow_type(mount.fstype):
+                self._slow.add(mount.dev)
+            elif overlays_answer or mount.fstype != _OVERLAY:
+                self._answering.add(mount.dev)
+            is_slow |= self.may_not_answer(mount.dev)
+        return is_slow
+
+    def may_not_answer(self, device: Device) -> bool:
+        """Return True if a device may not answer; one without a block device has to be known."""
+        return device in self._slow or (not device[0] and device not in self._answering)
+
+
+class SlowMounts:
+    """The mounts that may not answer, learned by their numbers that are never used again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self.host_user = namespaces.initial().user
+        self._memory = memory_device()
+
+    def is_stacked(self, fd: int) -> bool:
+        """Return True if the filesystem of a file that `is_slow` was asked about is made of others.
+
+        Nothing tells if such a filesystem answers.
+        """
+        try:
+            return self._known.get(statx.unique_mount_id(fd) or 0) == mounts.OVERLAY_MAGIC
+        except OSError:
+            return True
+
+    def is_users(self, user: int) -> bool:
+        """Return True if a user namespace is not the host's, or not known (0)."""
+        return user != self.host_user
+
+    def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
+        """Return True if the filesystem of an open file (O_PATH will do) may not answer.
+
+        One that is not known may not, since a mount that is no longer attached cannot be looked up;
+        on a block device it has to be known, since few of them are FUSE's. ``user`` is the user
+        namespace of the process that uses the file, 0 if not known: overlays that users can mount
+        in one of their own may not answer.
+        """
+        if identity.dev == self._memory:
+            return False
+        on_disk = identity.scope == b""
+        try:
+            mount = statx.unique_mount_id(fd)
+        except OSError:
+            mount = None
+        if mount is None:
+            return not on_disk
+        magic = self._known.get(mount)
+        if magic is None:
+            try:
+                magic = mounts.mount_magic(mount, mnt_ns_id)
+            except OSError:
+                return not on_disk
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[mount] = magic
+        return magic in _MAGICS or (magic == mounts.OVERLAY_MAGIC and self.is_users(user))

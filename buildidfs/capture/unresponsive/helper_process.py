@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helper processes: a program of this package that answers one question at a time over a socket.
+
+The program asks filesystems in place of this process, so it can be killed, and left behind if the
+kernel keeps it. It has one thread and knows no store. It hands back descriptors opened with O_PATH,
+whose close asks no server, and copies.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import math
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.unresponsive.timeouts import Silences, no_answer
+from buildidfs.linux import child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from buildidfs.capture.unresponsive.timeouts import Device
+    from buildidfs.linux.child import Child
+    from buildidfs.model import FileIdentity
+
+MAX_BYTES: Final = 1 << 30
+"""The largest file that is copied: a server may tell any size, and then never end."""
+
+BYTES_PER_SECOND: Final = 8 << 20
+"""The least speed of a filesystem."""
+
+MESSAGE_MAX: Final = 8192
+
+_MOST_LEFT_BEHIND: Final = 16
+_CHUNK: Final = 1 << 20
+_END_S: Final = 1.0
+
+
+class Answer(Protocol):
+    """An answer: the error number and its reason if it is not 0."""
+
+    errno: int
+    reason: str
+
+
+_AnswerT = TypeVar("_AnswerT", bound=Answer)
+_RequestT = TypeVar("_RequestT")
+
+
+class Helper:
+    """The client of a helper process; a context manager. Thread-safe: one question at a time.
+
+    ``module`` has the program's `main`, and ``name`` is for messages. The program is started
+    with the first question, and again after it was ended, ``most_starts`` times in all.
+    """
+
+    def __init__(
+        self, module: str, name: str, silences: Silences, most_starts: float = math.inf
+    ) -> None:
+        self._module = module
+        self._name = name
+        self._silences = silences
+        self._starts_left = most_starts
+        self._lock = threading.Lock()
+        self._process: Child | None = None
+        self._channel: socket.socket | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process ID of the helper, 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def close(self) -> None:
+        """End the helper, or leave it behind, even in the middle of a question."""
+        self._is_closed = True
+        if (channel := self._channel) is not None:
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._end(_END_S)
+
+    def ask(
+        self,
+        device: Device,
+        request: msgspec.Struct,
+        fds: Sequence[int],
+        seconds: float,
+        kind: type[_AnswerT],
+        owner: object = None,
+    ) -> tuple[_AnswerT, int]:
+        """Return the answer to a request about a filesystem, and its descriptor, if any, or -1.
+
+        Raises OSError: TimeoutError where there is no answer, and what the answer says.
+        """
+        with self._lock:
+            if self._silences.has(device, owner):
+                raise no_answer()
+            channel = self._started()
+            try:
+                socket.send_fds(channel, [msgspec.msgpack.encode(request)], fds)
+                channel.settimeout(seconds)
+                data, got, _, _ = socket.recv_fds(channel, MESSAGE_MAX, 1)
+            except TimeoutError:
+                self._silences.add(device, owner)
+                self._end(0)
+                raise no_answer() from None
+            except OSError:
+                data, got = b"", []
+            if not data:
+                self._end(0)
+                raise OSError(errno.EIO, f"{self._name} was ended")
+            answer = msgspec.msgpack.decode(data, type=kind)
+            if answer.errno == errno.ETIMEDOUT:
+                self._silences.add(device, owner)
+        if answer.errno:
+            raise OSError(answer.errno, answer.reason)
+        return answer, got[0] if got else -1
+
+    def _started(self) -> socket.socket:
+        """Return the socket of the helper, which is started if there is none. Raises OSError."""
+        if self._is_closed:
+            raise OSError(errno.ECANCELED, "the program is ending")
+        if self._channel is None:
+            if self._starts_left <= 0:
+                raise OSError(errno.EIO, f"{self._name} was ended too often")
+            if child.left_behind() >= _MOST_LEFT_BEHIND:
+                raise TimeoutError(errno.ETIMEDOUT, "too many filesystems do not answer")
+            self._starts_left -= 1
+            self._process, self._channel = child.start_with_socket(self._module, quiet=True)
+        return self._channel
+
+    def _end(self, seconds: float) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            self._process.end(seconds)
+            self._process = None
+
+
+def copy_to_scratch(copy: Callable[[int], FileIdentity]) -> tuple[FileIdentity, int]:
+    """Have ``copy`` fill a scratch file; return its result, and a descriptor of the file.
+
+    The caller closes it. It is for reading only, so that no other takes us for a writer. Raises
+    OSError.
+    """
+    scratch = elf_file.scratch_file()
+    try:
+        identity = copy(scratch)
+        return identity, os.open(f"/proc/self/fd/{scratch}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(scratch)
+
+
+# --- the program --------------------------------------------------------------------------------
+
+
+def serve(
+    words: Sequence[str],
+    kind: type[_RequestT],
+    most_fds: int,
+    answer: Callable[[_RequestT, list[int], list[int]], msgspec.Struct],
+) -> None:
+    """Answer requests on the socket of a command line until its other end is closed.
+
+    ``answer`` gets the request, its descriptors, and a list for what is handed back; both are
+    closed when the answer is out: a server is asked for that, too. It raises no OSError.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as channel:
+        while True:
+            data, fds, _, _ = socket.recv_fds(channel, MESSAGE_MAX, most_fds)
+            if not data:
+                return
+            opened: list[int] = []
+            try:
+                reply = answer(msgspec.msgpack.decode(data, type=kind), fds, opened)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))]
+                channel.sendmsg([msgspec.msgpack.encode(reply)], rights if opened else [])
+            finally:
+                for fd in (*fds, *opened):
+                    os.close(fd)
+
+
+def copy_all(fd: int, copy_fd: int, size: int) -> None:
+    """Copy all bytes of a file of about ``size`` bytes. Raises OSError, EFBIG for too many."""
+    if size > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    offset = 0
+    while chunk := os.pread(fd, _CHUNK, offset):
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(copy_fd, view, offset)
+            offset += written
+            view = view[written:]
+        if offset > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
