@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.linux import syscalls
@@ -200,9 +201,12 @@ def root(place: Path, app: Path) -> Root:
     return Root(place, app)
 
 
-def scanned(pid: int) -> Scan:
-    """What one scan finds of a process, with our own namespaces taken for the host's."""
-    return scan(ProcScanner(Memory(), pids=[pid], initial=own_namespaces()))
+def scanned(pid: int, helper: FileHelper | None = None) -> Scan:
+    """What one scan finds of a process, with our own namespaces taken for the host's.
+
+    Many scans in a row share a ``helper``, whose start takes longer than a scan.
+    """
+    return scan(ProcScanner(Memory(), pids=[pid], initial=own_namespaces(), helper=helper))
 
 
 def assert_nothing_of_outside(found: Scan) -> None:
@@ -329,9 +333,9 @@ def test_names_swapped_while_they_are_followed(root: Root) -> None:
     found_inside = 0
     with root.running() as pid, opens.watched(*special, root.outside) as noticed, meanwhile(
         swap
-    ) as rounds:  # fmt: skip
+    ) as rounds, FileHelper() as helper:  # fmt: skip
         for _ in range(300):
-            found = scanned(pid)
+            found = scanned(pid, helper)
             assert_nothing_of_outside(found)
             assert not noticed.any()
             found_inside += any(seen.data == INSIDE for seen in found.pinned)
@@ -425,9 +429,10 @@ def test_mounts_over_debug_files_while_they_are_looked_for(place: Path) -> None:
     build_id = f"-Wl,--build-id=0x{ID.hex()}"
     run([tool("gcc"), "-static", build_id, "-o", program, source, "-pthread"], check=True)
     found = set()
-    with running([program, root, "/aside", f"/{Path(BY_ID).parent}"]) as process:
+    argv = [program, root, "/aside", f"/{Path(BY_ID).parent}"]
+    with running(argv) as process, FileHelper() as helper:
         for _ in range(300):
-            seen = scanned(process.pid)
+            seen = scanned(process.pid, helper)
             assert_nothing_of_outside(seen)
             found |= {each.data for each in seen.pinned if each.path.endswith(b".debug")}
     assert found == {INSIDE, INSIDE + b"aside"}
@@ -477,9 +482,9 @@ def test_root_that_is_another_one_a_moment_later(place: Path) -> None:
     run([tool("gcc"), "-static", build_id, "-o", program, source, "-pthread"], check=True)
     run([tool("objcopy"), "--add-section", f".gnu_debuglink={part}", program], check=True)
     trusts = set()
-    with running([program, other]) as process:
+    with running([program, other]) as process, FileHelper() as helper:
         for _ in range(600):
-            for seen in scanned(process.pid).pinned:
+            for seen in scanned(process.pid, helper).pinned:
                 if seen.data == INSIDE:
                     trusts.add(seen.pinned.sighting.origin.trust)
     assert trusts == {Trust.UNKNOWN}, "it is found when that is the root, and not believed"
