@@ -280,7 +280,8 @@ def test_a_package_that_is_there_gives_way_and_one_that_is_deleted_does_not(
     for name, numbers in (("kept", range(8)), ("deleted", range(50, 58))):
         programs(directory / name / "usr", numbers)
         (directory / "out").mkdir(exist_ok=True)
-        packages.deb(directory / name, directory / "out").rename(directory / f"{name}.deb")
+        package = packages.deb(directory / name, directory / "out", "-Zgzip", "-z1")
+        package.rename(directory / f"{name}.deb")
         buildidfs("scan", "package", directory / f"{name}.deb")
     (directory / "deleted.deb").unlink()
     assert held(buildidfs.store) == {*range(8), *range(50, 58)}

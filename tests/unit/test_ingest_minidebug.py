@@ -8,7 +8,7 @@ import lzma
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -184,14 +184,14 @@ def greedy() -> bytes:
         lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=b"\x99" * 20)),
         lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=ID, machine=3)),
         lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=ID, bits=32)),
-        bomb(),
-        greedy(),
+        bomb,
+        greedy,
     ],
 )
 def test_what_is_not_its_symbols_is_left_where_it_is(
-    store: Store, tmp_path: Path, data: bytes
+    store: Store, tmp_path: Path, data: bytes | Callable[[], bytes]
 ) -> None:
-    (tmp_path / "app").write_bytes(shipped(data))
+    (tmp_path / "app").write_bytes(shipped(data if isinstance(data, bytes) else data()))
     assert ingest(store, tmp_path / "app").captured == 1
     assert debuginfo(store, ID) == []
 
