@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Reluctant:
     """Stages copies of such files, which ``helper`` makes, and gives up each that takes too long.
 
-    This process neither reads such a file nor asks for its attributes: see `unresponsive.file_helper`.
+    This process neither reads such a file nor asks for its attributes: see `FileHelper`.
     """
 
     def __init__(self, store: Store, helper: FileHelper) -> None:
