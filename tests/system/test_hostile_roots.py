@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.file_helper import FileHelper
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
+from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.linux import syscalls
 from buildidfs.model import Trust
 from tests.support import echo, opens
