@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives the command that started it: a mount, or whatever else runs until it is ended.
+"""Run a mount or a service in the background, after the command that started it has ended.
 
 The process detaches before it opens the index or starts an event loop, neither of which survives a
-fork, and tells its parent through a pipe how it went: the parent returns when files can be read,
-or raises what the child raised.
+fork, and tells its parent through a pipe whether it is ready: then the parent returns, or raises
+the error of the child.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _run(work: Work, writing: int, log_file: str | None) -> int:
 
 
 def _redirect(log_file: str | None) -> None:
-    """Let go of the terminal; messages go to the file, or to syslog."""
+    """Leave the terminal; messages go to the file, or to syslog."""
     handler: logging.Handler = logging.NullHandler()
     if log_file is not None:
         try:
@@ -138,7 +138,7 @@ def _redirect(log_file: str | None) -> None:
 
 
 def _error(said: bytes) -> errors.BuildIdFsError:
-    """What the child raised, from what it wrote."""
+    """The error of the child, from the text that it wrote."""
     name, _, text = said.decode(errors="surrogateescape").partition("\n")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that are open, and who listens.
+"""Handles of open directories, which say whose listing each is.
 
-A listing leaves out what its reader may not read, and the kernel tells who that is when a directory
-is opened, not when it is read. For those who see everything the handle is the node, and nothing is
-kept. For others a row is, until they close the directory; when a user has too many, or it is not
-known who somebody is, they are listed what everybody may read, for which the node is enough again.
+A listing leaves out entries that its viewer may not read, and the kernel tells who asks when a
+directory is opened, not when it is read. The handle of a viewer who sees everything is the node,
+and no row is kept. Other viewers have a row until they close the directory. A user who has too many
+rows, or whose groups cannot be told, gets the entries that everybody may read, for which the node
+is handle enough.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pyfuse3 import RequestContext
 
 MOST: Final = 4096
-"""Directories open at once by readers who are told apart."""
+"""The most directories open at once by viewers who are told apart."""
 
 # Nodes are below 2**63, and handles may have 64 bits. There is no node with the first of these.
 _OF_READER: Final = 1 << 63
@@ -30,8 +31,9 @@ _LAST: Final = 1 << 28
 
 
 class Listings:
-    """The handles of directories. ``everything``: whoever asks sees all there is; else root and the
-    user ``own`` do.
+    """The handles of directories.
+
+    With ``everything`` each caller sees all entries; else root and the user ``own`` do.
     """
 
     def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
@@ -45,15 +47,15 @@ class Listings:
         return len(self._rows)
 
     def reader(self, ctx: RequestContext) -> Reader | None:
-        """Who asks, if they may not know of every place; else None."""
+        """The viewer that a caller is; None for root and the server's user, who may see all."""
         return None if ctx.uid in (0, self._own) else Reader(ctx.uid, _groups(ctx))
 
     def sees_all(self, ctx: RequestContext) -> bool:
-        """Whether every name is shown to whoever asks."""
+        """Return True if a caller is shown every name."""
         return self._everything or ctx.uid in (0, self._own)
 
     def open(self, node: int, ctx: RequestContext) -> int:
-        """The handle of a directory for whoever ``ctx`` says is asking."""
+        """Open a directory for the caller that ``ctx`` names; returns the handle."""
         if self.sees_all(ctx):
             return node
         if not self._quota.take(ctx.uid):
@@ -67,13 +69,13 @@ class Listings:
         return handle
 
     def reader_of(self, handle: int) -> tuple[int, Reader | None]:
-        """The node behind a handle, and who listens; None for who sees everything."""
+        """The node of a handle, and its viewer; None for one who sees everything."""
         if handle < _OF_READER:
             return handle, None
         return self._rows.get(handle) or (handle & _NODE, PUBLIC)
 
     def release(self, handle: int) -> None:
-        """It is closed."""
+        """Forget a handle that the caller has closed."""
         if handle >= _OF_READER:
             row = self._rows.pop(handle, None)
             if row is not None and row[1].uid is not None:
@@ -81,7 +83,7 @@ class Listings:
 
 
 def _groups(ctx: RequestContext) -> frozenset[int] | None:
-    """All groups of who asks, None if they cannot be told."""
+    """All groups of a caller, None if they cannot be told."""
     try:
         # The thread that asks; 0 in a PID namespace that is none of ours.
         pid_fd = procfs.open_pid(ctx.pid)

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from buildidfs.view import Attributes, View
 
 FOREVER_S = 24 * 3600.0
-"""How long the kernel may keep what only a commit can change; commits are told to it."""
+"""How long the kernel may keep a name that only a commit can change: the mount tells it those."""
 
 VOLATILE_S = 1.0
 
 FLEETING_S = 1.0
-"""How long it may keep names in the trees for people: it is not told of what changes there."""
+"""How long it may keep names in the trees for people, whose changes it is not told."""
 
 
 class Shown:
-    """Two entries that are used again for each node; see `operations` for why that is safe."""
+    """Two reply objects, filled anew for each node; `operations` tells why that is safe."""
 
     def __init__(self, view: View, keep_name_s: float) -> None:
         """``keep_name_s`` is how long the kernel may keep a name that leads to a node."""
@@ -52,7 +52,7 @@ class Shown:
         self._before: Attributes | None = None
 
     def of(self, node: int) -> EntryAttributes:
-        """A node; raises what `View.attributes` raises."""
+        """The reply for a node; raises what `View.attributes` raises."""
         attributes = self._view.attributes(node)
         if attributes is not self._last:
             # Directories, which all have the same attributes, and files take turns.
@@ -98,7 +98,7 @@ _HEADER = object.__basicsize__
 
 
 class NamesOnly:
-    """An entry that shows name, type and number; used again for each reply."""
+    """A reply object for entries with name, type and number only."""
 
     def __init__(self, entry: pyfuse3.EntryAttributes, node_id: ctypes.c_uint64) -> None:
         self._entry = entry
@@ -106,7 +106,7 @@ class NamesOnly:
 
     @classmethod
     def probe(cls) -> NamesOnly | None:
-        """Such an entry, or None where a node ID is not where it is looked for."""
+        """Return a `NamesOnly`, or None if pyfuse3 keeps the node ID at another place."""
         entry = pyfuse3.EntryAttributes()
         words = (type(entry).__basicsize__ - _HEADER) // 8
         if sys.implementation.name != "cpython" or words < 2:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling the kernel what a commit has made untrue, before the committer goes on.
+"""Tell the kernel which names a commit has changed, before the committer goes on.
 
-The kernel keeps names for a day, and names that do not exist for some minutes, and asks nobody
-meanwhile. A commit changes two things: names that were absent exist, and a name may lead to a
+The kernel keeps names for a day, and names that do not exist for some minutes, without asking
+again. A commit changes two things: names that were absent exist, and a name may lead to a
 better variant, which is another inode. The store tells its listeners the ordinals; `View.spellings`
 says which names hang on them; those are invalidated. When everything may have changed, all names
 are (`_Kernel.forget_names`).
@@ -49,7 +49,7 @@ _INC_EPOCH = struct.pack("<IiQ", 16, 8, 0)
 
 
 class Absences:
-    """The names that the kernel believes to be absent: (directory, name).
+    """The names that the kernel remembers as absent: (directory, name).
 
     Used by the loop and by the invalidating thread; each method is one step under the GIL where
     that matters. ``moment`` changes with every commit: who looked a name up before must look
@@ -67,7 +67,7 @@ class Absences:
         self._until: dict[tuple[int, bytes] | int, float] = {}
 
     def add(self, directory: int, name: bytes) -> bool:
-        """Note that the kernel will be told; False if it must not remember."""
+        """Note a name that the kernel is told to be absent; False if it must not remember it."""
         now = time.monotonic()
         until = self._until
         if len(until) >= self._most:
@@ -80,7 +80,7 @@ class Absences:
         return True
 
     def discard(self, directory: int, name: bytes) -> bool:
-        """Forget a name; whether it was there."""
+        """Forget a name; True if it was there."""
         key = (directory, name)
         return self._until.pop(key if self.keeps_names else hash(key), None) is not None
 
@@ -111,10 +111,10 @@ class Absences:
 
 
 class Kernel(Protocol):
-    """What the kernel can be told. A protocol so that it can be tested without one."""
+    """The kernel, as far as the invalidator tells it something."""
 
     def knows(self, directory: int) -> bool:
-        """Whether it may remember anything that is in this directory."""
+        """Return True if the kernel may remember an entry of this directory."""
 
     def forget_name(self, directory: int, name: bytes) -> None:
         """Look this name up again next time."""
@@ -127,7 +127,7 @@ class FuseKernel:
     """The kernel at the other end of pyfuse3's session."""
 
     def knows(self, directory: int) -> bool:
-        """Whether it has an inode for a directory, without which it has none of its names."""
+        """Return True if the kernel has an inode for a directory; else it has none of its names."""
         try:
             pyfuse3.invalidate_inode(directory, attr_only=True)
         except OSError as error:
@@ -154,7 +154,7 @@ class FuseKernel:
                 self.forget_name(directory, name)
 
     def forgets_all(self) -> bool:
-        """Make it look every name up again, if it can without being told them."""
+        """Make the kernel look every name up again; False if it cannot without being told them."""
         try:
             os.write(_fuse_descriptor(), _INC_EPOCH)
         except OSError:
@@ -163,7 +163,7 @@ class FuseKernel:
 
 
 def _fuse_descriptor() -> int:
-    """pyfuse3's descriptor of /dev/fuse, which it does not tell; raises OSError."""
+    """Find pyfuse3's descriptor of /dev/fuse; raises OSError."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
@@ -172,7 +172,7 @@ def _fuse_descriptor() -> int:
 
 
 class Invalidator:
-    """The thread that hears of commits. A context manager: it runs within the block."""
+    """The thread that receives commits. A context manager: it runs within the block."""
 
     def __init__(
         self,
@@ -242,8 +242,8 @@ class Invalidator:
             self._on_removed()
 
     def _forget(self, spellings: list[tuple[int, bytes, bool]]) -> None:
-        # Of a build ID that nobody has looked at yet, which most are that arrive, the kernel
-        # knows no directory: it is asked once for each instead of told each name.
+        # Most build IDs that arrive were never looked up, so the kernel knows no directory of
+        # theirs: it is asked once for each directory instead of told each name.
         asked, known = 0, False
         for directory, name, replaceable in spellings:
             if self._absences.discard(directory, name):

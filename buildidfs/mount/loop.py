@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ways of waiting for the kernel's next request: trio's own, and one that is twice as fast.
+"""Two ways to wait for the kernel's next request: trio's own, and one that is twice as fast.
 
 What a FUSE request costs in pyfuse3 is neither Python nor the index but waiting. pyfuse3 guards
 its descriptor with a `trio.Lock` and waits with `trio.lowlevel.wait_readable`: for every request
@@ -11,12 +11,12 @@ replaces it in the same way), so `FastLoop` puts a small object of the same shap
 
 - ``wait_readable`` first asks poll(2), for up to a millisecond. A client that is working sends
   its next request within that time, and trio need not be told. When nothing comes, it waits in
-  trio like everybody else. Now and then it goes through trio in any case, so that signals are
+  trio. Now and then it goes through trio in any case, so that signals are
   seen within milliseconds however much there is to do; while a handler works in a thread, that is
   often, and poll(2) does not wait at all.
 - ``Lock`` is a baton that is not handed on when it is let go: the worker that has just answered
   takes it again without a scheduler pass. Only a handler that is about to block passes it to
-  somebody else (`in_thread`), and a worker that ends wakes all others, so that they notice that
+  another worker (`in_thread`), and a worker that ends wakes all others, so that they notice that
   the session is over.
 
 `PlainLoop` leaves everything to trio. It is there for doubt (``-o loop=plain``): whatever
@@ -50,7 +50,7 @@ _TURNS_BUSY = 16
 
 
 class Loop(Protocol):
-    """What the rest of the mount needs to know of the loop it runs in."""
+    """The interface of both loops to the rest of the mount."""
 
     def install(self) -> None:
         """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
@@ -134,7 +134,7 @@ class _Baton:
         self._held = False
 
     def wake_one(self) -> None:
-        """Let somebody else wait for requests, because the caller is about to block."""
+        """Let another worker wait for requests, because the caller is about to block."""
         self._others.unpark()
 
     def wake_all(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mount points: whether one can be used, what is mounted there, and taking it away.
+"""Check a mount point before mounting, tell what is mounted there, and unmount it.
 
-Everything that can be known before mounting is checked here, because what libfuse says about it
-is at best a line on standard error.
+All checks come before the mount, because libfuse reports a failure at best as a line on standard
+error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_HELPER = f"{_HELPER} is not installed (package fuse3), and only root can do 
 
 
 def mounted_at(point: bytes) -> mountinfo.MountInfo | None:
-    """What one sees at a path, if something is mounted exactly there."""
+    """The topmost mount exactly at a path, None if there is none."""
     top = None
     for mount in mountinfo.parse(mounts.mountinfo()):
         if mount.mount_point == point:
@@ -44,9 +44,9 @@ def is_ours(point: bytes) -> bool:
 
 
 def prepare(point: bytes, *, allow_other: bool) -> None:
-    """See to it that something can be mounted at ``point``; raises `MountError` saying why not.
+    """Check that ``point`` can be mounted on; raises `MountError` with the reason.
 
-    What a mount of ours that was killed has left there is taken away.
+    Remains of killed mounts of buildidfs there are unmounted.
     """
     shown = os.fsdecode(point)
     point = os.path.realpath(point)
@@ -57,7 +57,7 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
 
 
 def unmount(point: bytes) -> None:
-    """Take away a mount of ours; files that are open stay readable until they are closed.
+    """Unmount a mount of buildidfs; open files stay readable until they are closed.
 
     Raises `MountError` if there is none, or it may not be unmounted.
     """
@@ -85,7 +85,7 @@ def _may(owner: int) -> str:
 
 
 def take_away(point: bytes) -> bool:
-    """Unmount what is mounted there; True if it was in use, and therefore only detached.
+    """Unmount ``point``; True if it was in use, and therefore only detached.
 
     Raises `MountError`.
     """
@@ -122,9 +122,9 @@ def _take_away_as_user(point: bytes) -> bool:
 
 
 def clear(point: bytes) -> bool:
-    """Take away what killed mounts of ours have left at ``point``; whether there was something.
+    """Unmount the remains of killed mounts of buildidfs at ``point``; False if there are none.
 
-    They may lie on top of each other. Raises `MountError`.
+    Several may lie on top of each other. Raises `MountError`.
     """
     found = False
     while is_ours(point) and not _answers(point):

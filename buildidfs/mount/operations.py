@@ -6,7 +6,7 @@ file (`open_files`), one for each open directory of a reader who may not see eve
 (`dir_handles`), and the names that the kernel remembers as absent (`invalidate.Absences`).
 
 An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
-everybody. So every handler goes through `_answering`, or, where a microsecond counts, catches
+all users. So every handler goes through `_answering`, or, where a microsecond counts, catches
 everything itself.
 
 Answers are filled into objects that are used again and again. That is safe because pyfuse3 sends
@@ -59,15 +59,14 @@ log = logging.getLogger(__name__)
 
 _IN_FULL = 64
 """Entries at the start of a directory that are listed with their attributes: all, in a small one.
-Of a large one, names: who lists all build IDs will not want to know more of each."""
+The rest of a large one is listed as names: who lists all build IDs rarely asks for more of each."""
 
 _IN_FULL_REPLIES = 64
 """Replies with attributes after a name was looked up in the directory that was listed last: ``ls
--l`` does want to know more, and a lookup of each entry takes three times as long."""
+-l`` asks for them, and a lookup of each entry takes three times as long."""
 
 _PAGE = 256
-"""Entries chosen at once for who may not see all. The kernel asks again if there is room for more.
-"""
+"""Entries chosen at once for a viewer who may not see all. The kernel asks again for more."""
 
 _ROOT = pyfuse3.ROOT_INODE
 _READ_SIZE = 1 << 20
@@ -105,12 +104,12 @@ def errno_of(error: Exception) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _say_once(text: str) -> None:
-    """Log what is damaged, however often somebody asks for it."""
+    """Log damage once, however often it is asked for."""
     log.error("%s", text)
 
 
 def refusal(error: Exception) -> FUSEError:
-    """What a handler raises for an error; see `errno_of`."""
+    """The exception that a handler raises for an error; see `errno_of`."""
     return error if isinstance(error, FUSEError) else FUSEError(errno_of(error))
 
 
@@ -133,7 +132,7 @@ async def _refuse(*args: object) -> Any:
 
 
 _REFUSED: Any = _refuse
-"""For what changes something. Not called in fact: the kernel knows that the mount is read-only."""
+"""For requests that change something. The kernel sends none to a read-only mount."""
 
 
 class Operations(pyfuse3.Operations):
@@ -153,8 +152,9 @@ class Operations(pyfuse3.Operations):
         *,
         list_all: bool = True,
     ) -> None:
-        """``store_path`` is where statfs(2) looks for free space. Without ``list_all`` readers
-        other than root and us are only listed what leads to something they may read.
+        """``store_path`` is where statfs(2) looks for free space. Without ``list_all``, viewers
+        other than root and the server's user are listed only entries that lead to something they
+        may read.
         """
         self._view = view
         self._loop = loop
@@ -195,7 +195,7 @@ class Operations(pyfuse3.Operations):
                 if is_browsing(parent):
                     raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
-                # Which commit brings a dwz file nobody can tell by its name.
+                # The name of a dwz file does not tell which commit brings it.
                 if is_dwz(parent) or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
@@ -210,8 +210,9 @@ class Operations(pyfuse3.Operations):
     async def _lookup_slowly(
         self, parent: int, name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """An entry for which a file has to be read, for those who may read that. The kernel does
-        not keep it: no commit tells that it leads elsewhere.
+        """Look up an entry for which a file has to be read, for viewers who may read that file.
+
+        The kernel does not keep it: no commit tells that it leads elsewhere.
         """
         try:
             node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
@@ -227,8 +228,9 @@ class Operations(pyfuse3.Operations):
     async def _place(
         self, parent: int, name: bytes, node: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """An entry that tells where a file was seen. The kernel may keep it only if everybody may
-        know of it, since it keeps names for all users together.
+        """Look up an entry that tells where a file was seen.
+
+        The kernel may keep it only if everybody may know of it: it keeps names for all users.
         """
         if self._view.is_public(parent, name, node):
             is_told = not (is_browsing(parent) or is_dwz(parent))
@@ -277,7 +279,7 @@ class Operations(pyfuse3.Operations):
             if reader is None:
                 entries = self._view.children(node, start_id)
             else:
-                # To find out what somebody may read may take long, which is nobody else's fault.
+                # Finding the entries that a viewer may see can take long: others must not wait.
                 entries = await self._loop.in_slow_thread(self._page, node, start_id, reader)
             self._list(node, start_id, token, entries)
         except Exception as error:
@@ -323,7 +325,7 @@ class Operations(pyfuse3.Operations):
                 text = self._view.open(inode, self._listings.reader(ctx))
                 return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
             handle = self._files.open_now(inode, ctx.uid)
-            if handle is None:  # somebody may have written to it: all of it is read first
+            if handle is None:  # the file may have been written to: all of it is read first
                 content = await self._loop.in_slow_thread(self._view.open, inode)
                 self._files.doubtful.add(inode)
                 handle = self._files.add(inode, content, ctx.uid)
@@ -408,7 +410,7 @@ class Operations(pyfuse3.Operations):
     write = create = setxattr = removexattr = _REFUSED
 
     def close_idle(self) -> None:
-        """Let go of files that nobody has open."""
+        """Close idle files."""
         self._files.close_idle()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mount can be told, on the command line (``-o``) and in buildidfs.toml(5)."""
+"""Options of a mount, on the command line (``-o``) and in buildidfs.toml(5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 READ_AHEAD_KIB = 1024
-"""The largest request FUSE makes; what a reader of whole files gains most from."""
+"""The largest request of FUSE: a client that reads whole files gains most from it."""
 
 _ALWAYS = ("ro", "nosuid", "nodev", "noexec")
 _PERMISSIONS = "default_permissions"
@@ -41,7 +41,7 @@ class MountOptions(msgspec.Struct, frozen=True):
     def for_fuse(self) -> set[str]:
         """The options in libfuse's words."""
         options = {"fsname=buildidfs", "subtype=buildidfs", *_ALWAYS}
-        # Who is alone with their store could read its blobs as well.
+        # A user alone with a store could read its blobs as well.
         return options | {"allow_other", _PERMISSIONS} if self.allow_other else options
 
 
@@ -54,7 +54,7 @@ def parse(
     list_all: bool = False,
     bundle: bool = False,
 ) -> MountOptions:
-    """Options as people write them; raises `UsageError` naming the one that makes no sense.
+    """Parse options of a command line; raises `UsageError` naming the wrong one.
 
     ``options`` are single ones, without commas; of two that contradict each other the later
     counts. Other users are let in by default when root mounts.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One mount from beginning to end, in the foreground: `run`. (`background` detaches first.)
+"""One mount from beginning to end, in the foreground: `run`. (`daemonize` detaches first.)
 
-The order matters. The mount point is prepared before the store is opened, so that what is wrong
-is said first; the store is opened after any fork, because LMDB does not survive one; signals end
-the session by unmounting while requests are still answered, so that nobody gets an error who is
-not holding a file open.
+The order matters. The mount point is prepared before the store is opened, so that its faults
+are reported first; the store is opened after any fork, because LMDB does not survive one; signals
+end the session by unmounting while requests are still answered, so that only clients with an open
+file get an error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         view = View(store, zero_scripts=options.gdb_scripts == "zero")
         absences = Absences()
         loop: Loop = FastLoop() if options.loop == "fast" else PlainLoop()
-        # Where nobody else comes in, there is nobody to keep names from.
+        # Without other users there is no one to hide names from.
         list_all = options.list_all or not options.allow_other
         operations = Operations(view, loop, absences, store.path, list_all=list_all)
         stack.callback(operations.close)
@@ -111,7 +111,7 @@ def _listen(
     absences: Absences,
     operations: Operations,
 ) -> None:
-    """Hear of commits, as long as the stack lives."""
+    """Receive commits as long as the stack lives."""
 
     def close_idle() -> None:
         # in the loop's thread, which is the only one that touches them
@@ -122,7 +122,7 @@ def _listen(
     try:
         listener = stack.enter_context(contextlib.closing(store.listen()))
     except StoreError as error:
-        # Then nobody can commit either: the store is on a read-only filesystem.
+        # The store is on a read-only filesystem, so there are no commits either.
         log.info("what is captured later will not be seen at once: %s", error)
     else:
         kernel = FuseKernel()
@@ -163,7 +163,7 @@ async def _announce(point: bytes, read_ahead_kib: int, ready: Callable[[], None]
 
 
 async def _record_uses(store: Store) -> None:
-    """Say now and then what was opened; the rest is said when the store is closed."""
+    """Record opened files every `USES_S`; closing the store records the rest."""
     while True:
         await trio.sleep(USES_S)
         await trio.to_thread.run_sync(store.flush_uses)
@@ -200,7 +200,7 @@ def _close(point: bytes, device: tuple[int, int] | None) -> None:
 
 
 def _allow_many_files() -> None:
-    """Every file that somebody has open is one that we have open."""
+    """Raise the limit of open files: the server has every file open that a client has open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -226,7 +226,7 @@ def _collect_rarely() -> None:
 
 
 def _adopt_log() -> None:
-    """Let pyfuse3's messages go where ours go."""
+    """Send messages of pyfuse3 to the handlers of buildidfs."""
     theirs, ours = logging.getLogger("pyfuse3"), logging.getLogger("buildidfs")
     theirs.handlers[:] = ours.handlers
     theirs.setLevel(max(ours.getEffectiveLevel(), logging.INFO))

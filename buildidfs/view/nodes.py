@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the number of a node means. There is no table: the number says everything.
+"""Numbers of nodes. There is no table of nodes: the number says everything.
 
 A node is a file, directory or link of the view, and its number is what a mount uses as inode
 number. It is made of numbers that the store never gives out twice, so it means the same after a
@@ -58,7 +58,7 @@ SLOT_BROWSE_LINK: Final = 22
 """A link to a directory of a build ID; the detail is the number of directories to go up."""
 SLOT_SECTIONS: Final = 23
 SLOT_SECTION: Final = 24
-"""A section of a file; what the detail is, `sections` knows."""
+"""A section of a file; the detail is that of `layouts.sections`."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 
@@ -139,8 +139,8 @@ def perf_id_of(node: int) -> tuple[int, int]:
 def of_dwz(name: bytes) -> int:
     """The directory ``debug/.dwz/<name>``, for the empty name ``debug/.dwz`` itself.
 
-    The names come from whoever made the files. To get at the directory of another name takes
-    2**60 attempts; whoever finds two names of his own with one hash confuses only those two.
+    The names come from hostile files. To reach the directory of another name takes 2**60 attempts;
+    an attacker who finds two names with one hash confuses only those two.
     """
     if not name:
         return DWZ
@@ -149,29 +149,30 @@ def of_dwz(name: bytes) -> int:
 
 
 def of_browsing(form: int, number: int = 0, within: int = 0) -> int:
-    """A node of the trees that are there for people: of a number, or of one in a container."""
+    """A node of the trees for people: of a number, or of one in a container."""
     return 1 << BROWSE_SHIFT | form << _FORM_SHIFT | number << _CONTAINER_SHIFT | within
 
 
 def is_browsing(node: int) -> bool:
-    """Whether a node was made by `of_browsing`."""
+    """Return True for a node made by `of_browsing`."""
     return node >> BROWSE_SHIFT == 1
 
 
 def is_place(node: int) -> bool:
-    """Whether a directory tells by its entries where files were seen: not everybody may know of
-    each.
+    """Return True for a directory whose entries tell where files were seen.
+
+    Not every viewer may know of each entry.
     """
     return node >> BROWSE_SHIFT in _PLACE_TAGS or node in (PERF, DWZ)
 
 
 def is_dwz(node: int) -> bool:
-    """Whether it is ``debug/.dwz`` or a directory below it."""
+    """Return True for ``debug/.dwz`` and the directories below it."""
     return node == DWZ or node >> TAG_SHIFT == TAG_DWZ
 
 
 def is_path_text(node: int) -> bool:
-    """Whether it is the file ``path`` of a build ID."""
+    """Return True for the file ``path`` of a build ID."""
     return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_PATH
 
 

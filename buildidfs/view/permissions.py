@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks, and what the permissions of a file say to that: no system is asked.
+"""Permissions of files, decided for a viewer without asking the system.
 
-In a mount the kernel decides who may open a file, by the same rules (`default_permissions`). These
-here decide what is listed, and what is served where there is no kernel in between.
+In a mount the kernel decides who may open a file, by the same rules (`default_permissions`). The
+rules here decide what is listed, and what a front door without a kernel in between serves.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _EVERYBODY: Final = _OWNER | _GROUP | _OTHERS
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Somebody without privileges, by user ID and all of their groups.
+    """A user without privileges, by user ID and all groups.
 
-    What is None is not known: then they may read only what they may whoever that is.
+    None stands for unknown: such a viewer may read only files that any user or group may read.
     """
 
     uid: int | None
     groups: frozenset[int] | None
 
     def may_read(self, mode: int, uid: int, gid: int) -> bool:
-        """Whether they may read a file with that mode, owner and group.
+        """Return True if the viewer may read a file with that mode, owner and group.
 
-        The first class that they are in decides, even if another one has more rights. Source:
+        The first class that the viewer is in decides, even if another one has more rights. Source:
         path_resolution(7), acl_permission_check() of fs/namei.c.
         """
         if self.uid is None:
@@ -45,17 +45,20 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def may_see(reader: Reader | None, origin: Origin) -> bool:
-    """Whether a reader could have read the file there, and so may know of the place; None: root."""
+    """Return True if a viewer could have read the file at a place, and so may know of the place.
+
+    None is root, who may know of all.
+    """
     identity = origin.identity
     return reader is None or reader.may_read(origin.shown_mode, identity.uid, identity.gid)
 
 
 PUBLIC: Final = Reader(None, None)
-"""Nobody in particular: what they may read everybody may."""
+"""An unknown user, who may read only files that everybody may read."""
 
 
 def openness(mode: int) -> tuple[bool, bool, bool, bool]:
-    """A sort key: of two modes of which one lets in all that the other does it has the greater."""
+    """A sort key: greater for a mode that lets in all users of another mode, and more."""
     return (
         mode & _EVERYBODY == _EVERYBODY,
         bool(mode & _OTHERS),

@@ -130,7 +130,7 @@ class View:
         for tag in range(nodes.TAG_PERF_ID, 2 * nodes.TAG_PERF_ID):
             self._lookups[tag] = self._perf.lookup_file
             self._listings[tag] = self._perf.files
-        # 63 bits are a node; whoever asks for more has made up the number.
+        # 63 bits are a node; a greater number was made up.
         for tag in range(2 * nodes.TAG_PERF_ID, 4 * nodes.TAG_PERF_ID):
             self._lookups[tag] = self._listings[tag] = _no_node
 
@@ -155,18 +155,18 @@ class View:
         return self._lookup_static(node, name)
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
-        """The same for a directory of sections; raises OSError, `IntegrityError`."""
+        """Look up an entry of a directory of sections; raises OSError, `IntegrityError`."""
         return self._ids.section(node, name)
 
     def children(
         self, node: int, after: int = 0, reader: Reader | None = None
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory: name, node and offset; for a ``reader`` without those that lead
-        to nothing they may read.
+        """Entries of a directory: name, node and offset. For a ``reader``, only those that lead to
+        a file that they may read.
 
-        Offsets grow; a listing that was broken off goes on behind the offset ``after``. `lookup`
-        finds what is left out: of directories that are `nodes.is_place` a front door has to ask
-        `is_public` or `may_know`, too; else a name that is known is no secret.
+        Offsets grow; a listing goes on behind the offset ``after``. `lookup` also finds entries
+        that a listing leaves out: in directories that are `nodes.is_place` a front door has to ask
+        `is_public` or `may_know` as well; elsewhere a known name is no secret.
         """
         entries = self._children(node, after)
         return entries if reader is None else self._listing.shown(node, entries, reader)
@@ -188,7 +188,7 @@ class View:
         return stat.S_IFLNK if node in _TARGETS else stat.S_IFDIR
 
     def attributes(self, node: int) -> Attributes:
-        """What stat(2) is to show; raises OSError(ESTALE) for what is gone from the store."""
+        """The attributes of a node; raises OSError(ESTALE) for one that is gone from the store."""
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             if nodes.is_browsing(node):
                 return self._browse.attributes(node)
@@ -201,7 +201,7 @@ class View:
         return self._ids.attributes(node)
 
     def readlink(self, node: int) -> bytes:
-        """Where a link leads; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        """The target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
         target = _TARGETS.get(node)
         if target is None:
             slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
@@ -222,18 +222,17 @@ class View:
         return target
 
     def open(self, node: int, reader: Reader | None = None) -> Content:
-        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone).
+        """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone).
 
-        A ``reader`` is told in ``path`` only what they may know.
-
-        All of a file that may have been changed since it was captured is read first.
+        The text of ``path`` has only what ``reader`` may know. A file that may have been changed
+        since it was captured is read whole first.
         """
         content = self._open(node, reader, wait=True)
         assert content is not None
         return content
 
     def open_now(self, node: int, reader: Reader | None = None) -> Content | None:
-        """The same for who must not wait: None where `open` would have to read all of it."""
+        """Open a file without waiting: None where `open` would have to read all of it."""
         return self._open(node, reader, wait=False)
 
     def extended(self, node: int, reader: Reader | None = None) -> list[bytes]:
@@ -260,12 +259,12 @@ class View:
     # --- for front doors that remember answers ---------------------------------------------
 
     def forget(self) -> None:
-        """Read mode and owner of files from the store again: something was committed."""
+        """Forget modes and owners of files: a commit may have changed them."""
         self._ids.forget()
 
     def spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
-        """Every entry that exists because of a build ID: directory, name, and whether a commit
-        may make it lead to another node than before, or to none.
+        """Every entry that exists because of a build ID: directory, name, and True if a commit may
+        make it lead to another node than before, or to none.
         """
         self.forget()
         lost = self.has_lost(ordinal)
@@ -273,7 +272,7 @@ class View:
             yield directory, name, replaceable or lost
 
     def has_lost(self, ordinal: int) -> bool:
-        """Whether files of a build ID were removed a moment ago."""
+        """Return True if files of a build ID were removed a moment ago."""
         return self._store.index.is_going(ordinal)
 
     def _spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries of a directory a reader may know of who may not see everything.
+"""The entries of directories that a viewer who may not see everything may know of.
 
-Build IDs of which they may read no file are left out of listings, and in ``variants`` files that
-they may not read. Who knows a build ID is answered all the same. Where entries tell of places
-(`nodes.is_place`) that is not enough: anybody can make a file with the build ID of a file of
-somebody else's. There a reader knows of those places alone at which they could have read the file,
-and of directories that lead to one; no others are listed, nor found by name.
+Listings leave out build IDs without a file that the viewer may read, and in ``variants`` each such
+file. A lookup answers all the same: a viewer who knows a build ID may use it. Where entries tell of
+places (`nodes.is_place`) that is not enough, because any user can make a file with the build ID of
+another user's file. There a viewer may know only of the places where they could have read the file,
+and of directories that lead to one; other entries are neither listed nor found by name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from buildidfs.view.permissions import Reader
 
 _MOST_LOOKED_AT = 256
-"""Of the names below a directory. One in which nothing for the reader is found by then is left out,
-too, unless everybody may know of something in it."""
+"""Names below a directory that are looked at. If none of them is for the viewer, the directory is
+left out, unless everybody may know of a file in it."""
 
 _MOST_ROWS = 4096
 """Places looked at for one entry."""
@@ -52,18 +52,18 @@ class Listing:
     def shown(
         self, node: int, entries: Iterator[tuple[bytes, int, int]], reader: Reader
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Those entries of a directory that ``reader`` may know of."""
+        """The entries of a directory that ``reader`` may know of."""
         of_id = node >> nodes.TAG_SHIFT == nodes.TAG_ID
         if nodes.is_place(node):
             return (entry for entry in entries if self.may_know(node, entry[0], entry[1], reader))
         if of_id and nodes.slot_of(node) == nodes.SLOT_VARIANTS:
             return (entry for entry in entries if self._may_read(entry[1], reader))
         if nodes.any_ordinal_of(node):
-            return entries  # whoever asks for these knows the build ID
+            return entries  # the viewer knows the build ID
         return (entry for entry in entries if self._leads_to_any(entry[1], reader))
 
     def is_public(self, parent: int, name: bytes, node: int) -> bool:
-        """Whether everybody may know of an entry of a directory. Takes no longer for many."""
+        """Return True if everybody may know of an entry. Takes no longer in a large directory."""
         if not nodes.is_place(parent):
             return not name.endswith(DWP_SUFFIX) or self._ids.is_public_package(parent, name)
         if nodes.is_browsing(parent):
@@ -73,8 +73,9 @@ class Listing:
         return self._perf.is_public(parent, name, node)
 
     def may_know(self, parent: int, name: bytes, node: int, reader: Reader) -> bool:
-        """Whether a reader may know of an entry of a directory. May take as long as there are
-        names below it, up to a limit.
+        """Return True if a viewer may know of an entry of a directory.
+
+        Takes longer the more names are below it, up to a limit.
         """
         try:
             return self.is_public(parent, name, node) or self._knows(parent, name, node, reader)
@@ -96,7 +97,7 @@ class Listing:
         return self._seen(islice(ordinals, _MOST_LOOKED_AT), reader, fits)
 
     def _seen(self, ordinals: Iterable[int], reader: Reader, fits: Callable[[bytes], bool]) -> bool:
-        """Whether a reader could read one of these build IDs at a path that fits."""
+        """Return True if a viewer could have read one of these build IDs at a path that fits."""
         left = _MOST_ROWS
         for ordinal in dict.fromkeys(ordinals):
             records: list[OriginRecord] = self._store.index.origins(ordinal)

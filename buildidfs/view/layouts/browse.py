@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trees that are there for people: ``README``, ``by-path``, ``by-name``, ``containers``,
-``missing``.
+"""The trees for people: ``README``, ``by-path``, ``by-name``, ``containers``, ``missing``.
 
-A front door should not remember their names for long: nobody tells it when one comes or goes.
+A front door should not remember their names for long: it is not told when one comes or goes.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Browse:
     """All of those trees."""
 
     def __init__(self, store: Store, ids: IdDirectories, shared: Attributes) -> None:
-        """``shared`` are the attributes of what is nobody's in particular."""
+        """``shared`` are the attributes of directories, which belong to the store."""
         self._by_path = ByPath(store)
         self._by_name = ByName(store)
         self._containers = Containers(store, ids.node_of)
         self.misses = Misses(store)
         self._shared = shared
-        # What others look for is none of anybody's business.
+        # Only root may see what other users look for.
         self._private = Attributes(stat.S_IFDIR | 0o500, 0, shared.mtime_ns, shared.uid, shared.gid)
 
     def lookup(self, node: int, name: bytes) -> int:
@@ -79,7 +78,7 @@ class Browse:
         return stat.S_IFREG if form in _FILES or node == nodes.README else stat.S_IFDIR
 
     def attributes(self, node: int) -> Attributes:
-        """What stat(2) is to show; raises OSError(ESTALE) for what is gone."""
+        """The attributes of a node; raises OSError(ESTALE) for one that is gone."""
         kind = self.file_type(node)
         if kind == stat.S_IFLNK:
             return self._of(stat.S_IFLNK | 0o777, len(self.readlink(node)))
@@ -94,7 +93,7 @@ class Browse:
         return self._private if node == nodes.MISSING else self._shared
 
     def readlink(self, node: int) -> bytes:
-        """Where a link leads; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        """The target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
         if nodes.form_of(node) != nodes.FORM_ALIAS:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         target = self._containers.target(node)
@@ -103,14 +102,16 @@ class Browse:
         return target
 
     def open(self, node: int) -> Content:
-        """What is in a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
+        """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
         if self.file_type(node) != stat.S_IFREG:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return Content(text=self._text(node))
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Whether everybody may know of an entry of a directory. Who may know of a container may
-        know of what it is; who may enter ``missing``, the kernel sees to.
+        """Return True if everybody may know of an entry of a directory.
+
+        A viewer who may know of a container may know its properties. The kernel decides who may
+        enter ``missing``.
         """
         form = nodes.form_of(node)
         if form == nodes.FORM_PATH:
@@ -124,14 +125,15 @@ class Browse:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """What tells places that an entry of a directory of paths or names stands for, and the
-        build IDs that may have one.
+        """A test for the paths that an entry stands for, and the build IDs to look for them in.
+
+        For directories of paths or names.
         """
         tree = self._by_path if nodes.form_of(node) == nodes.FORM_PATH else self._by_name
         return tree.places(node, name, child)
 
     def in_container(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
-        """Of each file of a container that an entry leads to, whether a reader may know of it."""
+        """Yield for each file of a container that an entry leads to, if a viewer may know of it."""
         return self._containers.known(node, name, child, reader)
 
     def _text(self, node: int) -> bytes:

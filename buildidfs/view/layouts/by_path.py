@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 ROOT = 0
 
 _DEPTH_MAX = 4096
-"""No path has more names; whoever finds more walks in a circle, in a damaged index."""
-
+"""No path has more names, except a circle in a damaged index."""
 
 _MOST_BELOW = 256
 
@@ -49,7 +48,7 @@ class Paths:
         return ordinal if self._store.index.kinds(ordinal) & self._kinds else None
 
     def ids(self, path: int, after: int) -> Iterator[tuple[int, BuildId]]:
-        """(ordinal, build ID) of what was seen at a path, behind the ordinal ``after``."""
+        """(ordinal, build ID) of the files seen at a path, behind the ordinal ``after``."""
         for ordinal in self._store.paths.ids(path, after):
             build_id = self._store.index.build_id(ordinal)
             if build_id is not None and self._store.index.kinds(ordinal) & self._kinds:
@@ -68,7 +67,7 @@ class Paths:
                 yield name, number
 
     def is_public(self, path: int, name: bytes, ordinal: int) -> bool:
-        """Whether everybody may know of an entry of a path: a build ID, if it is not 0."""
+        """Return True if everybody may know of an entry: ``ordinal``, or a path if that is 0."""
         if ordinal:
             return self._store.paths.has_publicly(path, ordinal)
         return self._store.paths.is_public(path, name)
@@ -76,7 +75,7 @@ class Paths:
     def places(
         self, path: int, name: bytes, ordinal: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """What tells places that such an entry stands for, and the build IDs that may have one."""
+        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
         full = self._store.paths.spelled(path).rstrip(b"/")
         if ordinal:
             return lambda seen: _normal(seen) == full, (ordinal,)
@@ -86,7 +85,7 @@ class Paths:
         return lambda seen: (_normal(seen) + b"/").startswith(below), ordinals
 
     def depth(self, path: int) -> int:
-        """How many names lead to a path."""
+        """The number of names in a path."""
         depth = 0
         while path != ROOT and depth < _DEPTH_MAX:
             found = self._store.paths.parent(path)
@@ -152,7 +151,7 @@ class ByPath:
             yield names.spell(build_id), _link(ordinal, depth), _OFFSET_IDS + ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Whether everybody may know of an entry."""
+        """Return True if everybody may know of an entry."""
         ordinal = nodes.any_ordinal_of(child)
         return self._paths.is_public(nodes.number_of(node), name, ordinal)
 
@@ -185,7 +184,7 @@ class ByName:
         """Entries whose offset is beyond ``after``: name, node, offset."""
         number = nodes.number_of(node)
         if number == ROOT:
-            # Whoever asks for more has made up the number.
+            # A greater number was made up.
             known = self._store.file_names.every(after) if after <= nodes.NUMBER_MASK else ()
             for name, found in known:
                 yield name, nodes.of_browsing(nodes.FORM_NAME, within=found), found
@@ -196,7 +195,7 @@ class ByName:
                 yield names.spell(build_id), _link(ordinal, _NAME_DEPTH), ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Whether everybody may know of an entry."""
+        """Return True if everybody may know of an entry."""
         number = nodes.number_of(node)
         if number == ROOT:
             return self._store.file_names.is_public(name)
@@ -205,7 +204,7 @@ class ByName:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """What tells places that an entry stands for, and the build IDs that may have one."""
+        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
         number = nodes.number_of(node)
         if number == ROOT:
             ordinals: Iterable[int] = self._store.file_names.ids(nodes.number_of(child))
@@ -217,7 +216,7 @@ class ByName:
 
 
 def target(store: Store, node: int) -> bytes:
-    """Where a link to a directory of a build ID leads; empty if that is gone."""
+    """The target of a link to the directory of a build ID; empty if that is gone."""
     build_id = store.index.build_id(nodes.ordinal_of(node))
     depth = node & nodes.DETAIL_MASK
     if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # one that was made up

@@ -71,7 +71,7 @@ class Containers:
     """The directories of containers."""
 
     def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
-        """``node_of`` says which node a file is, wherever it is listed."""
+        """``node_of`` gives the node of a file, the same in all listings."""
         self._store = store
         self._node_of = node_of
 
@@ -84,7 +84,7 @@ class Containers:
 
     def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of ``containers`` whose offset is beyond ``after``: name, node, offset."""
-        # Whoever asks for more has made up the number.
+        # A greater number was made up.
         known = self._store.containers.every(after) if after <= nodes.NUMBER_MASK else ()
         for container in known:
             node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
@@ -108,11 +108,11 @@ class Containers:
                 yield name, found, offset
 
     def exists(self, node: int) -> bool:
-        """Whether there is still a container that a node is of."""
+        """Return True if the container of a node still exists."""
         return self._store.containers.get(nodes.container_of(node)[0]) is not None
 
     def text(self, node: int) -> bytes:
-        """What is in one of the files that tell of a container; empty if that is not known."""
+        """The text of a file that tells of a container; empty if that is not known."""
         number, which = nodes.container_of(node)
         container = self._store.containers.get(number)
         if container is None or which >= len(_TEXTS):
@@ -144,20 +144,20 @@ class Containers:
                 yield entry.name, found, entry.offset
 
     def is_public(self, node: int) -> bool:
-        """Whether everybody may know of a container."""
+        """Return True if everybody may know of a container."""
         container = self._store.containers.get(nodes.container_of(node)[0])
         return container is not None and container.public
 
     def is_public_file(self, node: int, name: bytes) -> bool:
-        """Whether everybody may know of an entry of a directory below ``root``."""
+        """Return True if everybody may know of an entry of a directory below ``root``."""
         found = self._meant(node, name)
-        if found is None:  # what stands in for it is there for everybody
+        if found is None:  # everybody may know of a stand-in
             return self._debug_tree(*nodes.container_of(node), name) != nodes.ABSENT
         return found[1].public
 
     def known(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
-        """Of each file that an entry of ``containers``, or of a directory below ``root``, leads to,
-        whether a reader may know of it.
+        """Yield for each file that an entry of ``containers``, or below ``root``, leads to, if a
+        viewer may know of it.
         """
         if node == nodes.CONTAINERS:
             number = nodes.container_of(child)[0]
@@ -177,9 +177,7 @@ class Containers:
                 yield self._is_known(container, directory, entry, reader)
 
     def _meant(self, node: int, name: bytes) -> tuple[int, ContainerEntry] | None:
-        """The entry that a name in a directory below ``root`` stands for, be it by a guess, and the
-        directory that it is in.
-        """
+        """The entry that a name below ``root`` stands for, also by a guess, and its directory."""
         container, directory = nodes.container_of(node)
         entry = self._store.containers.child(container, directory, name)
         if entry is not None:
@@ -219,7 +217,7 @@ class Containers:
     def _is_known(
         self, container: Container, directory: int, entry: ContainerEntry, reader: Reader
     ) -> bool:
-        """Whether a reader could have read a file at its place in a container."""
+        """Return True if a viewer could have read a file at its place in a container."""
         artifact = self._store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
         if artifact is None:
             return False
@@ -232,7 +230,7 @@ class Containers:
         )
 
     def target(self, node: int) -> bytes:
-        """Where a link below ``root`` leads; empty if nowhere."""
+        """The target of a link below ``root``; empty if it has none."""
         container, which = nodes.container_of(node)
         if which >= _STAND_IN_LINK:
             return _debug_target(which) if self.exists(node) else b""
@@ -351,7 +349,7 @@ class Containers:
 
 
 def _debug_target(which: int) -> bytes:
-    """Where a link leads that `Containers` made for debug files; empty for one it did not make."""
+    """The target of a link that `Containers` made for debug files; empty for any other."""
     if _BUCKET_LINK <= which < 2 * _BUCKET_LINK:
         path, target = _BUCKETS + b"/", b"debug/.build-id/%02x" % (which - _BUCKET_LINK)
     elif which - _STAND_IN_LINK < len(_STAND_INS):
@@ -366,8 +364,9 @@ def _is_loader(entry: ContainerEntry) -> bool:
 
 
 def _candidates(name: bytes) -> re.Pattern[bytes] | None:
-    """What the files are called that a link with that name may lead to. A group that is there
-    makes it a better match.
+    """A pattern of the files that a link with that name may lead to, None if there is none.
+
+    A match with a group is better than one without.
     """
     if name.startswith((b"ld-musl-", b"libc.musl-")):
         return re.compile(rb"ld-musl-|libc\.so\Z")
@@ -382,7 +381,7 @@ def _candidates(name: bytes) -> re.Pattern[bytes] | None:
 
 
 def _told(container: Container) -> dict[bytes, bytes]:
-    """What the files of a container say."""
+    """The texts of the files that tell of a container, by name."""
     lines = {
         b"id": container.id,
         b"image": container.image,

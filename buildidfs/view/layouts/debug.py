@@ -72,7 +72,7 @@ class DwzTree:
                 yield name, found, offset
 
     def is_public(self, node: int, name: bytes) -> bool:
-        """Whether everybody may know of an entry; of many names below it a few are looked at."""
+        """Return True if everybody may know of an entry. Looks at a few of the names below it."""
         full = _join(self._name(node), name)
         if self._store.index.is_public_supplementary(full):
             return True
@@ -82,7 +82,7 @@ class DwzTree:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """What tells places that an entry stands for, and the build IDs that may have one."""
+        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
         full = _join(self._name(node), name)
         ordinal = self._store.index.supplementary(full)
         if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
@@ -92,7 +92,7 @@ class DwzTree:
         return lambda path: path.rpartition(names.DWZ_MARK)[2].startswith(below), ordinals
 
     def target(self, node: int) -> bytes:
-        """Where a link made by `lookup` leads."""
+        """The target of a link made by `lookup`."""
         build_id = self._store.index.build_id(nodes.ordinal_of(node))
         if build_id is None:
             return b""
@@ -202,7 +202,7 @@ class DebugLinks:
             yield from self._links(build_id, ordinal, 0)
 
     def target(self, node: int) -> bytes:
-        """Where a link made by `lookup` leads; its detail is how far up, if it is elsewhere."""
+        """The target of a link made by `lookup`; its detail is how many directories it goes up."""
         build_id = self._store.index.build_id(nodes.ordinal_of(node))
         depth = node & nodes.DETAIL_MASK or _DEPTH
         if build_id is None or depth > _DEPTH_MAX:

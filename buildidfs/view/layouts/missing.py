@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``missing/<id>``: what was asked for and is not here, by whom, how often, and when last.
+"""``missing/<id>``: build IDs that clients asked for in vain, how often, and when last.
 
-Kept in memory, of the latest `MOST` build IDs. A front door tells what it could not answer; what
-that means is found out when somebody wants to see it, since hardly anybody does. What has arrived
-is not listed any more, whoever brought it.
+The latest `MOST` of them are kept in memory. A front door notes the names that it did not find; a
+listing of ``missing`` turns those into build IDs, since it is rarely read. A build ID that has
+arrived is not listed any more.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _BUCKETS_END: Final = nodes.PERF_BUCKET + 256
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
-"""What perf takes where it asks for an executable."""
+"""The kinds that perf takes instead of an executable."""
 
-#: How often somebody asked for a name, when first, and when last.
+#: How often a name was asked for, when first, and when last.
 _Question = tuple[int, float, float]
 
 
 class Miss:
-    """One build ID that is missing. ``wanted`` has 1<<kind for each kind, or is 0: any."""
+    """One missing build ID. ``wanted`` has 1<<kind for each kind, or is 0: any."""
 
     __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
 
@@ -53,7 +53,7 @@ class Miss:
         self.first = self.last = first
 
     def asked(self, kind: int, client: bytes, question: _Question) -> None:
-        """It was asked for; ``kind`` 0 is any."""
+        """Count a question for it; ``kind`` 0 is any."""
         count, first, last = question
         self.wanted |= 1 << kind if kind else _ANY
         self.count += count
@@ -64,7 +64,7 @@ class Miss:
         self.clients[client] = self.clients.get(client, 0) + count
 
     def text(self) -> bytes:
-        """What the file says."""
+        """The text of the file."""
         wanted = [name for kind, name in _NAME_OF.items() if self.wanted & 1 << kind]
         often = sorted(self.clients.items(), key=lambda each: (-each[1], each[0]))
         by = b", ".join(b"%s (%d)" % each for each in often)
@@ -79,7 +79,7 @@ class Miss:
 
 
 class Misses:
-    """The build IDs that are missing. From any thread."""
+    """The missing build IDs. For any thread."""
 
     def __init__(self, store: Store, most: int = MOST) -> None:
         self._store = store
@@ -92,7 +92,7 @@ class Misses:
     def note(self, directory: int, name: bytes, client: bytes) -> None:
         """``client`` looked up ``name``, which is not there. For one thread."""
         if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
-            return  # there are no names of artifacts, and whoever tries paths tries many
+            return  # no names of artifacts, and a client that tries paths tries many
         questions = self._questions
         key = (directory, name, client)
         now = time.time()
@@ -116,7 +116,7 @@ class Misses:
                 yield names.spell(miss.build_id), _node(miss), miss.serial
 
     def text(self, node: int) -> bytes:
-        """What a file in ``missing`` says; empty if it is there no more."""
+        """The text of a file in ``missing``; empty if the build ID has arrived."""
         self._answer()
         serial = nodes.number_of(node)
         for miss in list(self._misses.values()):
@@ -125,10 +125,10 @@ class Misses:
         return b""
 
     def _answer(self) -> None:
-        """Find out which of the names that were asked for are those of artifacts."""
+        """Turn the names that were asked for into build IDs, as far as they are of artifacts."""
         with self._lock:
             questions, self._questions = self._questions, {}
-            # A list: whoever notes one at this moment may still have hold of them.
+            # A list: `note` may still change them at this moment.
             for (directory, name, client), question in list(questions.items()):
                 asked = self._asked(directory, name)
                 if asked is not None:

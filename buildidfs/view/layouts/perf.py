@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.view.layouts.id_dir import IdDirectories
 
 _SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
-"""Bits of the kinds of which there has to be one: perf is shown no directory without."""
+"""Bits of kinds: perf is shown no directory without a file of one of them."""
 
 _BUCKETS_NAME = b".build-id"
 _ENTRIES = tuple(names.PERF_KIND_OF.items())
@@ -73,7 +73,7 @@ class PerfTree:
             yield names.spell(build_id), node, _OFFSET_IDS + ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Whether everybody may know of an entry."""
+        """Return True if everybody may know of an entry."""
         path = nodes.path_of(node)
         ordinal = nodes.any_ordinal_of(child)
         return child == nodes.PERF_BUCKETS or self._paths.is_public(path, name, ordinal)
@@ -125,10 +125,10 @@ class PerfTree:
                 yield names.split(build_id)[1], link, ordinal
 
     def target(self, node: int) -> bytes:
-        """Where a link made by `lookup_link` leads, empty if nowhere.
+        """The target of a link made by `lookup_link`, empty if it has none.
 
-        It is the same for all, so of a place that not everybody may know of it says nothing: it
-        leads to the directory of the build ID, which has the same files.
+        It is the same for all viewers, so for a place that not everybody may know of it leads to
+        the directory of the build ID instead, which has the same files.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
@@ -149,7 +149,7 @@ class PerfTree:
     # --- names that a build ID brings about ------------------------------------------------
 
     def spellings(self, ordinal: int, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, whether it may have led elsewhere) for files seen at ``paths``."""
+        """(directory, name, True if it may have led elsewhere) for files seen at ``paths``."""
         build_id = self._store.index.build_id(ordinal)
         if build_id is None:
             return
