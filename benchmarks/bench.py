@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark needs: a place to work, one CPU to work on, and the client to measure with.
+"""The environment of every benchmark: a work directory, one CPU, and the client that measures.
 
 Client and server share one CPU. With two, the wake-up of an idle virtual CPU costs more than a
 request and varies two- to fourfold between runs; on one CPU the spread is a few per cent, and
@@ -37,7 +37,7 @@ class Unusable(Exception):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """What client.c measured. Times in nanoseconds."""
+    """Results of client.c. Times are in nanoseconds."""
 
     operations: int
     wall_ns: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real clients notice: gdb loading a large debug file, perf naming the functions of a profile.
+"""Real clients: gdb loads a large debug file, perf names the functions of a profile.
 
 The native side is a copy of the mount itself: the same names, links and bytes on the disk.
 """

@@ -78,12 +78,12 @@ class Program:
 
     @property
     def stripped(self) -> Path:
-        """What runs."""
+        """The stripped program."""
         return self.directory / "program"
 
     @property
     def debug(self) -> Path:
-        """What tells about it."""
+        """Its debug file."""
         return self.directory / "program.debug"
 
     def function(self, number: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capturing from packages takes, against debuginfod indexing the same ones.
+"""Capturing from packages, against debuginfod indexing the same ones.
 
 The packages are those of this Debian release, downloaded once; half of them are made into rpm
 packages, with the compression that is in use there at a level that does not take all day.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bytes cost: a large file from end to end, pages at random, and a file that is slow."""
+"""Costs of reading: a large file from end to end, pages at random, and beside a slow file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark says in the end: rows of `what | bar | measured | ok`, as a table or as JSON."""
+"""Results of benchmarks: rows of `what | bar | measured | ok`, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the bar is met; a value that is not a number never meets one."""
+        """True if the bar is met; a value that is not a number never meets one."""
         return _COMPARE[self.sign](self.value, self.limit)
 
     @property

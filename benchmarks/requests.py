@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request costs: opening, asking for attributes, asking for names that are not there.
+"""Costs of one request: opening, asking for attributes, asking for names that are not there.
 
-One cold operation is open, read of the first 4 KiB, close of ``<id>/elf``: five requests. 500 build
-IDs, because the C example looks for an inode in a linked list and would be blamed for its length.
+One cold operation is open, read of the first 4 KiB, close of ``<id>/elf``: five requests. There are
+500 build IDs, because the C example looks for an inode in a linked list, whose length would count.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING
 from benchmarks.data import build_ids, native_tree
 from benchmarks.mounts import Mounted, passthrough, product
 from benchmarks.report import Row
-from benchmarks.stores import scanned
+from benchmarks.stores import captured, scanned
+from buildidfs.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,4 +124,31 @@ def _rows(native: _Times, c: _Times, ours: _Times) -> Iterator[Row]:
     )
 
 
-ROWS: dict[str, Benchmark] = {"requests": requests}
+def publish(bench: Bench) -> Iterator[Row]:
+    """The row for names asked for in vain, then captured by another process, then asked again."""
+    ids = build_ids(bench.size(50, 20), seed=16)
+    found = 0
+    slowest = 0.0
+    with bench.scratch("publish") as directory:
+        path = directory / "store"
+        with Store.create(path) as store, product(bench, path) as mounted:
+            for number, build_id in enumerate(ids):
+                name = f"{mounted.root}/{build_id}/elf"
+                link = f"{mounted.root}/debug/.build-id/{build_id[:2]}/{build_id[2:]}"
+                if any(os.path.exists(wanted) for wanted in (name, link, name)):
+                    raise RuntimeError(f"{name} is there before it was captured")
+                new = captured(store, directory / "staged", build_id, number)
+                begin = time.perf_counter()
+                store.commit([new])
+                slowest = max(slowest, time.perf_counter() - begin)
+                found += os.path.exists(name) and os.path.exists(link)
+    yield Row(
+        "missing names found by the next lookup after their capture commits", "=", len(ids), found,
+        detail=f"slowest commit {slowest * 1000:.1f} ms",
+    )  # fmt: skip
+
+
+ROWS: dict[str, Benchmark] = {
+    "requests": requests,
+    "publish": publish,
+}

@@ -23,21 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import (
-    capture,
-    checks,
-    churn,
-    clients,
-    crashes,
-    packages,
-    publish,
-    reads,
-    requests,
-    room,
-    scale,
-    scanning,
-    watchcost,
-)
+from benchmarks import clients, durability, growth, packages, reads, requests, scanning, watch
 from benchmarks.bench import (
     Bench,
     Benchmark,
@@ -53,18 +39,13 @@ if TYPE_CHECKING:
 
 _BENCHMARKS: dict[str, Benchmark] = {
     **requests.ROWS,
-    **publish.ROWS,
     **reads.ROWS,
     **clients.ROWS,
-    **scale.ROWS,
     **scanning.ROWS,
     **packages.ROWS,
-    **capture.ROWS,
-    **watchcost.ROWS,
-    **crashes.ROWS,
-    **churn.ROWS,
-    **room.ROWS,
-    **checks.ROWS,
+    **watch.ROWS,
+    **growth.ROWS,
+    **durability.ROWS,
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capturing costs: finding build IDs, scanning files and processes, starting a command."""
+"""Costs of capturing: finding build IDs, scanning files and processes, starting a command."""
 
 from __future__ import annotations
 

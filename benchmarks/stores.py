@@ -2,8 +2,8 @@
 """Stores to measure: of files that were scanned, and synthetic ones of any size.
 
 A synthetic store has the rows that captures make, through the code that makes them, with a blob,
-an origin and a path of its own for each build ID. Only `OPENED` of the blobs have bytes: nobody
-opens the others, and a million files would take an hour.
+an origin and a path of its own for each build ID. Only `OPENED` of the blobs have bytes: no
+benchmark opens the others, and a million files would take an hour.
 """
 
 from __future__ import annotations

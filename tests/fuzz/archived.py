@@ -35,7 +35,7 @@ class Bytes:
 
 
 def _walk(members: Iterable[common.Member], data: bytes) -> None:
-    """What a member claims is never negative, and there are no more than there is room for."""
+    """Claims of members are never negative, and there are no more members than room."""
     for count, member in enumerate(members):
         assert count <= len(data) // 8
         assert member.size >= 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the worst inputs of a target cost, measured in a process that may not have more.
+"""Costs of the worst inputs of a target, measured in a process with limits.
 
 ``python -m tests.fuzz.bounds`` prints one line of JSON for each input of each target: its name,
 processor seconds, bytes of memory above what the process had before, and what was raised.
@@ -50,7 +50,7 @@ def _measure(name: str, target: Target) -> None:
     for seed in target.seeds():
         target.check(seed)  # whatever it makes once, and imports when it is needed
     for data in target.worst():
-        assert len(data) <= target.most, "an input that nobody could give"
+        assert len(data) <= target.most, "an input that is larger than any that is given"
         gc.collect()
         print(json.dumps((name, *_cost(target, data))), flush=True)
 

@@ -48,7 +48,7 @@ _SYMBOL = struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 0x400048, 4)
 
 
 def _check_minidebug(data: bytes) -> None:
-    """The file is its own debug file: both sides of what is put together are anybody's."""
+    """The file is its own debug file: both sides of the merge are hostile."""
     dynamic = minidebug.dynamic_symbols(FileReader(data), len(data))
     for symbols in (dynamic, DynamicSymbols(_SYMBOL, b"\0name\0")):
         if symbols is None:

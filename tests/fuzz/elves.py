@@ -136,7 +136,7 @@ def seeds() -> Iterator[bytes]:
     yield elf_file([TEXT, SYMTAB])
 
 
-# What one file may make its reader read: four tables of at most 16 MiB, and notes.
+# The most that one file may make its reader read: four tables of at most 16 MiB, and notes.
 _BYTES_MAX: Final = 70 << 20
 _CALLS_MAX: Final = 1100
 

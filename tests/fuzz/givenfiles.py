@@ -48,7 +48,7 @@ def _run(path: Path, words: tuple[str, ...]) -> tuple[int, str, str]:
     """The status of a command with this file, and what it says."""
     out = os.fspath(scratch() / "out")
     given = [out if word == "OUT" else word for word in words]
-    # What goes to the buffer below is bytes, for programs.
+    # Bytes for programs go to the buffer below.
     said, complaint = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
         status = main(["--store", _store(), given[0], os.fspath(path), *given[1:]])

@@ -141,7 +141,7 @@ def _listener() -> tuple[Listener, socket.socket]:
 
 
 def _check_notify(data: bytes) -> None:
-    """What is no message means that everything may have changed; descriptors are closed."""
+    """A broken message means that everything may have changed; descriptors are closed."""
     listener, sender = _listener()
     before = len(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()

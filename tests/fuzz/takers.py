@@ -178,7 +178,7 @@ def _seed_config() -> Iterator[bytes]:
 
 
 def _huge_config() -> Iterator[bytes]:
-    """Not huge: whoever writes it is trusted, and dotted keys take the square of their number."""
+    """Not huge: its author is trusted, and dotted keys take the square of their number."""
     yield b"a=" + filled(b"[", 4000)
     yield b"a=" + filled(b"{a=", 4000)
     yield filled(b"[[a]]\n", 4000)
@@ -234,7 +234,7 @@ def _check_sections(data: bytes) -> None:
 
 
 def _packed(plain: bytes, *, size: int | None = None) -> bytes:
-    """What a section has in it that zstd has compressed."""
+    """Sections that zstd has compressed, unpacked."""
     head = struct.pack("<I4xQQ", 2, len(plain) if size is None else size, 1)
     return head + zstandard.compress(plain)
 

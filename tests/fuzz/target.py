@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is fuzzed: a check, and bytes to try it with."""
+"""A fuzz target: a check, and bytes to try it with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def filled(unit: bytes, size: int = MEGABYTE) -> bytes:
 
 
 def refusal(attempt: Callable[[], object], *errors: type[Exception]) -> Exception | None:
-    """What an attempt raised of those it may raise, None if it went well."""
+    """The error among ``errors`` that an attempt raised, None if it went well."""
     try:
         attempt()
     except errors as error:
