@@ -43,7 +43,7 @@ def scan_packages(
 
     A package that was read within a month and has not changed is not read, unless ``again``.
     """
-    from buildidfs.capture.archive.package_scanner import PackageScanner
+    from buildidfs.capture.archive.packages import PackageScanner
 
     scanner = PackageScanner(StoreMemo(store), paths, spool_directory=store.path, again=again)
     summary = _ingest(store, scanner, progress)

@@ -42,8 +42,7 @@ def scan_kernel(
     ``everything`` adds all kernels and modules that are installed. With a ``root`` it is only
     these, below that directory. Raises `StoreFull`.
     """
-    from buildidfs.capture.scan.installed_kernels import InstalledKernels
-    from buildidfs.capture.scan.kernel import KernelScanner
+    from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
     from buildidfs.ingest import Ingest, StoreMemo
 
     memo = StoreMemo(store)
@@ -77,11 +76,11 @@ def add(
     kallsyms: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Capture single files and their debug files (`capture.scan.single_files`).
+    """Capture single files and their debug files (`capture.scan.tree`).
 
     Raises `StoreFull`.
     """
-    from buildidfs.capture.scan.single_files import GivenFiles
+    from buildidfs.capture.scan.tree import GivenFiles
     from buildidfs.ingest import Ingest, StoreMemo
 
     scanner = GivenFiles(

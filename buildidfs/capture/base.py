@@ -10,12 +10,14 @@ opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class Known(msgspec.Struct, frozen=True):

@@ -15,7 +15,6 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -29,7 +28,7 @@ from buildidfs.linux import openat2, statx
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 DEBUG_ROOT: Final = b"/usr/lib/debug"
 CRC_MAX_BYTES: Final = 2 << 30

@@ -81,7 +81,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
 def _opened(options: MountOptions) -> Store:
     if not options.bundle:
         return Store.open(options.store, read_only=True)
-    from buildidfs.capture.origin.host_path import access_of
+    from buildidfs.capture.origin.builder import access_of
     from buildidfs.store.bundle.archive import BundleFile
     from buildidfs.store.bundle.store import open_bundle
 

@@ -13,8 +13,7 @@ import pytest
 
 from buildidfs import names
 from buildidfs.capture import elf_file as capture_elf_file
-from buildidfs.capture.archive.elf_members import Members, Whose
-from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.elf_members import Members, Spool, Whose
 from buildidfs.capture.archive.stream import Limits, Stream
 from buildidfs.capture.debug_files import Companion, Companions
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree

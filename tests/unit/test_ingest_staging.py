@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx

@@ -13,7 +13,7 @@ import msgspec
 from buildidfs.app.bundle import source_list
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, reached
-from buildidfs.capture.origin.host_path import access_of
+from buildidfs.capture.origin.builder import access_of
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.linux import machine

@@ -207,7 +207,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
     """Capture bytes again that the store has lost: from where they were seen on this host, else
     from whoever runs them.
     """
-    from buildidfs.capture.origin.host_path import Here
+    from buildidfs.capture.origin.builder import Here
     from buildidfs.capture.scan.tree import TreeScanner
     from buildidfs.ingest import Ingest, StoreMemo
 

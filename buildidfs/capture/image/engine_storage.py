@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.image import files as image_files
-from buildidfs.capture.image.layers import DirectoryLayer
-from buildidfs.capture.image.values import Image, label
+from buildidfs.capture.image.layers import DirectoryLayer, Image, label
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import engine_records, oci

@@ -9,7 +9,7 @@ import posixpath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.capture.archive.stream import PlainStream, Region
-from buildidfs.capture.origin.host_path import access_of
+from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive import tar
 from buildidfs.formats.archive.common import Damaged, Type, installed
 from buildidfs.formats.container import oci

@@ -8,26 +8,27 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from buildidfs.capture import elf_file, walk
 from buildidfs.capture.archive import decompress
 from buildidfs.capture.archive.elf_members import Closed, Members
 from buildidfs.capture.archive.stream import unpacked
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
-from buildidfs.capture.origin.host_path import access_of, own_root
+from buildidfs.capture.origin.builder import access_of, own_root
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive import tar
-from buildidfs.formats.archive.common import installed
+from buildidfs.formats.archive.common import Damaged, installed
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import openat2, statx
-from buildidfs.model import Absence, Sighting
+from buildidfs.model import Absence, Sighting, Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.capture.archive.elf_members import Viewers
-    from buildidfs.capture.archive.spool import Spool
+    from buildidfs.capture.archive.elf_members import Spool, Viewers
     from buildidfs.capture.archive.stream import Limits, Region
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.image.files import Files
@@ -260,3 +261,23 @@ def _attribute(fd: int, name: bytes) -> bytes | None:
             if error.errno not in _NO_ATTRIBUTE:
                 raise
     return None
+
+
+class Image(msgspec.Struct, frozen=True):
+    """An image, or what a container has written: ``layers``, the uppermost first.
+
+    ``names`` and ``digests`` are what it may be asked for by; the first digest is its own.
+    ``label`` and ``trust`` are for `model.Origin`. ``error`` says why there are no layers.
+    """
+
+    label: str
+    digests: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    trust: Trust = Trust.PACKAGE
+    error: IntegrityError | Damaged | OSError | None = None
+
+
+def label(names: Sequence[str], digest: str) -> str:
+    """What to call an image: by the first of its names, or by its digest."""
+    return f"image:{oci.shown_name(names[0]) if names else oci.short(digest)}"

@@ -22,13 +22,15 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs.linux.fd_closer import Closer
 from buildidfs.model import BuildId, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HOST: Final = ""
 """The share of what only root can have put into the host's own mount namespace."""

@@ -16,7 +16,6 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +26,8 @@ from buildidfs.formats.container.engine_records import RunImage
 from buildidfs.linux import machine, openat2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from buildidfs.model import Origin
 
 _DOCKER: Final = (b"/var/lib/docker", b"/var/snap/docker/common/var-lib-docker")

@@ -26,24 +26,40 @@ from buildidfs.capture.base import (
     seen_again,
 )
 from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Opener
+from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
-from buildidfs.capture.process.vdso import VdsoFinder, may_differ
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, has_fuse
 from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.formats import procmaps
+from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
-from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, procmap_query
+from buildidfs.model import (
+    EVERYBODY,
+    OWNER,
+    PUBLIC_ACCESS,
+    Access,
+    BuildId,
+    FileIdentity,
+    Kind,
+    NamespaceSet,
+    Origin,
+    Sighting,
+    Standing,
+    Trust,
+    fingerprint,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from buildidfs.capture.unresponsive.as_owner import AsOwner
-    from buildidfs.model import BuildId, Mapping
+    from buildidfs.model import Mapping
 
 _ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files
 
@@ -471,3 +487,100 @@ class _HelpedOpener(Opener):
         if not self._devices.may_not_answer(device):
             return super().reopen(path_fd, identity)
         return self._helper.copy(device, path_fd, identity.size)[1], True
+
+
+PATH: Final = b"[vdso]"
+_MAX_BYTES: Final = 1 << 20
+_FOUR_GIB: Final = 1 << 32
+
+
+class VdsoFinder:
+    """Finds each vDSO once in a scan. ``host`` names the machine, ``initial`` its namespaces."""
+
+    def __init__(self, memo: Memo, host: str, initial: NamespaceSet) -> None:
+        self._memo = memo
+        self._host = host
+        self._initial = initial
+        self._seen: set[BuildId] = set()
+
+    def own(self) -> PinnedFile | SeenAgain | None:
+        """That of this process. Raises OSError."""
+        pid_fd = procfs.open_pid(os.getpid())
+        try:
+            return self.of(pid_fd, Trust.HOST)
+        finally:
+            os.close(pid_fd)
+
+    def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
+        """That of a process, or None if it has none or it was found before. Raises OSError.
+
+        A process can write to its copy: believe it no more than the process (``trust``).
+        """
+        place = _locate(pid_fd)
+        if place is None:
+            return None
+        start, end = place
+        data = procfs.read_memory(pid_fd, start, min(end - start, _MAX_BYTES))
+        build_id = identify.identify(
+            data[: identify.HEAD_SIZE], lambda offset, size: data[offset : offset + size], len(data)
+        )
+        if not isinstance(build_id, BuildId) or build_id in self._seen:
+            return None
+        self._seen.add(build_id)
+        return found(
+            self._memo, data, build_id,
+            namespaces=self._initial, host=self._host, trust=trust, scanner="proc",
+        )  # fmt: skip
+
+
+def found(
+    memo: Memo,
+    data: bytes,
+    build_id: BuildId,
+    *,
+    namespaces: NamespaceSet,
+    host: str,
+    trust: Trust,
+    scanner: str,
+    access: Access = PUBLIC_ACCESS,
+) -> PinnedFile | SeenAgain:
+    """The sighting of a vDSO with these bytes, in a file for ``access``. Raises OSError."""
+    # There is no file to ask for its identity, so the bytes themselves are it.
+    scope = b"vdso:" + fingerprint(data)
+    identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
+    # Who has no process of that word size may run one.
+    identity, reach = access.within(identity, EVERYBODY)
+    origin = Origin(
+        PATH,
+        identity,
+        namespaces,
+        host=host,
+        trust=trust,
+        scanner=scanner,
+        reach=reach,
+    )
+    sighting = Sighting(origin, time.time_ns())
+    known = memo.recall(identity)
+    if known is not None and known.build_id == build_id:
+        return SeenAgain(sighting, known)
+    return PinnedFile(sighting, memory_file(PATH, data), Kind.VDSO)
+
+
+def may_differ(mappings: Iterable[Mapping]) -> bool:
+    """Whether a process may have another vDSO than ours: all it runs is below 4 GiB."""
+    ends = [mapping.end for mapping in mappings]
+    return bool(ends) and max(ends) <= _FOUR_GIB
+
+
+def _locate(pid_fd: int) -> tuple[int, int] | None:
+    maps_fd = procfs.open_maps(pid_fd)
+    try:
+        return procmap_query.vdso(maps_fd)
+    except OSError:
+        pass
+    finally:
+        os.close(maps_fd)
+    for mapping in procmaps.parse(procfs.maps(pid_fd)):
+        if mapping.path == PATH:
+            return mapping.start, mapping.end
+    return None

@@ -12,8 +12,8 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.elf_file import reader
-from buildidfs.capture.origin.host_path import access_of
-from buildidfs.capture.process import vdso
+from buildidfs.capture.origin.builder import access_of
+from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import core
 from buildidfs.linux import machine, namespaces, procfs
@@ -81,7 +81,7 @@ class CoreFile:
             if module.path == core.VDSO and module.build_id in wanted and place is not None:
                 data = os.pread(self._fd, place.size, place.offset)
                 if len(data) == place.size:
-                    return vdso.found(
+                    return scanner.found(
                         memo, data, module.build_id,
                         namespaces=NamespaceSet(), host=machine.host_name(), trust=Trust.UNKNOWN,
                         scanner="core", access=access_of(self._fd),

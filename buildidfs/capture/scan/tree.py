@@ -7,21 +7,30 @@ ID is looked at again each time, which costs less than to remember it.
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+import re
+import stat
+from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture import debug_files, walk
+import msgspec
+
+from buildidfs.capture import debug_files, elf_file, walk
+from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import reader
-from buildidfs.capture.origin.host_path import Here, is_foreign
+from buildidfs.capture.origin.builder import Here, is_foreign
+from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
 from buildidfs.formats.elf import identify
+from buildidfs.formats.elf.core import is_core
+from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import openat2
-from buildidfs.model import Absence, BuildId, Kind
+from buildidfs.model import Absence, BuildId, Kind, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from buildidfs.model import NamespaceSet
+    from buildidfs.model import NamespaceSet, Trust
 
 
 def identify_tree(
@@ -151,3 +160,139 @@ class TreeScanner:
         finally:
             if not keep:
                 os.close(file.fd)
+
+
+_SYMBOL: Final = re.compile(rb"[0-9a-f]{8,16} [a-zA-Z?] \S+[^\n]*\n")
+_LINE_MAX: Final = 1024
+_ANOTHER: Final = "has another build ID of its own"
+_HEAD: Final = 32
+
+
+class GivenFiles:
+    """One pass over regular files; see `capture.base`. Links are followed.
+
+    Compressed modules and kernels are unpacked as by `kernelfiles`. ``build_id`` is for files that
+    have none; with ``kallsyms`` they are copies of /proc/kallsyms, of the kernel with that build
+    ID. The others are as for `kernelfiles.InstalledKernels`.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        paths: Iterable[bytes],
+        *,
+        build_id: BuildId | None = None,
+        kallsyms: bool = False,
+        spool_directory: bytes | None = None,
+        host: str | None = None,
+        initial: NamespaceSet | None = None,
+        container_namespaces: Collection[str] = ("mnt",),
+    ) -> None:
+        self._memo = memo
+        self._paths = list(paths)
+        self._build_id = build_id
+        self._kallsyms = kallsyms
+        self._here = Here("add", host, initial, container_namespaces)
+        self._files = KernelFiles(memo, self._here, Spool(spool_directory))
+
+    def __iter__(self) -> Iterator[Found]:
+        for path in self._paths:
+            try:
+                fd = _opened(path)
+            except OSError as error:
+                yield walk.unreadable(path, error)
+                continue
+            try:
+                shown = os.readlink(b"/proc/self/fd/%d" % fd)
+                if self._kallsyms:
+                    yield self._symbols(path, shown, fd)
+                else:
+                    yield from self._file(path, shown, fd)
+            except OSError as error:
+                yield walk.unreadable(path, error)
+            finally:
+                os.close(fd)
+
+    def _file(self, path: bytes, shown: bytes, fd: int) -> Iterator[Found]:
+        foreign = is_foreign(fd)
+        found = self._found(path, shown, fd, foreign)
+        if isinstance(found, SeenAgain) and (absence := found.known.absence) is not None:
+            found = Unreadable(path, _why_not(absence, fd))
+        if isinstance(found, Unreadable):
+            yield found
+            return
+        trust = found.sighting.origin.trust
+        yield found
+        binary = elf_file.describe(fd, self._build_id)
+        if isinstance(binary, ElfFile) and not foreign:
+            yield from self._companions(shown, binary, trust)
+
+    def _found(self, path: bytes, shown: bytes, fd: int, foreign: bool) -> Found:
+        kept_under, kind = self._build_id, None
+        if elf_file.identify(fd) is Absence.NO_BUILD_ID:
+            if kept_under is None:
+                kept_under, kind = debug_files.package_id(path, fd, _opened), Kind.DEBUGINFO
+            if kept_under is not None:
+                sighting = self._here.sighting(shown, fd, foreign=foreign)
+                known = self._memo.recall(sighting.origin.identity)
+                if known is not None and known.build_id == kept_under:
+                    return self._here.seen_again(self._memo, sighting, known, fd)
+                sighting = self._here.reached(sighting, fd)
+                return PinnedFile(sighting, os.dup(fd), kind, kept_under)
+        return self._files.found(shown, os.dup(fd), kept_under, _ANOTHER, foreign=foreign)
+
+    def _companions(self, path: bytes, binary: ElfFile, trust: Trust) -> Iterator[Found]:
+        """Its debug files, which are believed no more than it is itself: it says where they are."""
+        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for item in debug_files.Companions(root_fd, self._memo).of(path, binary):
+                if isinstance(item, Unreadable):
+                    yield item
+                    continue
+                with item:
+                    sighting = self._here.sighting(item.path, item.path_fd)
+                    sighting = _changed(sighting, trust=min(trust, sighting.origin.trust))
+                    if item.known is not None:
+                        yield self._here.seen_again(self._memo, sighting, item.known, item.path_fd)
+                    else:
+                        sighting = self._here.reached(sighting, item.path_fd)
+                        yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
+        finally:
+            os.close(root_fd)
+
+    def _symbols(self, path: bytes, shown: bytes, fd: int) -> Found:
+        if not os.fstat(fd).st_size:
+            return Unreadable(path, "those of the running kernel are captured by scan kernel")
+        if not _SYMBOL.match(os.pread(fd, _LINE_MAX, 0)):
+            return Unreadable(path, "not a copy of /proc/kallsyms")
+        sighting = self._here.sighting(shown, fd, foreign=is_foreign(fd))
+        known = self._memo.recall(sighting.origin.identity)
+        # The name by which perf looks for a kernel's symbols, wherever they were.
+        if known is not None and known.build_id == self._build_id:
+            return SeenAgain(_changed(sighting, path=KALLSYMS_PATH), known)
+        sighting = _changed(self._here.reached(sighting, fd), path=KALLSYMS_PATH)
+        return PinnedFile(sighting, os.dup(fd), Kind.KALLSYMS, self._build_id)
+
+
+def _changed(sighting: Sighting, **changes: object) -> Sighting:
+    return Sighting(msgspec.structs.replace(sighting.origin, **changes), sighting.seen_ns)
+
+
+def _why_not(absence: Absence, fd: int) -> str:
+    """Why a file cannot be added, and what helps."""
+    if absence is not Absence.NO_BUILD_ID:
+        return str(absence)
+    if is_core(os.pread(fd, _HEAD, 0)):
+        return "a core file: use scan core"
+    return f"{absence}; --build-id gives it one"
+
+
+def _opened(path: bytes) -> int:
+    """A regular file, to be read. Raises OSError."""
+    path_fd = walk.open_start(path)
+    try:
+        if stat.S_ISDIR(os.fstat(path_fd).st_mode):
+            raise IsADirectoryError(errno.EISDIR, "a directory: use scan tree")
+        return openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)

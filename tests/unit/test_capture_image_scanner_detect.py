@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.archive.spool import Spool
+from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.archive.stream import Limits, Region
-from buildidfs.capture.image.detect import images_at
 from buildidfs.capture.image.files import ArchiveFiles, DirectoryFiles, content, has
+from buildidfs.capture.image.scanner import images_at
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container.oci import Platform
@@ -29,7 +29,7 @@ from tests.support.scans import open_descriptors
 from tests.support.sources import entry, tar
 
 if TYPE_CHECKING:
-    from buildidfs.capture.image.values import Image
+    from buildidfs.capture.image.layers import Image
 
 BASE = layer([("bin/a", elf_file(build_id=b"\1" * 20))])
 AMD64 = Platform(os="linux", architecture="amd64")

@@ -13,7 +13,7 @@ import pytest
 
 from buildidfs import names
 from buildidfs.capture.base import Known
-from buildidfs.capture.scan.single_files import GivenFiles
+from buildidfs.capture.scan.tree import GivenFiles
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind, Quality, Trust

@@ -14,9 +14,8 @@ import pytest
 import zstandard
 
 from buildidfs.capture.base import Known
-from buildidfs.capture.scan import installed_kernels
-from buildidfs.capture.scan.installed_kernels import InstalledKernels
-from buildidfs.capture.scan.kernel import KernelScanner
+from buildidfs.capture.scan import kernel
+from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
 from buildidfs.model import Absence, BuildId, Kind, Trust
 from tests.support.elfwriter import (
     DWARF,
@@ -291,7 +290,7 @@ def test_debug_file_by_build_id_comes_first(machine: Path) -> None:
 
 
 def test_names_of_modules_that_are_not_compressed() -> None:
-    assert installed_kernels.debug_files(b"/lib/modules/1/a.ko", MODULE)[1:] == [
+    assert kernel.debug_files(b"/lib/modules/1/a.ko", MODULE)[1:] == [
         b"/usr/lib/debug/lib/modules/1/a.ko.debug",
         b"/usr/lib/debug/lib/modules/1/a.ko",
     ]
