@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.perfwriter import CALLCHAIN, USUAL, PerfWriter
 RED, BLUE, LONG = BuildId(b"\x01" * 20), BuildId(b"\x02" * 20), BuildId(b"\x03" * 32)
 START = 10 * SECOND
 DISK = os.makedev(8, 1)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 def saved(path: Path, write: PerfWriter, records: bytes) -> bytes:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,12 +35,6 @@ _counter = itertools.count()
 def file(path: bytes = PATH, **changes: Any) -> File:
     values = {"dev": TMPFS, "inode": 2, "generation": 0, "build_id": b"", "cpumode": 2, **changes}
     return File(path, **values)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 def seen(

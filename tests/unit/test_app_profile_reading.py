@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,6 @@ KERNEL_TEXT = 0xFFFFFFFF81000000
 @pytest.fixture(params=["<", ">"])
 def write(request: pytest.FixtureRequest) -> PerfWriter:
     return PerfWriter(request.param)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 def seen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,22 +15,16 @@ from buildidfs.app.upkeep import daily, retention
 from buildidfs.config import RetentionSettings
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId, StoreFull, UsageError
 from buildidfs.model import BuildId, Kind
-from buildidfs.store import Store
 from buildidfs.store.retention.policy import Policy
 from tests.support.captures import SECOND, capture, sighting
 from tests.support.clients import run, tool
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from buildidfs.store import Store
     from buildidfs.store.retention.removal import Removed
 
 GIB = 1 << 30
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 # --- settings ------------------------------------------------------------------------------------

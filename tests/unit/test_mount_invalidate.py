@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,11 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
 from buildidfs.mount import invalidate
 from buildidfs.mount.invalidate import Absences, Invalidator
-from buildidfs.store import Store
 from buildidfs.view import View
 from tests.support.captures import capture, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.store import Store
 
 ID = bytes.fromhex("abcdef0123")
 OTHER = bytes.fromhex("1234")
@@ -38,12 +40,6 @@ class FakeKernel:
 
     def forget_names(self, absent: Iterable[tuple[int, bytes]]) -> None:
         self.everything.append(sorted(absent))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture

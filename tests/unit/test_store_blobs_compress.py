@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 _CONTENT = b"what one program says is much like what others say\n" * 20_000
 _LATER = NOW // 10**9 + 100
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as opened:
-        yield opened
 
 
 def _digest(store: Store, content: bytes, build_id: bytes) -> Digest:

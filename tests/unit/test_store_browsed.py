@@ -48,12 +48,6 @@ BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
-
-
-@pytest.fixture
 def env(store: Store) -> Iterator[Environment]:
     found = environment.acquire(store.path, read_only=False)
     yield found

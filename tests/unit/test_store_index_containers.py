@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.model import Kind, Trust
-from buildidfs.store import Store
 from buildidfs.store.index import environment
 from buildidfs.store.index.containers import offset_of, spelled
 from buildidfs.store.write import containers
@@ -28,16 +26,11 @@ from tests.support.browsed import (
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
+    from buildidfs.store import Store
     from buildidfs.store.index.environment import Environment
 
 DIGESTS = tuple(f"sha256:{digit * 64}" for digit in "abc")
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture

@@ -36,10 +36,9 @@ HOST = {"mnt_ns_id": 1, "namespaces": NamespaceSet(mnt=6)}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
-        assert list(made.check()) == []
+def store(store: Store) -> Iterator[Store]:
+    yield store
+    assert list(store.check()) == []
 
 
 def seen(

@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from buildidfs.errors import IntegrityError
-from buildidfs.store import Store
 from buildidfs.store.index import environment
 from buildidfs.store.index.paths import components
 from buildidfs.store.schema import schema
 from tests.support.captures import capture, commit, sighting
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
+if TYPE_CHECKING:
+    from buildidfs.store import Store
 
 
 def _walk(store: Store, path: bytes) -> int | None:

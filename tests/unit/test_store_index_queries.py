@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from buildidfs.store import Store
 from buildidfs.store.index import environment
 from buildidfs.store.schema import locations, schema
 from tests.support.captures import capture, commit, identity, sighting
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 def _add(store: Store, *build_ids: bytes) -> None:

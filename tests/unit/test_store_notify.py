@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from buildidfs.store.notify import Listener
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
-
-
 @contextlib.contextmanager
 def _listening(store: Store) -> Iterator[Listener]:
     listener = store.listen()

@@ -9,26 +9,28 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from buildidfs.model import BuildId, Digest, Kind
-from buildidfs.store import Store
 from buildidfs.store.index import environment
 from buildidfs.store.retention import gc
 from buildidfs.store.retention.gc import Collected
 from buildidfs.store.schema import schema
 from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting, stage
 
+if TYPE_CHECKING:
+    from buildidfs.store import Store
+
 ID = BuildId(b"\xab\xcd\xef\x01")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(store: Store) -> Iterator[Store]:
     """A store that is sound at the end."""
-    with Store.create(tmp_path / "store") as made:
-        yield made
-        assert list(made.check(digests=True)) == []
+    yield store
+    assert list(store.check(digests=True)) == []
 
 
 @pytest.fixture

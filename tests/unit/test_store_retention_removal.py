@@ -28,12 +28,6 @@ ID = b"\xab\xcd\xef\x01"
 OTHER = b"\x12\x34\x56\x78"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
-
-
 def _digest(store: Store, build_id: bytes = ID, kind: Kind = Kind.EXECUTABLE) -> Digest:
     ordinal = store.index.ordinal(build_id)
     assert ordinal is not None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,10 +31,9 @@ MINUTE = 60 * SECOND
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
-        assert list(made.check(digests=True)) == []
+def store(store: Store) -> Iterator[Store]:
+    yield store
+    assert list(store.check(digests=True)) == []
 
 
 def test_one_capture(store: Store) -> None:

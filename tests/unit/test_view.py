@@ -8,7 +8,6 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,12 +23,6 @@ from tests.support.captures import NOW, SECOND, capture, commit, sighting
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 ID = bytes.fromhex("abcdef0123")
 HEX = b"abcdef0123"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture

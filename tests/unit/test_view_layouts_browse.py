@@ -11,7 +11,7 @@ import os
 import random
 import stat
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,6 @@ LONG = b"n" * 255
 ALICE = 1001
 AS_ALICE = Reader(ALICE, frozenset((ALICE,)))
 AS_BOB = Reader(ALICE + 1, frozenset((ALICE + 1,)))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture

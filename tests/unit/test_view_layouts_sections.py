@@ -7,26 +7,21 @@ import contextlib
 import errno
 import os
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from buildidfs.model import ByteRange, Kind, Quality, Trust
-from buildidfs.store import Store
 from buildidfs.view import NeedsReading, View, nodes
 from tests.support.captures import capture, commit
 from tests.support.elfwriter import SHT_NOBITS, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
 
+if TYPE_CHECKING:
+    from buildidfs.store import Store
+
 ID = b"\xab\xcd" * 10
 INFO = Section(b".debug_info", b"what is to be known" * 1000)
 LINE = Section(b".debug_line", b"", type=SHT_NOBITS, size=500)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture

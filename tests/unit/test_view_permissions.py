@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,10 +14,12 @@ from hypothesis import strategies as st
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
-from buildidfs.store import Store
 from buildidfs.view import PUBLIC, Reader, View, nodes, visible
 from buildidfs.view.permissions import openness
 from tests.support.captures import capture, commit, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.store import Store
 
 ALICE, BOB, STAFF = 1001, 1002, 2001
 AS_ALICE = Reader(ALICE, frozenset((ALICE,)))
@@ -27,12 +28,6 @@ AS_STAFF = Reader(BOB, frozenset((BOB, STAFF)))
 AS_ANYBODY = Reader(BOB, None)
 
 MODES = st.integers(0, 0o777)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(tmp_path / "store") as made:
-        yield made
 
 
 @pytest.fixture
