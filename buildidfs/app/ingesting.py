@@ -175,7 +175,6 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
 
     Raises `IntegrityError`.
     """
-    from buildidfs.capture import elf_file as files
     from buildidfs.formats.elf import splitdwarf
 
     ordinal = store.index.ordinal(build_id) or 0
@@ -183,11 +182,8 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
         artifact = store.index.artifact(ordinal, kind)
         if artifact is None:
             continue
-        fd = store.look_into(artifact.digest)
-        try:
-            found = list(splitdwarf.skeletons(files.reader(fd), os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
+        with store.blobs.open(artifact.digest) as blob:
+            found = list(splitdwarf.skeletons(blob.read_at, blob.size))
         if found:
             paths = [os.path.join(each.directory, each.name) for each in found[:_FILES_SHOWN]]
             package = names.package_id(build_id)

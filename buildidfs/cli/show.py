@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -125,11 +124,8 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
     """What the bytes of an artifact say that they are. Raises `IntegrityError`."""
     from buildidfs.capture import elf_file
 
-    fd = store.look_into(artifact.digest)
-    try:
-        return elf_file.describe(fd)
-    finally:
-        os.close(fd)
+    with store.blobs.open(artifact.digest) as blob:
+        return elf_file.describe(blob.fileno())
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:

@@ -39,26 +39,15 @@ _COMPRESSED = 1 << 40
 class OpenFile:
     """What a handle stands for: a node that a user has open.
 
-    ``user`` is node and user ID, ``ctime_ns`` and ``mtime_ns`` are those of the file.
+    ``user`` is node and user ID.
     """
 
-    __slots__ = ("content", "ctime_ns", "mtime_ns", "user", "users")
+    __slots__ = ("content", "user", "users")
 
     def __init__(self, user: tuple[int, int], content: Content) -> None:
         self.user = user
         self.content = content
         self.users = 1
-        self.ctime_ns = self.mtime_ns = 0
-        if content.fd >= 0:
-            status = os.fstat(content.fd)
-            self.ctime_ns, self.mtime_ns = status.st_ctime_ns, status.st_mtime_ns
-
-    def was_written(self) -> bool:
-        """Whether a file that is read by its descriptor has been written to since it was opened.
-
-        The change time tells no more: it is another one also when the blob was removed.
-        """
-        return os.fstat(self.content.fd).st_mtime_ns != self.mtime_ns
 
 
 class OpenFiles:
@@ -113,12 +102,13 @@ class OpenFiles:
         if uid and not self._quota.take(uid):
             content.close()
             raise _too_many(uid)
-        if content.fd < 0:
-            # A text may be another the next time, so each open has its own.
-            handle = next(self._texts if content.blob is None else self._compressed)
-        else:
-            handle = content.fd
+        blob = content.blob
+        if blob is not None and blob.is_plain:
+            handle = blob.fd
             self._by_user[user] = handle
+        else:
+            # A text may be another the next time, so each open has its own.
+            handle = next(self._texts if blob is None else self._compressed)
         self._by_handle[handle] = OpenFile(user, content)
         return handle
 
@@ -131,7 +121,8 @@ class OpenFiles:
         if handle is None:
             return None
         file = self._by_handle[handle]
-        if os.fstat(handle).st_ctime_ns != file.ctime_ns:
+        blob = file.content.blob
+        if blob is None or os.fstat(handle).st_ctime_ns != blob.status.st_ctime_ns:
             # It may have been written to: who has it open keeps it, nobody else gets it.
             self.doubtful.add(user[0])
             if file.users:

@@ -342,13 +342,13 @@ class Operations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> Any:
         # Any, because pyfuse3 takes every buffer though its stub says bytes.
         try:
-            file = self._files.file(fh)
-            content = file.content
-            if content.fd < 0:
-                if content.blob is None:
-                    return content.text[off : off + size]
+            content = self._files.file(fh).content
+            blob = content.blob
+            if blob is None:
+                return content.text[off : off + size]
+            if not blob.is_plain:
                 # Decoding takes as long as ten requests.
-                decoded = bytearray(await self._loop.in_thread(content.blob.pread, size, off))
+                decoded = bytearray(await self._loop.in_thread(blob.pread, size, off))
                 blank(decoded, off, content.zeros)
                 return decoded
             try:
@@ -358,7 +358,7 @@ class Operations(pyfuse3.Operations):
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
                 data = await self._loop.in_thread(_read_whole, fh, off, size)
-            if file.was_written():  # not before it was read, or it might have been after
+            if blob.was_written():  # not before it was read, or it might have been after
                 raise FUSEError(errno.ESTALE)
             if content.zeros:
                 blank(data, off, content.zeros)

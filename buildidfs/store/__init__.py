@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from buildidfs.store.blobs.files import Staged
+from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.index.containers import Container, ContainerEntry, is_of
 from buildidfs.store.index.queries import is_withheld
 from buildidfs.store.records import (
     CommitResult,
-    Content,
     Held,
     JournalRecord,
     NewAbsence,
@@ -23,10 +23,10 @@ from buildidfs.store.records import (
 from buildidfs.store.store import Store
 
 __all__ = [
+    "Blob",
     "CommitResult",
     "Container",
     "ContainerEntry",
-    "Content",
     "Held",
     "JournalRecord",
     "NewAbsence",

@@ -6,8 +6,6 @@ All of these are plain values; how they are laid out on disk is in `schema`.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from buildidfs.model import (
@@ -23,19 +21,6 @@ from buildidfs.model import (
     Sighting,
 )
 from buildidfs.store.blobs.files import Staged
-
-
-class Content(Protocol):
-    """Content that can be read from anywhere, though it is not a file of its own. From any thread.
-
-    Both raise OSError, and `IntegrityError` for content that was damaged.
-    """
-
-    def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer only at the end."""
-
-    def close(self) -> None:
-        """Let go of it; safe to call twice."""
 
 
 class NewCapture(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from buildidfs.model import Kind
 from buildidfs.store import layout, lost_files
 from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.hashing import digest_of
-from buildidfs.store.blobs.verify import VerifiedBlobs
+from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
 from buildidfs.store.index.containers import ContainerTree
@@ -31,14 +31,12 @@ from buildidfs.store.index.journal import Journal
 from buildidfs.store.index.paths import FileNames, PathTree
 from buildidfs.store.index.pins import Pins
 from buildidfs.store.index.queries import Index
-from buildidfs.store.records import Content, Held, StoreStats
-from buildidfs.store.schema import schema
+from buildidfs.store.records import Held, StoreStats
 from buildidfs.store.write.transaction import load_counters
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId, Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.blobs.compress import Compressed
-    from buildidfs.store.blobs.verify import OpenBlob
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
     from buildidfs.store.lost_files import Lost
@@ -145,48 +143,23 @@ class Store:
         held = self.index.held(digest)
         return held if held is not None and self.blobs.is_untouched(digest) else None
 
-    def open_blob(self, digest: Digest) -> int:
-        """A descriptor to read a blob from, with the bytes that were captured.
+    def open_blob(self, digest: Digest) -> Blob:
+        """Open a blob with the bytes that were captured, as a use of it.
 
-        Reads all of it first where its file may have been changed. Raises `IntegrityError` when it
-        is gone, or has other bytes. It counts as a use of the blob.
+        Reads all of it first where its file may have been changed. Raises `IntegrityError` if it
+        is gone, or has other bytes. ``blobs.open`` does the same for purposes that blobs are not
+        kept for.
         """
-        fd = self.look_into(digest)
+        blob = self.blobs.open(digest)
         self._note_use(digest)
-        return fd
+        return blob
 
-    def look_into(self, digest: Digest) -> int:
-        """`open_blob`, for what is not what blobs are kept for."""
-        return self._content(self.blobs.open(digest))
-
-    def open_content(self, digest: Digest) -> int | Content:
-        """The same, but for a blob that is not a file of its own something to read it from."""
-        content = self._readable(self.blobs.open(digest))
-        self._note_use(digest)
-        return content
-
-    def open_content_now(self, digest: Digest) -> int | Content | None:
-        """The same without waiting for more than an open: None where all has to be read first."""
-        opened = self.blobs.open_now(digest)
-        if opened is None:
-            return None
-        self._note_use(digest)
-        return self._readable(opened) if opened.form else opened.fd
-
-    def _readable(self, opened: OpenBlob) -> int | Content:
-        if opened.form != schema.FORM_ZSTD:
-            return opened.fd
-        from buildidfs.store.blobs.zstd import CompressedBlob
-
-        return CompressedBlob(opened.fd)
-
-    def _content(self, opened: OpenBlob) -> int:
-        """A descriptor of the content itself."""
-        if opened.form != schema.FORM_ZSTD:
-            return opened.fd
-        from buildidfs.store.blobs.zstd import inflate
-
-        return inflate(opened.fd)
+    def open_blob_now(self, digest: Digest) -> Blob | None:
+        """`open_blob` without waiting for more than an open: None if all has to be read first."""
+        blob = self.blobs.open_now(digest)
+        if blob is not None:
+            self._note_use(digest)
+        return blob
 
     def digest_of(self, fd: int) -> Digest:
         """Hash an open file without copying it; with `held`, cheaper than `stage` for bytes

@@ -19,14 +19,13 @@ user.buildid.scripts      "zeroed" if sections that gdb would run read as zeros 
 from __future__ import annotations
 
 import datetime
-import os
 import stat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs.model import ByteRange
-from buildidfs.store import Content as Readable
+from buildidfs.store import Blob
 from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
@@ -62,24 +61,20 @@ class NeedsReading(BlockingIOError):
 
 
 class Content(msgspec.Struct):
-    """An open file. ``fd`` holds its bytes, or, where that is -1, ``blob`` or ``text`` does.
+    """An open file: ``blob`` holds its bytes, or, where that is None, ``text`` does.
 
     ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The receiver
     closes it.
     """
 
-    fd: int = -1
     text: bytes = b""
     zeros: tuple[ByteRange, ...] = ()
-    blob: Readable | None = None
+    blob: Blob | None = None
 
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         if self.blob is not None:
             self.blob.close()
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
 
 
 def moment(seconds: float) -> str:

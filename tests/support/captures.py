@@ -80,5 +80,5 @@ def commit(store: Store, *captures: NewCapture) -> CommitResult:
 
 def read_blob(store: Store, digest: Digest) -> bytes:
     """All bytes of a blob."""
-    with open(store.open_blob(digest), "rb") as blob:
-        return blob.read()
+    with store.open_blob(digest) as blob:
+        return blob.pread(blob.size, 0)

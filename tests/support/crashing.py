@@ -71,8 +71,8 @@ def _problem(store: Store, build_id: str, digest: str) -> str:
         return "gone"
     if artifact.digest.hex() != digest:
         return f"has {artifact.digest}"
-    with open(store.open_blob(artifact.digest), "rb") as blob:
-        return "" if hashlib.file_digest(blob, "sha256").hexdigest() == digest else "other bytes"
+    with store.open_blob(artifact.digest) as blob:
+        return "" if blob.computed().hex() == digest else "other bytes"
 
 
 def make_files(directory: Path, count: int, ledger: Ledger, dice: random.Random) -> Path:

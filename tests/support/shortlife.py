@@ -337,5 +337,5 @@ def _stored(store: Store, build_id: str) -> Iterator[str]:
 
 
 def _read(store: Store, digest: Digest) -> str:
-    with open(store.open_blob(digest), "rb") as blob:
-        return hashlib.file_digest(blob, "sha256").hexdigest()
+    with store.open_blob(digest) as blob:
+        return blob.computed().hex()

@@ -211,9 +211,8 @@ def test_reading_from_a_cold_disk(store: Store, buildidfs: BuildIdFs, loop: str)
     assert artifact
     with buildidfs.mounted("-o", loop) as mount:
         for start in (0, 1 << 20, (1 << 20) + 5, len(LARGE) - 3):
-            fd = store.open_blob(artifact.digest)
-            os.posix_fadvise(fd, start, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+            with store.open_blob(artifact.digest) as blob:
+                os.posix_fadvise(blob.fileno(), start, 0, os.POSIX_FADV_DONTNEED)
             _drop(mount)
             assert (mount / HEX / "elf").read_bytes() == LARGE
 

@@ -192,8 +192,8 @@ def assert_right(buildidfs: BuildIdFs) -> None:
                     if not number:
                         served[build_id.hex(), name] = variant.digest.hex()
                         continue
-                    with open(store.open_blob(variant.digest), "rb") as blob:
-                        assert_is(blob.read(), build_id.hex(), variant.digest.hex())
+                    with store.open_blob(variant.digest) as blob:
+                        assert_is(blob.pread(blob.size, 0), build_id.hex(), variant.digest.hex())
     assert served
     with buildidfs.mounted("--gdb-scripts=keep") as mount:
         for (build_id, name), digest in served.items():

@@ -52,7 +52,7 @@ def test_all_who_open_a_file_share_it(view: View) -> None:
     assert _descriptors() == before + 1
     for _ in range(4):
         files.release(handle)
-    assert os.pread(files.file(handle).content.fd, 10, 0) == b"2"
+    assert os.pread(files.file(handle).content.blob.fd, 10, 0) == b"2"
     files.release(handle)
     with pytest.raises(OSError, match=r"."):
         files.release(handle)
@@ -79,7 +79,7 @@ def test_only_so_many_are_kept(view: View) -> None:
         files.release(handle)
     files.close_idle()
     assert _descriptors() == before
-    assert os.pread(files.file(files.open(nodes[0])).content.fd, 10, 0) == b"0"
+    assert os.pread(files.file(files.open(nodes[0])).content.blob.fd, 10, 0) == b"0"
     files.close()
 
 
@@ -119,7 +119,7 @@ def _blob(store: Store, view: View, node: int) -> Path:
     """The file of the blob behind a node."""
     content = view.open(node)
     try:
-        name = os.readlink(f"/proc/self/fd/{content.fd}")
+        name = os.readlink(f"/proc/self/fd/{content.blob.fd}")
     finally:
         content.close()
     return Path(name)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Trust
 from buildidfs.store import Store
 from buildidfs.store.blobs import compress, hashing
-from buildidfs.store.blobs.zstd import CompressedBlob
 from buildidfs.store.schema import schema
 from tests.support.captures import NOW, capture, commit, read_blob
 
@@ -58,22 +56,24 @@ def test_what_nobody_uses(store: Store) -> None:
 
 def test_reading_from_the_middle(store: Store) -> None:
     digest = _digest(store, _CONTENT, b"\x01" * 20)
-    plain = store.open_content_now(digest)
-    assert isinstance(plain, int)
-    os.close(plain)
+    plain = store.open_blob_now(digest)
+    assert plain is not None
+    assert plain.is_plain
+    plain.close()
     list(store.compress(_LATER))
-    blob = store.open_content_now(digest)
-    assert isinstance(blob, CompressedBlob)
-    with contextlib.closing(blob):
+    blob = store.open_blob_now(digest)
+    assert blob is not None
+    assert not blob.is_plain
+    with blob:
         assert blob.size == len(_CONTENT)
         assert blob.pread(1000, 500_000) == _CONTENT[500_000:501_000]
 
 
 def test_who_has_it_open_reads_on(store: Store) -> None:
     digest = _digest(store, _CONTENT, b"\x01" * 20)
-    with open(store.open_blob(digest), "rb") as blob:
+    with store.open_blob(digest) as blob:
         list(store.compress(_LATER))
-        assert blob.read() == _CONTENT
+        assert blob.pread(blob.size, 0) == _CONTENT
 
 
 def test_what_does_not_get_smaller(store: Store) -> None:

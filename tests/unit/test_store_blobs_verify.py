@@ -57,11 +57,11 @@ def _path(store: Store, content: bytes = _GOOD) -> Path:
 def test_nobody_gets_other_bytes(store: Store, damage: damages.Damage, hashed: list[int]) -> None:
     digest = _digest(store, _GOOD)
     damage(_path(store), _path(store, _OTHER))
-    assert store.open_content_now(digest) is None
+    assert store.open_blob_now(digest) is None
     assert hashed == []
     with pytest.raises(IntegrityError, match=f"blob {digest} of .* has not the bytes"):
         store.open_blob(digest)
-    for call in (store.open_blob, store.open_content_now):
+    for call in (store.open_blob, store.open_blob_now):
         with pytest.raises(IntegrityError, match="has not the bytes"):
             call(digest)
     assert len(hashed) == 1, "it is read once"
@@ -81,9 +81,9 @@ def test_bytes_that_are_as_captured_are_not_read(store: Store, hashed: list[int]
     digest = _digest(store, _GOOD)
     for _ in range(3):
         assert read_blob(store, digest) == _GOOD
-        fd = store.open_content_now(digest)
-        assert fd is not None
-        os.close(fd)
+        blob = store.open_blob_now(digest)
+        assert blob is not None
+        blob.close()
     assert hashed == []
 
 
@@ -92,13 +92,13 @@ def test_a_store_that_was_restored_is_read_once(store: Store, hashed: list[int])
     draft = path.with_suffix(".copy")
     draft.write_bytes(_GOOD)
     draft.rename(path)
-    assert store.open_content_now(digest) is None
+    assert store.open_blob_now(digest) is None
     for _ in range(3):
         assert read_blob(store, digest) == _GOOD
     assert len(hashed) == 1
-    fd = store.open_content_now(digest)
-    assert fd is not None
-    os.close(fd)
+    blob = store.open_blob_now(digest)
+    assert blob is not None
+    blob.close()
 
 
 def test_a_capture_of_the_same_bytes_writes_down_the_file(store: Store) -> None:
@@ -110,9 +110,9 @@ def test_a_capture_of_the_same_bytes_writes_down_the_file(store: Store) -> None:
     commit(store, capture(store, _GOOD, b"\x01\x01"))
     assert store.held(digest) is not None
     with Store.open(store.path) as other:
-        fd = other.open_content_now(digest)
-        assert fd is not None
-        os.close(fd)
+        blob = other.open_blob_now(digest)
+        assert blob is not None
+        blob.close()
 
 
 @pytest.mark.parametrize("damage", damages.TOUCHED, ids=damages.name_of)
@@ -144,7 +144,7 @@ def test_what_no_row_speaks_of_is_read(store: Store, hashed: list[int]) -> None:
     path = Path(os.fsdecode(store.blobs.path(digest)))
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
-    os.close(store.open_blob(digest))
+    store.open_blob(digest).close()
     assert len(hashed) == 1
 
 

@@ -119,7 +119,7 @@ def _shows(view: View, path: bytes, content: bytes) -> bool:
     found = view.open(node)
     try:
         size = view.attributes(node).size
-        data = os.pread(found.fd, size + 1, 0)
+        data = os.pread(found.blob.fd, size + 1, 0)
     finally:
         found.close()
     return data == content and size == len(content)
@@ -265,7 +265,7 @@ def test_a_row_of_a_blob_that_is_too_short(sound: Path, tmp_path: Path, length: 
     assert digests
     _rewrite(path, "digests", lambda key, value: (key, value[:length]))
     with Store.open(path, read_only=True) as store:
-        assert [store.open_content_now(digest) for digest in digests] == [None] * len(digests)
+        assert [store.open_blob_now(digest) for digest in digests] == [None] * len(digests)
 
 
 def _bit(value: bytes, at: int, bit: int) -> bytes:

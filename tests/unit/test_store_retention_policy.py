@@ -137,7 +137,7 @@ def test_what_can_be_had_again_goes_before_what_is_older(
 
 def test_a_use_is_what_counts(store: Store, exact: None) -> None:
     first, second = _add(store, 1, days_ago=9), _add(store, 2, days_ago=8)
-    os.close(store.open_blob(first))
+    store.open_blob(first).close()
     store.flush_uses()
     assert store.index.last_use(first) < time.time() - 8 * DAY, "nobody has taken it in yet"
     store.retain(_room_for(store, 0))

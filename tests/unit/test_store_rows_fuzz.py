@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -97,7 +96,7 @@ def questions(store: Store) -> Iterator[Callable[[], object]]:
         digest = store.index.artifact(1, Kind.EXECUTABLE) if not number else None
         if digest is not None:
             yield lambda digest=digest.digest: store.held(digest)
-            yield lambda digest=digest.digest: os.close(store.open_blob(digest))
+            yield lambda digest=digest.digest: store.open_blob(digest).close()
     yield lambda: store.held(Digest(bytes(32)))
 
 

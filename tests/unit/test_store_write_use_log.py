@@ -42,16 +42,16 @@ def test_what_a_reader_opens_is_known_to_the_next_writer(store: Store, tmp_path:
     store.close()
     with Store.open(tmp_path / "store", read_only=True) as reader:
         for digest in (first, first, second):
-            os.close(reader.open_blob(digest))
-        os.close(reader.look_into(third))
+            reader.open_blob(digest).close()
+        reader.blobs.open(third).close()
         assert _files(reader) == []
         reader.flush_uses()
         assert len(_files(reader)) == 1
         reader.flush_uses()
         assert len(_files(reader)) == 1, "nothing was opened since"
-        fd = reader.open_content_now(first)
-        assert isinstance(fd, int)
-        os.close(fd)
+        blob = reader.open_blob_now(first)
+        assert blob is not None
+        blob.close()
     with Store.open(tmp_path / "store") as writer:
         assert len(_files(writer)) == 2, "closing says the rest"
         assert writer.fold_uses() == 2
@@ -67,7 +67,7 @@ def test_what_a_reader_opens_is_known_to_the_next_writer(store: Store, tmp_path:
 def test_nothing_is_written_for_a_second_use_within_the_hour(store: Store) -> None:
     digest = _digests(store)[0]
     for noted in (1, 0):
-        os.close(store.open_blob(digest))
+        store.open_blob(digest).close()
         store.flush_uses()
         assert store.fold_uses() == noted
 
@@ -75,7 +75,7 @@ def test_nothing_is_written_for_a_second_use_within_the_hour(store: Store) -> No
 def test_bytes_that_are_gone_are_passed_over(store: Store) -> None:
     digests = _digests(store)
     for digest in digests:
-        os.close(store.open_blob(digest))
+        store.open_blob(digest).close()
     store.flush_uses()
     store.remove(digests[:1])
     assert store.fold_uses() == 2
@@ -112,7 +112,7 @@ def test_what_nobody_takes_in_is_bounded(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(use_log, "_MOST_FILES", 3)
     for _ in range(5):
         for digest in _digests(store):
-            os.close(store.open_blob(digest))
+            store.open_blob(digest).close()
         store.flush_uses()
     assert [len(path.read_bytes()) for path in _files(store)] == [17 + 4 + 2 * 32] * 3
 
@@ -126,7 +126,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> 
 def test_presence_does_not_take_them_for_processes(store: Store) -> None:
     from buildidfs.store import run_files
 
-    os.close(store.open_blob(_digests(store)[0]))
+    store.open_blob(_digests(store)[0]).close()
     store.flush_uses()
     assert run_files.present(store.path) == []
     assert len(_files(store)) == 1
@@ -134,7 +134,7 @@ def test_presence_does_not_take_them_for_processes(store: Store) -> None:
 
 def test_the_order_of_uses_follows(store: Store) -> None:
     digests = _digests(store)
-    os.close(store.open_blob(digests[0]))
+    store.open_blob(digests[0]).close()
     store.flush_uses()
     store.fold_uses()
     env = environment.acquire(store.path, read_only=False)

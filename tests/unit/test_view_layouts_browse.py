@@ -277,7 +277,7 @@ def test_the_same_path_in_two_containers(store: Store, view: View) -> None:
     found = {}
     for name in (b"one", b"two"):
         content = view.open(_node(view, b"containers/" + name + b"/root/usr/bin/app"))
-        found[name] = os.pread(content.fd, 10, 0)
+        found[name] = os.pread(content.blob.fd, 10, 0)
         content.close()
     assert found == {b"one": b"1", b"two": b"2"}, "each as it was there"
 
@@ -359,7 +359,7 @@ def _seen(view: View, path: bytes) -> bytes:
         return b""
     content = view.open(node)
     try:
-        return os.pread(content.fd, 1000, 0)
+        return os.pread(content.blob.fd, 1000, 0)
     finally:
         content.close()
 
@@ -460,7 +460,7 @@ def _data(view: View, path: bytes) -> bytes:
     if not node or view.file_type(node) != stat.S_IFREG:
         return b""
     with contextlib.closing(view.open(node)) as content:
-        return os.pread(content.fd, 100, 0)
+        return os.pread(content.blob.fd, 100, 0)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_every_variant_of_every_kind(store: Store, view: View) -> None:
         assert view.lookup(directory, name) == node
         assert view.file_type(node) == stat.S_IFREG
         content = view.open(node)
-        found[os.pread(content.fd, 100, 0)] = view.attributes(node), node, name.decode()
+        found[os.pread(content.blob.fd, 100, 0)] = view.attributes(node), node, name.decode()
         content.close()
     assert set(found) == {b"one", b"two", b"three", b"four"}
     assert {name for _, _, name in found.values()} == {

@@ -153,11 +153,8 @@ def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink 
     """
     if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
         return None
-    fd = store.open_blob(artifact.digest)
-    try:
-        described = elf_file.describe(fd, build_id)
-    finally:
-        os.close(fd)
+    with store.open_blob(artifact.digest) as blob:
+        described = elf_file.describe(blob.fileno(), build_id)
     return None if isinstance(described, Absence) else described.altlink
 
 

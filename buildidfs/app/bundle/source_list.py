@@ -105,14 +105,12 @@ def _ask(
 
 
 def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
-    source = store.open_blob(digest)
     try:
-        file_ops.copy(source, target)
+        with store.open_blob(digest) as blob:
+            file_ops.copy(blob.fileno(), target)
         decompress.unpack_sections(target, slots.most_bytes)
     except decompress.CannotDecompress as error:
         raise Failed(f"its debug information cannot be read: {error}") from error
-    finally:
-        os.close(source)
 
 
 def _paths(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -170,13 +169,11 @@ class Symbolizer:
         return _File(copies, self._loads(executable or found[0]), executable is not None)
 
     def _supplement(self, artifact: Artifact) -> tuple[BuildId, Artifact] | None:
-        fd = self._store.open_blob(artifact.digest)
         try:
-            described = elf_file.describe(fd)
+            with self._store.open_blob(artifact.digest) as blob:
+                described = elf_file.describe(blob.fileno())
         except OSError as error:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
-        finally:
-            os.close(fd)
         if not isinstance(described, ElfFile) or described.altlink is None:
             return None
         build_id = described.altlink.build_id
@@ -187,15 +184,11 @@ class Symbolizer:
         return build_id, found
 
     def _loads(self, artifact: Artifact) -> list[Segment]:
-        fd = self._store.open_blob(artifact.digest)
         try:
-            return elf_header.loaded(
-                lambda offset, size: os.pread(fd, size, offset), os.fstat(fd).st_size
-            )
+            with self._store.open_blob(artifact.digest) as blob:
+                return elf_header.loaded(blob.read_at, blob.size)
         except OSError as error:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
-        finally:
-            os.close(fd)
 
     def _slot(self, wanted: _Copy) -> int:
         """Where the program finds a copy of the file."""
@@ -221,14 +214,12 @@ class Symbolizer:
         return wanted.slot
 
     def _copy(self, artifact: Artifact, slots: Slots, lacks: list[str], target: int) -> None:
-        source = self._store.open_blob(artifact.digest)
         try:
-            file_ops.copy(source, target)
+            with self._store.open_blob(artifact.digest) as blob:
+                file_ops.copy(blob.fileno(), target)
             decompress.unpack_sections(target, slots.most_bytes)
         except decompress.CannotDecompress as error:
             lacks.append(f"{PACKED} ({error})")
-        finally:
-            os.close(source)
 
     def _renew(self) -> Slots:
         """Begin again with empty slots, and a program that has looked at nothing."""

@@ -65,11 +65,8 @@ def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:
         from buildidfs.capture import elf_file
 
         with contextlib.suppress(BuildIdFsError, OSError):
-            fd = store.look_into(digest)
-            try:
-                described = elf_file.describe(fd)
-            finally:
-                os.close(fd)
+            with store.blobs.open(digest) as blob:
+                described = elf_file.describe(blob.fileno())
             if not isinstance(described, Absence) and described.altlink is not None:
                 return described.altlink.build_id
         return None

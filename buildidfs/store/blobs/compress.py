@@ -103,12 +103,9 @@ class Compressor:
         if row is None or row.size < _MIN_BYTES:
             return None
         with self._blobs.draft() as draft:
-            fd = self._verified.open(digest).fd
-            try:
-                hasher = hashing.sha256()
-                compress(fd, draft.fd, hasher)
-            finally:
-                os.close(fd)
+            hasher = hashing.sha256()
+            with self._verified.open(digest) as blob:
+                compress(blob.fileno(), draft.fd, hasher)
             if hasher.digest() != digest:
                 raise IntegrityError(f"blob {digest} has other bytes")
             size = os.fstat(draft.fd).st_size

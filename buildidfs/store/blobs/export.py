@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from buildidfs.model import Artifact
     from buildidfs.store.store import Store
 
-_CHUNK = 1 << 20
-
 
 def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
     """Write the artifact to a stream, after all of it has been verified.
 
     Raises `IntegrityError` before the first byte is written, and OSError of the stream.
     """
-    with open(store.open_blob(artifact.digest), "rb", buffering=0) as blob:
-        if hashlib.file_digest(blob, "sha256").digest() != artifact.digest:
+    with store.open_blob(artifact.digest) as blob:
+        if blob.computed() != artifact.digest:
             raise _damaged(store, artifact)
-        blob.seek(0)
-        while chunk := blob.read(_CHUNK):
+        for chunk in blob.chunks():
             stream.write(chunk)
 
 
@@ -139,8 +136,8 @@ def to_file(store: Store, artifact: Artifact, path: str) -> None:
 
 def _copy_verified(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
     hasher = hashlib.sha256()
-    with open(store.open_blob(artifact.digest), "rb", buffering=0) as blob:
-        while chunk := blob.read(_CHUNK):
+    with store.open_blob(artifact.digest) as blob:
+        for chunk in blob.chunks():
             hasher.update(chunk)
             stream.write(chunk)
     if hasher.digest() != artifact.digest:

@@ -10,20 +10,21 @@ filesystem is found when everything is read now and then, or, with fs-verity, by
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.model import Digest
 from buildidfs.store.blobs import hashing
-from buildidfs.store.blobs.files import BlobFile, Standing
+from buildidfs.store.blobs.files import BlobFile, Standing, read_fully, write_fully
 from buildidfs.store.errors import show
 from buildidfs.store.schema import raw, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from buildidfs.model import Digest
     from buildidfs.store.blobs.files import Blobs, Staged
     from buildidfs.store.index.environment import Environment
 
@@ -31,13 +32,105 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 _MOST_REMEMBERED: Final = 4096
 _ATTEMPTS: Final = 3
+_CHUNK: Final = 1 << 20
 
 
-class OpenBlob(NamedTuple):
-    """A descriptor of a blob's file, and how the content is in it (`schema.FORM_ZSTD`)."""
+class Blob:
+    """The content of an open blob; a context manager. `pread` may be called from any thread.
 
-    fd: int
-    form: int
+    ``fd`` is the descriptor of the blob's file, ``status`` what fstat(2) said of it when it was
+    opened, ``form`` how the content is in it (`schema.FORM_ZSTD`); ``is_plain`` says that the file
+    is the content. ``size`` is in bytes of content.
+    """
+
+    __slots__ = ("_copy", "_packed", "fd", "form", "is_plain", "size", "status")
+
+    def __init__(self, fd: int, form: int, status: os.stat_result) -> None:
+        """Take ``fd`` over. Raises `IntegrityError`, and `StoreError` without the package."""
+        self.fd = fd
+        self.form = form
+        self.status = status
+        self._copy: BinaryIO | None = None
+        if form != schema.FORM_ZSTD:
+            self.is_plain = True
+            self.size = status.st_size
+            return
+        from buildidfs.store.blobs.zstd import CompressedBlob
+
+        self.is_plain = False
+        self._packed = CompressedBlob(fd)
+        self.size = self._packed.size
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to ``size`` bytes from ``offset``, fewer only at the end.
+
+        Raises OSError, and `IntegrityError` for content that was damaged.
+        """
+        if self.is_plain:
+            return read_fully(self.fd, size, offset)
+        return self._packed.pread(size, offset)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`pread`, as decoders ask for it."""
+        return self.pread(size, offset)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content, a piece after the other. Raises what `pread` does."""
+        for offset in range(0, self.size, _CHUNK):
+            yield self.pread(_CHUNK, offset)
+
+    def computed(self) -> Digest:
+        """The digest of the content, which is read for it."""
+        hasher = hashing.sha256()
+        for chunk in self.chunks():
+            hasher.update(chunk)
+        return Digest(hasher.digest())
+
+    def fileno(self) -> int:
+        """A descriptor of a file that is the content, at offset 0 the first time; `close` ends it.
+
+        Raises OSError, `IntegrityError`.
+        """
+        if self.is_plain:
+            return self.fd
+        if self._copy is None:
+            import tempfile  # which who only reads plain blobs does without
+
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+                self._copy_to(file)
+                file.seek(0)
+                stack.pop_all()
+            self._copy = file
+        return self._copy.fileno()
+
+    def _copy_to(self, file: BinaryIO) -> None:
+        for chunk in self.chunks():
+            write_fully(file.fileno(), chunk)
+
+    def was_written(self) -> bool:
+        """Return True if the file has been written to since it was opened.
+
+        The change time tells no more: it is another one also when the blob was removed.
+        """
+        return self.is_plain and os.fstat(self.fd).st_mtime_ns != self.status.st_mtime_ns
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+        if not self.is_plain:
+            self._packed.close()
+        elif self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class VerifiedBlobs:
@@ -62,37 +155,44 @@ class VerifiedBlobs:
         """Every blob that has a file, in no order."""
         return self.files.names()
 
-    def open_now(self, digest: Digest) -> OpenBlob | None:
-        """A blob's file; None if all of it has to be read first.
+    def open_now(self, digest: Digest) -> Blob | None:
+        """Open a blob; None if all of it has to be read first.
 
-        Raises `IntegrityError` when it is gone, or is known to have other bytes.
+        Raises `IntegrityError` if it is gone, or is known to have other bytes.
         """
         fd = self.files.open(digest)
         try:
             status = os.fstat(fd)
-            row = self._env.get(self._rows, digest)
-            file = (status.st_size, status.st_ino, status.st_ctime_ns)
-            if row is not None and len(row) > schema.FORM_AT:
-                # A form that the size belies is damage: then the bytes have to tell.
-                form = row[schema.FORM_AT]
-                is_right = raw.is_file if form == schema.FORM_ZSTD else raw.is_plain_file
-                if is_right(row, *file):
-                    return OpenBlob(fd, form)
-            known = self._read.get(digest)
-            if known is not None and known[0] == file:
-                if known[1] is not None:
-                    return OpenBlob(fd, known[1])
-                raise self._damaged(digest)
+            form = self._form_now(digest, status)
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)
-        return None
+        if form is None:
+            os.close(fd)
+            return None
+        return Blob(fd, form, status)
 
-    def open(self, digest: Digest) -> OpenBlob:
-        """A blob's file, when need be after reading all of it.
+    def _form_now(self, digest: Digest, status: os.stat_result) -> int | None:
+        """How the content is in a file with that status; None if that takes reading it."""
+        row = self._env.get(self._rows, digest)
+        file = (status.st_size, status.st_ino, status.st_ctime_ns)
+        if row is not None and len(row) > schema.FORM_AT:
+            # A form that the size belies is damage: then the bytes have to tell.
+            form = row[schema.FORM_AT]
+            is_right = raw.is_file if form == schema.FORM_ZSTD else raw.is_plain_file
+            if is_right(row, *file):
+                return form
+        known = self._read.get(digest)
+        if known is None or known[0] != file:
+            return None
+        if known[1] is None:
+            raise self._damaged(digest)
+        return known[1]
 
-        Raises `IntegrityError` when it is gone, or has other bytes.
+    def open(self, digest: Digest) -> Blob:
+        """Open a blob, if need be after reading all of it.
+
+        Raises `IntegrityError` if it is gone, or has other bytes.
         """
         opened = self.open_now(digest)
         if opened is not None:
@@ -102,10 +202,11 @@ class VerifiedBlobs:
             form = self.form_of(digest, fd)
             if form is None:
                 raise self._damaged(digest)
+            status = os.fstat(fd)
         except BaseException:
             os.close(fd)
             raise
-        return OpenBlob(fd, form)
+        return Blob(fd, form, status)
 
     def form_of(
         self, digest: Digest, fd: int, progress: Callable[[int], None] | None = None
@@ -158,7 +259,7 @@ class VerifiedBlobs:
         if self.is_untouched(digest):
             return Standing.KEPT
         try:
-            os.close(self.open(digest).fd)
+            self.open(digest).close()
         except IntegrityError:
             return Standing.DAMAGED
         return Standing.NEW if self._env.get(self._rows, digest) is None else Standing.KEPT

@@ -8,15 +8,14 @@ are noticed. Needs the package zstandard (the extra ``zstd``), for reading too.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.formats.archive import seekable_zstd
+from buildidfs.store.blobs.files import read_fully, write_fully
 
 if TYPE_CHECKING:
     import hashlib
@@ -40,7 +39,7 @@ def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
     """
     writer = FrameWriter(target, _LEVEL)
     offset = 0
-    while chunk := _read(source, FRAME_BYTES, offset):
+    while chunk := read_fully(source, FRAME_BYTES, offset):
         hasher.update(chunk)
         writer.write(chunk)
         offset += len(chunk)
@@ -77,7 +76,7 @@ class FrameWriter:
             self._frame(bytes(self._pending))
             self._pending.clear()
         self._cut()
-        _write(self._fd, seekable_zstd.pack(self._entries))
+        write_fully(self._fd, seekable_zstd.pack(self._entries))
 
     def _frame(self, content: bytes) -> None:
         size = self._there(content) if self._resuming else 0
@@ -86,14 +85,14 @@ class FrameWriter:
         else:
             self._cut()
             frame = self._compressor.compress(content)
-            _write(self._fd, frame)
+            write_fully(self._fd, frame)
             size = len(frame)
         self._end += size
         self._entries.append((size, len(content)))
 
     def _there(self, content: bytes) -> int:
         """The size of the frame that follows in the file, if it has that content; else 0."""
-        data = _read(self._fd, _FRAME_MOST, self._end)
+        data = read_fully(self._fd, _FRAME_MOST, self._end)
         decoder = _zstandard().ZstdDecompressor().decompressobj()
         try:
             found = decoder.decompress(data)
@@ -107,19 +106,6 @@ class FrameWriter:
             self._resuming = False
             os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
-
-
-def inflate(fd: int) -> int:
-    """A file without a name that has the content; closes ``fd``.
-
-    Raises OSError, `IntegrityError`.
-    """
-    with contextlib.closing(CompressedBlob(fd)) as blob, tempfile.TemporaryFile() as file:
-        for offset in range(0, blob.size, FRAME_BYTES):
-            file.write(blob.pread(FRAME_BYTES, offset))
-        file.flush()
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
-        return os.dup(file.fileno())
 
 
 class CompressedBlob:
@@ -136,11 +122,13 @@ class CompressedBlob:
         try:
             _zstandard()
             end = os.fstat(fd).st_size
-            footer = _read(fd, seekable_zstd.FOOTER_SIZE, max(end - seekable_zstd.FOOTER_SIZE, 0))
+            footer = read_fully(
+                fd, seekable_zstd.FOOTER_SIZE, max(end - seekable_zstd.FOOTER_SIZE, 0)
+            )
             length = seekable_zstd.table_size(footer)
             if length > end:
                 raise IntegrityError("the table of a compressed blob's frames is cut off")
-            self._table = seekable_zstd.unpack(_read(fd, length, end - length), end)
+            self._table = seekable_zstd.unpack(read_fully(fd, length, end - length), end)
         except BaseException:
             self.close()
             raise
@@ -185,7 +173,7 @@ class CompressedBlob:
         if frame.length > FRAME_BYTES:
             raise IntegrityError("a frame of a compressed blob is larger than any that was written")
         try:
-            raw = _read(self._fd, frame.size, frame.offset)
+            raw = read_fully(self._fd, frame.size, frame.offset)
             data = bytes(_decompressor().decompress(raw, max_output_size=frame.length))
         except _zstandard().ZstdError as error:
             raise IntegrityError(f"a frame of a compressed blob is damaged: {error}") from error
@@ -216,20 +204,3 @@ def _zstandard() -> Any:
             "install buildidfs[zstd]"
         ) from error
     return zstandard
-
-
-def _read(fd: int, size: int, offset: int) -> bytes:
-    """All of ``size`` bytes, fewer only at the end of the file."""
-    data = os.pread(fd, size, offset)
-    while 0 < len(data) < size:
-        more = os.pread(fd, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.model import Digest
 from buildidfs.store.blobs import hashing
+from buildidfs.store.blobs.files import read_fully, write_fully
+from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
 from buildidfs.store.errors import show
 
@@ -45,29 +48,29 @@ def write(
     writer.write(bundle_archive.header(bundle_archive.MANIFEST, len(text)))
     writer.write(text.ljust(bundle_archive.padded(len(text)), b"\0"))
     for digest, member in blobs.items():
-        source = store.open_blob(digest)
-        try:
-            if _copy(writer, member, source, progress) != digest:
+        with store.open_blob(digest) as blob:
+            if _copy(writer, member, blob.pread, progress) != digest:
                 raise IntegrityError(f"blob {digest} has other bytes: run buildidfs check --repair")
-        finally:
-            os.close(source)
     for member, source in zip(files, inputs, strict=True):
-        _copy(writer, member, source, progress)
+        _copy(writer, member, partial(read_fully, source), progress)
     if listed is not None:
-        _copy(writer, listed, sources, progress)
+        _copy(writer, listed, partial(read_fully, sources), progress)
     writer.write(bundle_archive.end())
     writer.finish()
     return writer.kept
 
 
 def _copy(
-    writer: FrameWriter, member: bundle_archive.Member, source: int, progress: Callable[[int], None]
+    writer: FrameWriter,
+    member: bundle_archive.Member,
+    pread: Callable[[int, int], bytes],
+    progress: Callable[[int], None],
 ) -> Digest:
     writer.write(bundle_archive.header(member.name, member.size))
     hasher = hashing.sha256()
     offset = 0
     while offset < member.size:
-        chunk = os.pread(source, min(_CHUNK, member.size - offset), offset)
+        chunk = pread(min(_CHUNK, member.size - offset), offset)
         if not chunk:
             raise IntegrityError(f"{show(member.name)} has become shorter while it was bundled")
         hasher.update(chunk)
@@ -78,22 +81,32 @@ def _copy(
     return Digest(hasher.digest())
 
 
-class Part:
-    """A blob within a bundle, as `CompressedBlob` is one of its own."""
+class Part(Blob):
+    """A blob within a bundle."""
 
-    def __init__(self, content: CompressedBlob, member: bundle_archive.Member) -> None:
-        self._content = content
-        self._member = member
+    __slots__ = ("_bundle", "_digest", "_member")
+
+    def __init__(self, bundle: BundleFile, digest: Digest, member: bundle_archive.Member) -> None:
+        self.fd = -1
+        self.is_plain = False
         self.size = member.size
+        self._bundle = bundle
+        self._copy = None
+        self._digest = digest
+        self._member = member
 
-    def pread(self, size: int, offset: int) -> bytes:
+    def pread(self, size: int, offset: int, /) -> bytes:
         """Up to ``size`` bytes from ``offset``. Raises OSError, `IntegrityError`."""
-        return self._content.pread(
-            max(0, min(size, self.size - offset)), self._member.offset + offset
-        )
+        return self._bundle.pread(self._member, size, offset)
+
+    def _copy_to(self, file: BinaryIO) -> None:
+        self._bundle.copy(self._digest, file.fileno())
 
     def close(self) -> None:
-        """Nothing is its own."""
+        """Let go of a copy; the bundle stays open."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
 
 
 class BundleFile:
@@ -154,26 +167,28 @@ class BundleFile:
         member = self._blobs.get(digest)
         if member is None:
             raise IntegrityError(f"the bundle has no blob {digest}")
-        return Part(self._content, member)
+        return Part(self, digest, member)
+
+    def pread(self, member: bundle_archive.Member, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes of a member from ``offset``. Raises OSError, `IntegrityError`."""
+        size = max(0, min(size, member.size - offset))
+        return self._content.pread(size, member.offset + offset)
 
     def copy(self, digest: Digest, fd: int) -> None:
         """Write a blob to a file, and raise `IntegrityError` if it has other bytes."""
         with self._named():
             part = self.open(digest)
             hasher = hashing.sha256()
-            for offset in range(0, part.size, _CHUNK):
-                chunk = part.pread(_CHUNK, offset)
+            for chunk in part.chunks():
                 hasher.update(chunk)
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(fd, view) :]
+                write_fully(fd, chunk)
             if hasher.digest() != digest:
                 raise IntegrityError(f"blob {digest} of the bundle has other bytes")
 
     def verify(self, digest: Digest) -> bool:
         """Whether a blob has the bytes of its digest; reads all of it."""
         with contextlib.suppress(IntegrityError):
-            return _digest(self.open(digest)) == digest
+            return self.open(digest).computed() == digest
         return False
 
     def check_sources(self) -> None:
@@ -182,7 +197,8 @@ class BundleFile:
         if said is None or self._sources is None:
             return
         with self._named():
-            if _digest(Part(self._content, self._sources)).hex() != said.sha256:
+            digest = Digest(bytes.fromhex(said.sha256))
+            if Part(self, digest, self._sources).computed() != digest:
                 raise IntegrityError("the source list of the bundle has other bytes")
 
     @contextlib.contextmanager
@@ -192,10 +208,3 @@ class BundleFile:
             yield
         except IntegrityError as error:
             raise IntegrityError(f"{self._shown}: {error}") from error
-
-
-def _digest(part: Part) -> Digest:
-    hasher = hashing.sha256()
-    for offset in range(0, part.size, _CHUNK):
-        hasher.update(part.pread(_CHUNK, offset))
-    return Digest(hasher.digest())

@@ -36,6 +36,7 @@ from buildidfs.model import (
 )
 from buildidfs.store import layout
 from buildidfs.store.blobs.files import BlobFile, Blobs, Staged, Standing
+from buildidfs.store.blobs.verify import VerifiedBlobs
 from buildidfs.store.index import environment
 from buildidfs.store.records import NewCapture
 from buildidfs.store.store import Store
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Access
     from buildidfs.store.bundle.archive import BundleFile, Part
+    from buildidfs.store.index.environment import Environment
 
 _PREFIX: Final = "buildidfs-bundle-"
 _PLACES: Final = ("/dev/shm", None)
@@ -113,10 +115,11 @@ class BundleStore(Store):
 
     def __init__(self, path: bytes, file: BundleFile, access: Access, cleaned: int) -> None:
         env = environment.acquire(path, read_only=False)
-        super().__init__(path, env, _BundleBlobs(path, file), read_only=False)
+        files = _BundleFiles(path, file)
+        super().__init__(path, env, files, read_only=False)
+        self.blobs = _BundleBlobs(env, files, file)
         self._file = file
         self._cleaned = cleaned
-        self._right: dict[Digest, bool] = {}
         staged: dict[Digest, Staged] = {}
 
         def content(digest: Digest, size: int) -> Staged:
@@ -134,25 +137,6 @@ class BundleStore(Store):
         self.commit(batch)
         self.read_only = True
 
-    def open_blob(self, digest: Digest) -> int:
-        """A descriptor of a copy of a blob. Raises `IntegrityError`."""
-        self._verify(digest)
-        with tempfile.TemporaryFile() as file:
-            self._file.copy(digest, file.fileno())
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
-            return os.dup(file.fileno())
-
-    def open_content(self, digest: Digest) -> Part:
-        """A blob, where it is; reads all of it the first time. Raises `IntegrityError`."""
-        self._verify(digest)
-        return self._file.open(digest)
-
-    def open_content_now(self, digest: Digest) -> Part | None:
-        """The same, None if that would be the first time."""
-        if digest not in self._right:
-            return None
-        return self.open_content(digest)
-
     def close(self) -> None:
         """Let go of the bundle, and remove its index; safe to call twice."""
         if self._env is not None:
@@ -161,18 +145,33 @@ class BundleStore(Store):
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._cleaned)
 
-    def _verify(self, digest: Digest) -> None:
+
+class _BundleBlobs(VerifiedBlobs):
+    """Opens the blobs of a bundle."""
+
+    def __init__(self, environment: Environment, files: Blobs, bundle: BundleFile) -> None:
+        super().__init__(environment, files)
+        self._bundle = bundle
+        self._right: dict[Digest, bool] = {}
+
+    def open(self, digest: Digest) -> Part:
+        """Open a blob; reads all of it the first time. Raises `IntegrityError`."""
         right = self._right.get(digest)
         if right is None:
-            right = self._file.verify(digest) and self._is_described(digest)
+            right = self._bundle.verify(digest) and self._is_described(digest)
             self._right[digest] = right
         if not right:
             raise IntegrityError(f"blob {digest} of the bundle is not what its manifest says")
+        return self._bundle.open(digest)
+
+    def open_now(self, digest: Digest) -> Part | None:
+        """Open a blob; None if that would be the first time."""
+        return self.open(digest) if digest in self._right else None
 
     def _is_described(self, digest: Digest) -> bool:
-        part = self._file.open(digest)
+        part = self._bundle.open(digest)
         wanted = digest.hex()
-        items = [item for item in self._file.manifest.items if item.sha256 == wanted]
+        items = [item for item in self._bundle.manifest.items if item.sha256 == wanted]
         return all(_fits(item, part) for item in items)
 
 
@@ -182,22 +181,18 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
     What is not served as an ELF file need not be one, and one without a build ID has that of the
     item.
     """
-
-    def read_at(offset: int, size: int) -> bytes:
-        return part.pread(size, offset)
-
     build_id = BuildId.from_hex(item.build_id)
-    found = identify.describe(read_at, part.size)
+    found = identify.describe(part.read_at, part.size)
     if found is Absence.NO_BUILD_ID:
-        head = read_at(0, min(part.size, identify.HEAD_SIZE))
-        found = identify.classify(build_id, head, read_at, part.size)
+        head = part.read_at(0, min(part.size, identify.HEAD_SIZE))
+        found = identify.classify(build_id, head, part.read_at, part.size)
     if isinstance(found, Absence):
         return item.kind_of is Kind.KALLSYMS
     scripts = tuple((extent.offset, extent.size) for extent in found.scripts)
     return found.build_id == build_id and scripts == item.scripts
 
 
-class _BundleBlobs(Blobs):
+class _BundleFiles(Blobs):
     """The blobs directory of a store that has its blobs elsewhere."""
 
     def __init__(self, root: bytes, file: BundleFile) -> None:

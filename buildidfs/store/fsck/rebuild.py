@@ -36,8 +36,7 @@ from buildidfs.model import (
 )
 from buildidfs.store import layout, lock, notify
 from buildidfs.store.blobs.files import Blobs, Staged
-from buildidfs.store.blobs.reader import content_of
-from buildidfs.store.blobs.verify import OpenBlob, VerifiedBlobs
+from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import translated
 from buildidfs.store.fsck.scrub import GIVEN, describe
 from buildidfs.store.index import environment
@@ -154,18 +153,18 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
         form = verified.form_of(digest, fd)
         if form is None:
             raise IntegrityError(f"blob {digest} has other bytes")
-        opened = OpenBlob(fd, form)
+        status = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    with Blob(fd, form, status) as opened:
         # Nothing is staged: the bytes have their name already.
         content = Staged(-1, None)
-        content.digest, content.changed = digest, True
-        with content_of(opened) as inside:
-            content.size = inside.size
+        content.digest, content.changed, content.size = digest, True, opened.size
         return captures_of(blobs, digest, opened, content)
-    finally:
-        os.close(fd)
 
 
-def captures_of(blobs: Blobs, digest: Digest, opened: OpenBlob, content: Staged) -> list[Adopted]:
+def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> list[Adopted]:
     """What an open blob tells of itself, as captures of ``content``; may be nothing."""
     described = describe(opened)
     own = described.build_id if described is not None and described.build_id != GIVEN else None

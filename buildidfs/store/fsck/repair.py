@@ -9,14 +9,12 @@ rows are gone through until nothing is found.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Final
 
 import lmdb
 
 from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.store import notify
-from buildidfs.store.blobs.reader import plain
 from buildidfs.store.fsck import rebuild
 from buildidfs.store.fsck.check import RULES, wrong_counts
 from buildidfs.store.fsck.faults import Fault, Mending, faults_of
@@ -123,16 +121,8 @@ def _read_again(checker: Checker, digest: Digest) -> None:
         opened = checker.verified.open(digest)
     except IntegrityError:
         return  # removed meanwhile, or damaged by now
-    try:
-        fd = plain(opened)
-        try:
-            staged = blobs.stage(fd)
-        finally:
-            os.close(fd)
-        with staged:
-            adopted = captures_of(blobs, digest, opened, staged)
-            removal.remove(env, blobs, [digest])
-            commits = Commits(env, blobs, checker.verified)
-            commits.commit([each.capture for each in adopted], (), ())
-    finally:
-        os.close(opened.fd)
+    with opened, blobs.stage(opened.fileno()) as staged:
+        adopted = captures_of(blobs, digest, opened, staged)
+        removal.remove(env, blobs, [digest])
+        commits = Commits(env, blobs, checker.verified)
+        commits.commit([each.capture for each in adopted], (), ())

@@ -28,8 +28,7 @@ from buildidfs.linux import file_ops
 from buildidfs.model import Absence, BuildId, Digest, Kind
 from buildidfs.store import notify
 from buildidfs.store.blobs.files import BlobFile
-from buildidfs.store.blobs.reader import content_of
-from buildidfs.store.blobs.verify import OpenBlob
+from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.schema import raw, schema
@@ -144,13 +143,13 @@ class Scrubber:
         try:
             return self._right(digest, row, opened)
         finally:
-            os.close(opened.fd)
+            opened.close()
 
     def _row(self, digest: Digest) -> schema.DigestRow | None:
         value = self._env.get(self._env.tables["digests"], digest)
         return None if value is None else schema.DigestRow.unpack(value)
 
-    def _opened(self, digest: Digest, row: schema.DigestRow) -> OpenBlob:
+    def _opened(self, digest: Digest, row: schema.DigestRow) -> Blob:
         """A blob that was read and is right; raises `IntegrityError` for any other."""
         try:
             fd = self._blobs.open(digest)
@@ -167,12 +166,13 @@ class Scrubber:
                     raise IntegrityError(text)
                 raise IntegrityError(f"blob {digest} has other bytes")
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            status = os.fstat(fd)
         except BaseException:
             os.close(fd)
             raise
-        return OpenBlob(fd, form)
+        return Blob(fd, form, status)
 
-    def _right(self, digest: Digest, row: schema.DigestRow, opened: OpenBlob) -> list[Fault]:
+    def _right(self, digest: Digest, row: schema.DigestRow, opened: Blob) -> list[Fault]:
         if self._verity:
             try:
                 self._verity = file_ops.enable_verity(opened.fd)
@@ -228,13 +228,12 @@ def _file_in(row: schema.DigestRow) -> BlobFile:
     return BlobFile(row.stored, row.inode, row.ctime_ns)
 
 
-def describe(opened: OpenBlob) -> ElfFile | None:
+def describe(opened: Blob) -> ElfFile | None:
     """What the bytes say that they are; None if that is nothing, as with kallsyms."""
-    with content_of(opened) as content:
-        found = identify.describe(content.read_at, content.size)
-        if found is Absence.NO_BUILD_ID:
-            head = content.read_at(0, identify.HEAD_SIZE)
-            found = identify.classify(GIVEN, head, content.read_at, content.size)
+    found = identify.describe(opened.read_at, opened.size)
+    if found is Absence.NO_BUILD_ID:
+        head = opened.read_at(0, identify.HEAD_SIZE)
+        found = identify.classify(GIVEN, head, opened.read_at, opened.size)
     return None if isinstance(found, Absence) else found
 
 

@@ -157,10 +157,8 @@ class IdDirectories:
         zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
         try:
             store = self._store
-            content = (store.open_content if wait else store.open_content_now)(artifact.digest)
-            if isinstance(content, int):
-                return Content(content, b"", zeros)
-            return None if content is None else Content(-1, b"", zeros, content)
+            blob = (store.open_blob if wait else store.open_blob_now)(artifact.digest)
+            return None if blob is None else Content(b"", zeros, blob)
         except IntegrityError:
             self._recent.pop(node, None)
             self._artifact(node)  # it was removed meanwhile, unless it should be there

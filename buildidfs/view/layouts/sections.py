@@ -9,7 +9,6 @@ a disk: `Sections.find` and `Sections.open` are for a thread of their own.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Final
@@ -19,12 +18,12 @@ import msgspec
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections as Headers
 from buildidfs.model import Artifact, ByteRange, Kind
+from buildidfs.store import Blob
 from buildidfs.view import nodes
 from buildidfs.view.attributes import Attributes, Content, of_artifact
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.sections import SectionHeader
-    from buildidfs.store import Content as Readable
     from buildidfs.store import Store
 
 # The 22 bits of detail in a node: the kind, the number of the section, and the variant.
@@ -83,8 +82,8 @@ class Sections:
         """
         artifact = self.artifact(node)
         extent = self._extent(node, artifact)
-        window = _Window(self._store.open_content(artifact.digest), extent)
-        return Content(-1, b"", _within(artifact.scripts, extent) if zeroed else (), window)
+        section = Section(self._store.open_blob(artifact.digest), extent)
+        return Content(b"", _within(artifact.scripts, extent) if zeroed else (), section)
 
     def _extent(self, node: int, artifact: Artifact) -> ByteRange:
         """Where in its file a section is; reads the file only after some hundred others."""
@@ -101,10 +100,8 @@ class Sections:
     def _headers(self, artifact: Artifact) -> list[SectionHeader]:
         """The first section headers of a file."""
         whole = ByteRange(0, artifact.size)
-        with contextlib.closing(
-            _Window(self._store.open_content(artifact.digest), whole)
-        ) as window:
-            found = Headers(lambda offset, size: window.pread(size, offset), artifact.size)
+        with Section(self._store.open_blob(artifact.digest), whole) as part:
+            found = Headers(part.read_at, artifact.size)
         return found.headers[: _NUMBER_MAX + 1]
 
     def _remember(self, node: int, extent: ByteRange) -> None:
@@ -113,36 +110,30 @@ class Sections:
         self._known[node] = extent
 
 
-class _Window:
-    """A part of the content of a blob; see `store.Content`. Closes what it is a part of."""
+class Section(Blob):
+    """A part of the content of a blob, which it closes."""
 
-    def __init__(self, content: int | Readable, extent: ByteRange) -> None:
-        self._content = content
+    __slots__ = ("_blob", "_extent")
+
+    def __init__(self, blob: Blob, extent: ByteRange) -> None:
+        self.fd = -1
+        self.is_plain = False
+        self.size = extent.size
+        self._blob = blob
+        self._copy = None
         self._extent = extent
-        self._mtime_ns = os.fstat(content).st_mtime_ns if isinstance(content, int) else 0
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if somebody wrote to it."""
+        """Up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if the file was written."""
         size = min(size, max(self._extent.size - offset, 0))
-        offset += self._extent.offset
-        if not isinstance(self._content, int):
-            return self._content.pread(size, offset)
-        data = b""
-        while len(data) < size and (
-            more := os.pread(self._content, size - len(data), offset + len(data))
-        ):
-            data += more
-        if os.fstat(self._content).st_mtime_ns != self._mtime_ns:
+        data = self._blob.pread(size, self._extent.offset + offset)
+        if self._blob.was_written():
             raise _stale()
         return data
 
     def close(self) -> None:
         """Let go of the blob; safe to call twice."""
-        content, self._content = self._content, -1
-        if not isinstance(content, int):
-            content.close()
-        elif content >= 0:
-            os.close(content)
+        self._blob.close()
 
 
 def _is_inside(header: SectionHeader, artifact: Artifact) -> bool:
