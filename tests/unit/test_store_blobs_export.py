@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ MTIME_NS = 1_600_000_000_123_456_789
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> Iterator[Store]:
     store = Store.create(tmp_path / "store")
     source = tmp_path / "source"
     source.write_bytes(BYTES)
@@ -48,7 +49,8 @@ def store(tmp_path: Path) -> Store:
             )
         ]
     )
-    return store
+    yield store
+    store.close()
 
 
 @pytest.fixture
