@@ -79,7 +79,7 @@ def _fuzz(name: str, until: float) -> None:
 
     with atheris.instrument_imports(include=["buildidfs"]):
         from tests.fuzz.targets import TARGETS
-    from tests.fuzz import elves
+    from tests.fuzz import elf_mutation
 
     target = TARGETS[name]
     found, failed = _FOUND / name, _FOUND / f"{name}-failed"
@@ -102,8 +102,8 @@ def _fuzz(name: str, until: float) -> None:
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         chosen = random.Random(seed)
-        if elves.numbers(data) and chosen.random() < 0.5:
-            return elves.mutated(data, chosen)[:most]
+        if elf_mutation.numbers(data) and chosen.random() < 0.5:
+            return elf_mutation.mutated(data, chosen)[:most]
         return bytes(atheris.Mutate(data, most))
 
     atheris.Setup(argv, target.check, custom_mutator=mutate)

@@ -13,7 +13,7 @@ from buildidfs.formats.elf import header, identify
 from buildidfs.formats.perf.records import Mapped, decode_ring
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.elfwriter import PT_NOTE, SHT_NOTE, Section, build_id_note, elf_file, note
 from tests.support.filereader import FileReader
@@ -25,7 +25,7 @@ def _huge_elves() -> Iterator[bytes]:
     """As many sections, segments, notes and names as fit, in all forms."""
     for bits, order in ((64, "<"), (32, ">")):
         yield from _tables(bits, order)
-    build_id = elves.BUILD_ID
+    build_id = elf_mutation.BUILD_ID
     empty = note(b"", 0, b"")
     yield elf_file([Section(b".note", filled(empty, MEGABYTE - 4096), SHT_NOTE, segment=PT_NOTE)])
     half = filled(empty, MEGABYTE // 2)
@@ -48,7 +48,7 @@ def _tables(bits: int, order: str) -> Iterator[bytes]:
     word, entry, phentry = ("Q", 64, 56) if bits == 64 else ("I", 40, 32)
     form = f"{order}4sBBB9xHHI{word * 3}I6H"
     head = struct.calcsize(form)
-    identified = build_id_note(elves.BUILD_ID, little_endian=order == "<")
+    identified = build_id_note(elf_mutation.BUILD_ID, little_endian=order == "<")
     for kind in (7, 1, 2, 8):
         for table in ("sections", "segments"):
             start = head + len(identified)
@@ -95,7 +95,7 @@ def _check_notes(data: bytes) -> None:
 
 def _seed_notes() -> Iterator[bytes]:
     for little_endian in (True, False):
-        ours = build_id_note(elves.BUILD_ID, little_endian=little_endian)
+        ours = build_id_note(elf_mutation.BUILD_ID, little_endian=little_endian)
         yield ours
         yield note(b"Go\0\0", 4, b"abc", little_endian=little_endian) + ours
         yield note(b"GNU\0", 5, bytes(16), little_endian=little_endian, align=8) + ours
@@ -217,7 +217,7 @@ def _seed_perfrecords() -> Iterator[bytes]:
     name = b"/usr/bin/app\0\0\0\0"
     time = struct.pack("=Q", 7)
     mapped = struct.pack("=IIQQQIIQQI4x", 1, 1, 4096, 4096, 0, 254, 0, 99, 5, 5)
-    identified = mapped[:32] + b"\x14\0\0\0" + elves.BUILD_ID + mapped[56:]
+    identified = mapped[:32] + b"\x14\0\0\0" + elf_mutation.BUILD_ID + mapped[56:]
     task = struct.pack("=IIIIQ", 2, 1, 2, 1, 7)
     spaces = b"".join(struct.pack("=QQ", 4, 4026531840 + number) for number in range(7))
     namespaces = struct.pack("=IIQ", 2, 2, 7) + spaces + time
@@ -244,8 +244,8 @@ def _huge_perfrecords() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "elf": Target(
-        elves.examine,
-        elves.seeds,
+        elf_mutation.examine,
+        elf_mutation.seeds,
         _huge_elves,
         ("elf.identify", "elf.header"),
         cost=lambda data: identify.describe(FileReader(data), len(data)),

@@ -6,16 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.fuzz import (
-    archived,
-    compounds,
+    archives,
+    command_inputs,
+    compound_files,
     decoders,
-    elfinsides,
-    givenfiles,
-    insides,
-    packed,
-    profiled,
-    symbols,
-    takers,
+    elf_sections,
+    other_inputs,
+    own_formats,
+    perf_data,
+    symbol_output,
 )
 
 if TYPE_CHECKING:
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
 
 TARGETS: Final[dict[str, Target]] = {
     **decoders.TARGETS,
-    **compounds.TARGETS,
-    **elfinsides.TARGETS,
-    **profiled.TARGETS,
-    **givenfiles.TARGETS,
-    **takers.TARGETS,
-    **insides.TARGETS,
-    **packed.TARGETS,
-    **symbols.TARGETS,
-    **archived.TARGETS,
+    **compound_files.TARGETS,
+    **elf_sections.TARGETS,
+    **perf_data.TARGETS,
+    **command_inputs.TARGETS,
+    **other_inputs.TARGETS,
+    **own_formats.TARGETS,
+    **archives.TARGETS,
+    **symbol_output.TARGETS,
 }

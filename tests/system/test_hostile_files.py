@@ -25,7 +25,7 @@ import pytest
 from buildidfs.formats.elf.identify import ElfFile, describe
 from buildidfs.store import Store
 from buildidfs.view import blank
-from tests.fuzz import decoders, elves
+from tests.fuzz import decoders, elf_mutation
 from tests.support import mapper
 from tests.support.children import running
 from tests.support.clients import Argument, run, tool
@@ -61,15 +61,15 @@ def damaged(program: Program, count: int, seed: int) -> Iterator[bytes]:
         for binary in program.binaries
         for path in (binary.shipped, binary.debug, binary.compiled)
     ]
-    good = [*real, *elves.seeds()]
+    good = [*real, *elf_mutation.seeds()]
     yield from good
     ids = [bytes.fromhex(binary.build_id) for binary in program.binaries]
     for _ in range(count):
         # each with a build ID of its own, of which one would be served
         data, own = chosen.choice(good), chosen.randbytes(20)
-        for build_id in (*ids, elves.BUILD_ID):
+        for build_id in (*ids, elf_mutation.BUILD_ID):
             data = data.replace(build_id, own)
-        yield elves.mutated(data, chosen)
+        yield elf_mutation.mutated(data, chosen)
     yield from decoders.TARGETS["elf"].worst()
     yield b"\x7fELF"
     yield b"\x7fELF\x02\x01\x01" + bytes(57)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.model import Absence
-from tests.fuzz.elves import examine
+from tests.fuzz.elf_mutation import examine
 from tests.support.elfwriter import (
     DWARF,
     DYNSYM,

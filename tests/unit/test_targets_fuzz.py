@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.bounds import Cost, costs
 from tests.fuzz.targets import TARGETS
 
@@ -69,7 +69,7 @@ def test_good_inputs_gone_bad(name: str) -> None:
     @settings(max_examples=50, deadline=None)
     @given(st.sampled_from(good), st.integers(0, 2**64 - 1))
     def check(data: bytes, chosen: int) -> None:
-        target.check(elves.mutated(data, random.Random(chosen)))
+        target.check(elf_mutation.mutated(data, random.Random(chosen)))
 
     check()
 

@@ -13,7 +13,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.archive import seekable_zstd
 from buildidfs.formats.elf import core, header
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
 from tests.support.elfwriter import PT_NOTE, SHT_NOTE, Section, elf_file, note
@@ -37,7 +37,7 @@ def _check_core(data: bytes) -> None:
 
 def _process(**options: object) -> bytes:
     form = {key: options[key] for key in ("bits", "little_endian") if key in options}
-    page = elf_file([], build_id=elves.BUILD_ID, **form)[:PAGE].ljust(PAGE, b"\0")  # type: ignore[arg-type]  # as given
+    page = elf_file([], build_id=elf_mutation.BUILD_ID, **form)[:PAGE].ljust(PAGE, b"\0")  # type: ignore[arg-type]  # as given
     return core_file(
         [
             Mapped(0x10000, page, b"/app/hot"),
@@ -166,6 +166,6 @@ def _huge_bundle() -> Iterator[bytes]:
 TARGETS: Final = {
     "bundle": Target(_check_bundle, _seed_bundle, _huge_bundle, ("bundle_archive",)),
     "core": Target(_check_core, _seed_core, _huge_core, ("elf.core",)),
-    "loads": Target(_check_loads, elves.seeds, _huge_loads, ("elf.header",)),
+    "loads": Target(_check_loads, elf_mutation.seeds, _huge_loads, ("elf.header",)),
     "seekable": Target(_check_seekable, _seed_seekable, _huge_seekable, ("archive.seekable_zstd",)),
 }

@@ -10,7 +10,7 @@ from typing import Final
 from buildidfs.formats import symbolizer_output
 from buildidfs.formats.elf import core
 from buildidfs.formats.perf import script_output
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.corewriter import PAGE, Mapped, core_file, file_table
 from tests.support.elfwriter import elf_file, note
@@ -19,7 +19,7 @@ from tests.support.filereader import FileReader
 # --- the notes of a core file --------------------------------------------------------------------
 
 _MAPPING: Final = Mapped(
-    0x10000, elf_file([], build_id=elves.BUILD_ID)[:PAGE].ljust(PAGE, b"\0"), b"/app/hot"
+    0x10000, elf_file([], build_id=elf_mutation.BUILD_ID)[:PAGE].ljust(PAGE, b"\0"), b"/app/hot"
 )
 
 
@@ -30,7 +30,7 @@ def _check_notes(data: bytes) -> None:
     assert (found.pid, found.name) == (4711, b"hot")
     assert found.threads <= 1 + len(data) // 12
     for module in found.modules:
-        assert module.build_id in (elves.BUILD_ID, None)
+        assert module.build_id in (elf_mutation.BUILD_ID, None)
 
 
 def _seed_notes() -> Iterator[bytes]:
@@ -63,7 +63,7 @@ def _check_perfscript(data: bytes) -> None:
 
 
 def _seed_perfscript() -> Iterator[bytes]:
-    build_id = elves.BUILD_ID.hex().encode()
+    build_id = elf_mutation.BUILD_ID.hex().encode()
     fork = b"hot 7 1.1: PERF_RECORD_FORK(8:8):(7:7)\nhot 8 1.2: PERF_RECORD_COMM exec: x:8/8\n"
     yield _EVENT % (0x1000, build_id) + fork + _SAMPLE
     yield b"hot 7 1.3: x:   55000040 [unknown] (/app/hot+0x12)\n"
@@ -71,7 +71,7 @@ def _seed_perfscript() -> Iterator[bytes]:
 
 
 def _huge_perfscript() -> Iterator[bytes]:
-    build_id = elves.BUILD_ID.hex().encode()
+    build_id = elf_mutation.BUILD_ID.hex().encode()
     yield filled(_SAMPLE)
     yield b"".join(_EVENT % (PAGE * n, build_id) for n in range(7000))
     yield (_EVENT % (PAGE, build_id) + b"hot 7 1.1: PERF_RECORD_FORK(8:8):(7:7)\n") * 5000

@@ -19,8 +19,8 @@ from typing import Final
 from buildidfs.cli.main import main
 from buildidfs.formats import bundle_archive
 from buildidfs.store.blobs.zstd import FrameWriter
-from tests.fuzz import compounds, elves
-from tests.fuzz.insides import store
+from tests.fuzz import compound_files, elf_mutation
+from tests.fuzz.own_formats import store
 from tests.fuzz.target import MEGABYTE, Target, filled, scratch
 from tests.support.elfwriter import DWARF, TEXT, elf_file
 from tests.support.perfwriter import CALLCHAIN, USUAL, PerfWriter
@@ -99,7 +99,9 @@ def _records(writer: PerfWriter) -> bytes:
         (
             writer.comm(1, b"app", 1, exec_=True),
             writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2),
-            writer.mmap2(1, 0x4000, 0x1000, b"/usr/lib/x.so", time=2, build_id=elves.BUILD_ID),
+            writer.mmap2(
+                1, 0x4000, 0x1000, b"/usr/lib/x.so", time=2, build_id=elf_mutation.BUILD_ID
+            ),
             writer.mmap2(
                 1, 0x6000, 0x1000, b"/usr/bin/app", time=2, dev=(huge, huge), inode=_INODE
             ),
@@ -119,7 +121,7 @@ def _seeds() -> Iterator[bytes]:
     for order in "<>":
         for sample_type in (USUAL, USUAL | CALLCHAIN):
             writer = PerfWriter(order, sample_type)
-            table = writer.build_id(b"/usr/bin/app", elves.BUILD_ID)
+            table = writer.build_id(b"/usr/bin/app", elf_mutation.BUILD_ID)
             features = {2: table, 3: writer.text(b"host"), 21: writer.pack("QQ", 1, 9)}
             yield writer.file(_records(writer), features)
     writer = PerfWriter()
@@ -146,11 +148,12 @@ def _worst() -> Iterator[bytes]:
 
 
 def _bundles() -> Iterator[bytes]:
-    for build_id in (None, elves.BUILD_ID):
+    for build_id in (None, elf_mutation.BUILD_ID):
         file = elf_file([TEXT, DWARF], build_id=build_id)
         item = bundle_archive.Item(
-            elves.BUILD_ID.hex(), "executable", hashlib.sha256(file).hexdigest(), len(file), 1,
-            0o755, 3, 3, "1", (), (bundle_archive.Place("/usr/bin/app", 1, 2, "host", "docker:x"),),
+            elf_mutation.BUILD_ID.hex(), "executable", hashlib.sha256(file).hexdigest(), len(file),
+            1, 0o755, 3, 3, "1", (),
+            (bundle_archive.Place("/usr/bin/app", 1, 2, "host", "docker:x"),),
         )  # fmt: skip
         manifest = bundle_archive.Manifest(bundle_archive.VERSION, "host", (), (item,), ())
         text = bundle_archive.encode(manifest)
@@ -175,8 +178,8 @@ TARGETS: Final = {
     "profile": Target(_check_profile, _seeds, _worst, seconds=10.0, bytes=256 << 20),
     "corefile": Target(
         _check_core,
-        compounds.TARGETS["core"].seeds,
-        compounds.TARGETS["core"].worst,
+        compound_files.TARGETS["core"].seeds,
+        compound_files.TARGETS["core"].worst,
         seconds=10.0,
         bytes=256 << 20,
     ),

@@ -11,7 +11,7 @@ from buildidfs.formats import bzimage
 from buildidfs.formats.elf import minidebug, splitdwarf
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support.elfwriter import (
     SHF_ALLOC,
@@ -61,7 +61,7 @@ def _check_minidebug(data: bytes) -> None:
 
 
 def _seed_minidebug() -> Iterator[bytes]:
-    yield from elves.seeds()
+    yield from elf_mutation.seeds()
     yield elf_file(
         [
             Section(b".text", bytes(64), flags=SHF_ALLOC),

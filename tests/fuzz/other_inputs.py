@@ -28,15 +28,15 @@ from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import options
-from tests.fuzz import elves
-from tests.fuzz.insides import store
+from tests.fuzz import elf_mutation
+from tests.fuzz.own_formats import store
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.scans import Memory
 
 # --- compressed files ----------------------------------------------------------------------------
 
-_PLAIN: Final = elf_file([TEXT], build_id=elves.BUILD_ID) * 3
+_PLAIN: Final = elf_file([TEXT], build_id=elf_mutation.BUILD_ID) * 3
 _LIMIT: Final = 48 << 20
 _SUFFIXES: Final = (b".xz", b".gz", b".zst")
 
@@ -109,7 +109,7 @@ def _root() -> tuple[int, frozenset[bytes]]:
     root = scratch() / "root"
     for directory in ("bin/.debug", "usr/lib/debug/.dwz", "usr/lib/debug/bin"):
         (root / directory).mkdir(parents=True)
-    inside = elf_file([TEXT], build_id=elves.BUILD_ID)
+    inside = elf_file([TEXT], build_id=elf_mutation.BUILD_ID)
     (root / "bin/app.debug").write_bytes(inside)
     (root / "usr/lib/debug/.dwz/common").write_bytes(inside)
     # the same outside, to which nothing may lead
@@ -133,8 +133,8 @@ def _check_links(name: bytes) -> None:
     name = name.replace(b"\0", b"") or b"x"  # the decoder ends it at the first NUL
     root_fd, allowed = _root()
     binary = ElfFile(
-        BuildId(elves.BUILD_ID), (Kind.EXECUTABLE,), Quality.NONE, DebugLink(name, 1),
-        AltLink(name, BuildId(elves.BUILD_ID)), (), 62, 64, True, 3, False, 0,
+        BuildId(elf_mutation.BUILD_ID), (Kind.EXECUTABLE,), Quality.NONE, DebugLink(name, 1),
+        AltLink(name, BuildId(elf_mutation.BUILD_ID)), (), 62, 64, True, 3, False, 0,
     )  # fmt: skip
     for path in (b"/bin/app", b"bin/app", b"/bin/" + name):
         for found in Companions(root_fd, Memory()).of(path, binary):
@@ -242,11 +242,11 @@ def _packed(plain: bytes, *, size: int | None = None) -> bytes:
 def _sections(content: bytes, count: int = 1) -> bytes:
     """A file with so many sections that have the same content, in the same place."""
     first = Section(b".debug_info", content, flags=SHF_COMPRESSED)
-    file = elf_file([TEXT, first], build_id=elves.BUILD_ID)
+    file = elf_file([TEXT, first], build_id=elf_mutation.BUILD_ID)
     other = Section(
         b".debug_str", flags=SHF_COMPRESSED, size=len(content), offset=file.index(content)
     )
-    return elf_file([TEXT, first, *[other] * (count - 1)], build_id=elves.BUILD_ID)
+    return elf_file([TEXT, first, *[other] * (count - 1)], build_id=elf_mutation.BUILD_ID)
 
 
 def _seed_sections() -> Iterator[bytes]:

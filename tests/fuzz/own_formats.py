@@ -25,7 +25,7 @@ from buildidfs.store.index.queries import whole
 from buildidfs.store.notify import Listener
 from buildidfs.store.schema import locations, schema
 from buildidfs.view import View, nodes
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
 from tests.support.captures import capture, sighting
 
@@ -58,10 +58,10 @@ def _row(unpack: Callable[[], T]) -> T | None:
 def _seed_rows() -> Iterator[bytes]:
     at = sighting(container="docker:0123", host="h", scanner="proc", mnt_ns_id=4, cgroup=b"/x")
     yield schema.Counters(1, 2, 3).pack()
-    yield schema.OrdinalRow(BuildId(elves.BUILD_ID), 6, 5, 1, 1).pack()
+    yield schema.OrdinalRow(BuildId(elf_mutation.BUILD_ID), 6, 5, 1, 1).pack()
     yield schema.DigestRow(9, [(1, 2, 3), (4, 1, 0)]).pack()
     yield locations.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
-    build_id = BuildId(elves.BUILD_ID)
+    build_id = BuildId(elf_mutation.BUILD_ID)
     yield locations.journal_key(at.origin, build_id, bytes(16), "x") + locations.pack_journal(
         at.origin, build_id, 1, 2
     )

@@ -18,7 +18,7 @@ from buildidfs.formats.perf import (
 from buildidfs.formats.perf import (
     stream as perf_stream,
 )
-from tests.fuzz import elves
+from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.filereader import FileReader
 from tests.support.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter
@@ -63,7 +63,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
             spaces.add(event, getattr(event, "time", 0) or 0)
         if isinstance(event, records.Mapped):
             assert event.start <= event.end <= 1 << 64
-            rewriter.mapped(raw, event.build_id or elves.BUILD_ID, b"/other")
+            rewriter.mapped(raw, event.build_id or elf_mutation.BUILD_ID, b"/other")
     for pid, image, _, time in islice(spaces.everything(), 10):
         assert spaces.mapped(pid, image)
         spaces.mount_namespace(pid, time)
@@ -74,7 +74,9 @@ def _records(writer: PerfWriter) -> bytes:
         (
             writer.comm(1, b"app", 1, exec_=True),
             writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2),
-            writer.mmap2(1, 0x4000, 0x1000, b"/usr/lib/x.so", time=2, build_id=elves.BUILD_ID),
+            writer.mmap2(
+                1, 0x4000, 0x1000, b"/usr/lib/x.so", time=2, build_id=elf_mutation.BUILD_ID
+            ),
             writer.mmap(1, 0x8000, 0x1000, b"[vdso]", time=3),
             writer.namespaces(1, range(7), 3),
             writer.sample(1, 0x1010, 4, chain=[0x1010, 0x4010]),
@@ -89,7 +91,7 @@ def _seed_perfdata() -> Iterator[bytes]:
     for order in "<>":
         for sample_type in (USUAL, USUAL | CALLCHAIN | READ):
             writer = PerfWriter(order, sample_type)
-            table = writer.build_id(b"/usr/bin/app", elves.BUILD_ID)
+            table = writer.build_id(b"/usr/bin/app", elf_mutation.BUILD_ID)
             features = {2: table, 3: writer.text(b"host"), 8: writer.pack("QQ", 1, 9)}
             yield writer.file(_records(writer), features)
         yield writer.pipe(_records(writer), {3: writer.text(b"host")})
@@ -111,7 +113,9 @@ def _huge_perfdata() -> Iterator[bytes]:
         b"".join(writer.mmap2(1, 4096 * number, 4096, b"/x%d" % number) for number in some)
     )
     yield writer.file(b"".join(writer.fork(number + 1, number, number) for number in range(17_000)))
-    yield writer.file(b"", {2: filled(writer.build_id(b"x", elves.BUILD_ID), MEGABYTE - 4096)})
+    yield writer.file(
+        b"", {2: filled(writer.build_id(b"x", elf_mutation.BUILD_ID), MEGABYTE - 4096)}
+    )
     yield writer.file(b"", {2: filled(writer.pack("IHH", 67, 0, 8), MEGABYTE - 4096)})
     attrs = [writer.attr()] * 4000
     yield writer.file(b"", attrs=attrs, ids=[(7,)] * 4000)
