@@ -15,7 +15,8 @@ from benchmarks.bench import Bench, Benchmark, run, timed
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
 from benchmarks.stores import whole
-from buildidfs import app, config
+from buildidfs import config
+from buildidfs.app import capture
 from buildidfs.store import Store
 from buildidfs.store.write import sidecar
 from tests.support.crashing import OPERATIONS, Crashes
@@ -139,7 +140,7 @@ def capturing(bench: Bench) -> Iterator[Row]:
 
 def _captured(bench: Bench, tree: Path) -> float:
     with bench.scratch("kept") as directory, Store.create(directory / "store") as store:
-        return timed(lambda: app.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
+        return timed(lambda: capture.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
 
 
 ROWS: dict[str, Benchmark] = {

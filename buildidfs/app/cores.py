@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import history
-from buildidfs.app.profile.coverage import Coverage, Holdings
+from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.scan import core as scan_core
 from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner

@@ -20,7 +20,7 @@ from buildidfs.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from buildidfs.app.build_ids_in import Named
+    from buildidfs.app.inputs import Named
     from buildidfs.formats.bundle_archive import Manifest
     from buildidfs.model import BuildId
     from buildidfs.store import Store
@@ -74,7 +74,7 @@ def bundle(
     `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
     an attempt that was cut off has left in FILE.partial is used.
     """
-    from buildidfs.app.bundle import create
+    from buildidfs.app import bundle as bundles
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import IncompleteError, UsageError
 
@@ -89,7 +89,7 @@ def bundle(
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
         target = sys.stdout.fileno() if output == "-" else output
         with session.progress("bundle") as progress:
-            manifest, kept = create.create(
+            manifest, kept = bundles.create(
                 store,
                 wanted,
                 list(inputs),
@@ -111,7 +111,7 @@ def bundle(
                 err=True,
             )
     reasons = [each.why for each in manifest.absent]
-    ids, supplements = map(reasons.count, (create.NOT_CAPTURED, create.NO_SUPPLEMENT))
+    ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
     words = [f"{ids} of {len(wanted)} build IDs"] if ids else []
     words += [f"{supplements} dwz files of debuginfo in the bundle"] if supplements else []
     if words:
@@ -123,7 +123,7 @@ def _wanted(
     session: Session, store: Store, what: tuple[str, ...]
 ) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
     """The build IDs that are meant, with their paths, and the files that name them."""
-    from buildidfs.app.build_ids_in import build_ids_named
+    from buildidfs.app.inputs import build_ids_named
 
     wanted: dict[BuildId, bytes] = {}
     inputs: dict[bytes, Named] = {}
@@ -224,12 +224,12 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
 
     What the store has already is not read, so it costs little to do again after it was cut off.
     """
-    from buildidfs.app.bundle import create
+    from buildidfs.app import bundle as bundles
     from buildidfs.errors import IncompleteError
     from buildidfs.model import Trust
 
     with session.open_store(create=True) as store, session.progress("import") as progress:
-        manifest, summary = create.import_(
+        manifest, summary = bundles.import_(
             store, file, trust=Trust[trust.upper()], progress=progress
         )
     if json_:

@@ -15,7 +15,7 @@ from buildidfs.errors import IntegrityError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.app.upkeep.check import Checked, Options, Result
+    from buildidfs.app.check import Checked, Options, Result
 
 
 @click.command(
@@ -47,12 +47,12 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     damaged blobs again from this host if it still has them, and puts them into quarantine if not.
     An index that cannot be used is made again from the blobs.
     """
-    from buildidfs.app.upkeep import check as upkeep_check
+    from buildidfs.app import check as checking
 
-    checked = upkeep_check.Checked()
+    checked = checking.Checked()
     with _progress(session) as progress:
-        options = upkeep_check.Options(verify_data, from_start, repair, progress)
-        for result in upkeep_check.check(session.store_path, session.settings, options, checked):
+        options = checking.Options(verify_data, from_start, repair, progress)
+        for result in checking.check(session.store_path, session.settings, options, checked):
             (_as_json if json_ else _as_text)(result)
     if json_:
         _summary_as_json(checked)

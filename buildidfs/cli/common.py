@@ -165,14 +165,13 @@ class Session:
         path = self.store_path
         if not create:
             return Store.open(path, read_only=not os.access(path, os.W_OK))
-        from buildidfs import app
-        from buildidfs.app.upkeep import retention
+        from buildidfs.app import capture, upkeep
 
         store = Store.open(path, create=True)
         try:
-            retention.retain(store, self.settings)
-            app.believe(store, self.settings)
-            app.name_images(store)
+            upkeep.retain(store, self.settings)
+            capture.believe(store, self.settings)
+            capture.name_images(store)
         except BaseException:
             store.close()
             raise

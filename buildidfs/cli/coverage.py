@@ -14,7 +14,7 @@ from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.app.profile.coverage import Coverage, Row
+    from buildidfs.app.coverage import Coverage, Row
 _SHOWN: Final = 40  # rows in the table for people
 
 
@@ -54,15 +54,15 @@ def coverage(
     core file the binaries in it are counted. With --live the executable mappings of all processes
     are counted instead.
     """
-    from buildidfs.app.profile import covered
+    from buildidfs.app import inputs
 
     if live == (file is not None):
         raise click.UsageError("name a FILE, or use --live")
     with session.open_store() as store, session.progress("Reading") as progress:
         if file is None:
-            found = covered.of_processes(store, session.settings, progress=progress)
+            found = inputs.coverage_of_processes(store, session.settings, progress=progress)
         else:
-            found = covered.of_file(store, os.fsencode(file), progress=progress)
+            found = inputs.coverage_of_file(store, os.fsencode(file), progress=progress)
     return show(found, json_=json_, fail_under=fail_under, quiet=session.is_quiet)
 
 

@@ -46,7 +46,7 @@ def add(
 
     With each binary go the debug files that belong to it, looked for where debuggers look.
     """
-    from buildidfs.app import ingesting
+    from buildidfs.app import capture
     from buildidfs.model import BuildId
 
     build_id = None if text is None else BuildId.from_hex(text)
@@ -56,7 +56,7 @@ def add(
         raise UsageError("--kallsyms needs --build-id: symbols do not say of which kernel they are")
     wanted = [os.fsencode(path) for path in files]
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = ingesting.add(
+        summary = capture.add(
             store,
             session.settings,
             wanted,

@@ -67,7 +67,7 @@ def mount(
     Returns when the files can be read; the mount goes on in the background until `buildidfs
     unmount`. What is captured later appears at once.
     """
-    from buildidfs import app
+    from buildidfs.app import mount as mounting
     from buildidfs.linux.sdnotify import Notifier
 
     if not session.verbosity:
@@ -75,7 +75,7 @@ def mount(
     chosen = [*session.settings.mount.options]
     for group in options:
         chosen += [option for option in group.split(",") if option]
-    app.mount(
+    mounting.mount(
         session.store_path if bundle is None else bundle,
         mountpoint,
         options=chosen,
@@ -98,6 +98,6 @@ def mount(
 @click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
 def unmount(mountpoint: str) -> None:
     """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
-    from buildidfs import app
+    from buildidfs.app import mount as mounting
 
-    app.unmount(mountpoint)
+    mounting.unmount(mountpoint)

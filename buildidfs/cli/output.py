@@ -21,7 +21,7 @@ from buildidfs.formats import json_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from buildidfs.app.build_ids_in import Named
+    from buildidfs.app.inputs import Named
     from buildidfs.formats.symbolizer_output import Frame
     from buildidfs.ingest import Summary
     from buildidfs.store.retention.evicted import Evicted, Evictions, Tally

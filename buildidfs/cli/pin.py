@@ -95,7 +95,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
     A build ID stays as long as it is pinned for anything else.
     """
-    from buildidfs.app import pins
+    from buildidfs.app import catalog
     from buildidfs.errors import ArtifactMissing
 
     if not what and not name:
@@ -104,7 +104,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
     with session.open_store() as store:
         for each in what:
             if _HEX.fullmatch(each):
-                build_id = pins.build_id(store, each)
+                build_id = catalog.named_build_id(store, each)
                 count = store.unpin([build_id])
                 for other in store.pins.of(build_id):
                     click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
@@ -128,18 +128,18 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     """Pin what one argument means; True if it is a file of which some build IDs are not known."""
-    from buildidfs.app import build_ids_in, pins
+    from buildidfs.app import catalog, inputs
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError
 
     label = None if name is None else os.fsencode(name)
     if _HEX.fullmatch(what):
-        build_ids = [pins.build_id(store, what)]
+        build_ids = [catalog.named_build_id(store, what)]
         _report(session, what, build_ids, store.pin(build_ids, label or b""))
         return False
     path = os.fsencode(what)
     with session.progress("Looking up") as progress:
-        named = build_ids_in.build_ids_named(store, path, progress=progress)
+        named = inputs.build_ids_named(store, path, progress=progress)
     if not named.paths:
         report_nameless(path, named)
         raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")

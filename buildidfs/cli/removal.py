@@ -16,7 +16,7 @@ from buildidfs.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.app.ingesting import Chosen
+    from buildidfs.app.catalog import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Choice, Policy
@@ -52,10 +52,10 @@ def remove(
     A unique prefix of an ID is enough; a GLOB has to match the whole path. Who has such a file
     open in a mount can read it to its end. What is still in use is captured again by the next scan.
     """
-    from buildidfs.app import ingesting
+    from buildidfs.app import catalog
 
     with session.open_store() as store:
-        chosen = ingesting.choose(store, wanted)
+        chosen = catalog.choose(store, wanted)
         pinned = next((each for each in chosen if each.is_pinned), None)
         if pinned is not None and not dry_run and not force:
             raise UsageError(
@@ -154,10 +154,10 @@ def _prune(
     verbose: bool,
     json_: bool,
 ) -> int:
-    from buildidfs.app.upkeep import retention
+    from buildidfs.app import upkeep
     from buildidfs.errors import StoreFull
 
-    policy = retention.policy(settings, store.path)
+    policy = upkeep.policy(settings, store.path)
     if not dry_run:
         store.fold_uses()
     blobs = freed = 0
@@ -179,7 +179,7 @@ def _prune(
     left = {name: lack for name, lack in lacking.items() if lack > 0}
     if not left:
         return 0
-    if not dry_run and next(store.plan(policy, retention.altlinks(store)), None) is not None:
+    if not dry_run and next(store.plan(policy, upkeep.altlinks(store)), None) is not None:
         return 0  # there is more to remove: somebody captures it at this moment
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
@@ -188,9 +188,9 @@ def _prune(
 
 
 def _choices(store: Store, policy: Policy, dry_run: bool, verbose: bool) -> Iterator[Choice]:
-    from buildidfs.app.upkeep import retention
+    from buildidfs.app import upkeep
 
-    plan = store.plan(policy, retention.altlinks(store), stays=verbose)
+    plan = store.plan(policy, upkeep.altlinks(store), stays=verbose)
     return plan if dry_run else _removing(store, plan)
 
 
@@ -295,13 +295,13 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     A watch does the same once a day, if [retention] compress-after is set.
     """
     from buildidfs import config
-    from buildidfs.app.upkeep import daily
+    from buildidfs.app import upkeep
 
-    after = daily.compress_after(session.settings)
+    after = upkeep.compress_after(session.settings)
     if unused_for is not None or after is None:
         after = config.seconds(unused_for or _DEFAULT)
     with session.open_store() as store:
-        blobs, before, now = daily.compress(store, after)
+        blobs, before, now = upkeep.compress(store, after)
     if json_:
         json_line({"blobs": blobs, "before": before, "after": now})
     elif not session.is_quiet:

@@ -73,10 +73,10 @@ def scan_proc(
     With each binary goes the debuginfo found beside it in its own root. What was captured before
     is recognised without being read. Without root only one's own processes can be seen.
     """
-    from buildidfs import app
+    from buildidfs.app import capture
 
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = app.scan_processes(
+        summary = capture.scan_processes(
             store,
             session.settings,
             pids=pids or None,
@@ -110,13 +110,13 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
     With --dry-run the build ID and path of each file are printed.
     """
-    from buildidfs import app
+    from buildidfs.app import capture
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(session, wanted, json_)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = app.scan_tree(store, session.settings, wanted, progress=show)
+        summary = capture.scan_tree(store, session.settings, wanted, progress=show)
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
 
 
@@ -125,7 +125,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     import sys
     from collections import Counter
 
-    from buildidfs import app
+    from buildidfs.app import capture
     from buildidfs.capture.base import Unreadable
     from buildidfs.cli.output import json_line, path_fields, printable
     from buildidfs.model import Absence, BuildId
@@ -134,7 +134,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     unreadable = found = 0
     verbose = session.verbosity > 0
     write = sys.stdout.write
-    for path, answer in app.identify_tree(paths):
+    for path, answer in capture.identify_tree(paths):
         if isinstance(answer, BuildId):
             found += 1
             if json_:
@@ -182,11 +182,11 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     With them go debug files as distributions install them. Modules are captured as they are when
     decompressed, the vmlinux as it is inside the vmlinuz. Symbols take root to be read.
     """
-    from buildidfs.app import ingesting
+    from buildidfs.app import capture
 
     where = None if root is None else os.fsencode(root)
     with session.open_store(create=True) as store, session.progress("Capturing") as show:
-        summary = ingesting.scan_kernel(
+        summary = capture.scan_kernel(
             store, session.settings, everything=all_, root=where, progress=show
         )
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
@@ -367,11 +367,11 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
     A FILE may be a directory: all packages below it are read. What is a package is told by its
     content, not by its name. One that was read before and has not changed is passed over.
     """
-    from buildidfs.app import archives
+    from buildidfs.app import capture
 
     wanted = [os.fsencode(path) for path in files]
     with session.open_store(create=True) as store, session.progress("Unpacking") as show:
-        scan = archives.scan_packages(store, wanted, again=again, progress=show)
+        scan = capture.scan_packages(store, wanted, again=again, progress=show)
     counts = {"packages": scan.packages, "unchanged": scan.unchanged}
     return _report_archives(session, scan.summary, counts, json_=json_)
 
@@ -419,12 +419,12 @@ def scan_image(
     directory of an engine; of that all images are read, and what its containers have written. Any
     other word is a REF: the name, the ID or the digest of an image that an engine has.
     """
-    from buildidfs.app import archives
+    from buildidfs.app import capture
 
     paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
     references = [word for word in images if not os.path.lexists(word)]
     with session.open_store(create=True) as store, session.progress("Unpacking") as show:
-        scan = archives.scan_images(
+        scan = capture.scan_images(
             store,
             paths,
             references,
@@ -445,7 +445,7 @@ def scan_image(
 def _report_archives(
     session: Session, summary: Summary, counts: dict[str, int], *, json_: bool
 ) -> int:
-    """Print the number of archives and the summary; returns the exit status."""
+    """Print the number of capture and the summary; returns the exit status."""
     (noun, total), (_, unchanged) = counts.items()
     if not json_ and not session.is_quiet:
         known = f", {unchanged} of them unchanged" if unchanged else ""

@@ -28,8 +28,8 @@ from buildidfs.cli.watch import MODES, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.app.service.child import Part
     from buildidfs.app.service.status import Running, Status
+    from buildidfs.app.service.supervise import Part
     from buildidfs.store.retention.evicted import Evictions
     from buildidfs.store.retention.policy import Policy
 
@@ -203,13 +203,13 @@ def _part_failure(part: Part) -> str:
 
 def _scan_instead(session: Session) -> None:
     """Without following, capture at least what runs now."""
-    from buildidfs import app
+    from buildidfs.app import capture
     from buildidfs.cli.output import one_line
     from buildidfs.errors import BuildIdFsError
 
     try:
         with session.open_store(create=True) as store, session.progress("Scanning") as show:
-            result = app.scan_processes(store, session.settings, progress=show)
+            result = capture.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
         click.echo(f"buildidfs: {one_line(str(error))}", err=True)
     else:
@@ -289,12 +289,12 @@ def status(session: Session, json_: bool) -> int:
     These are what `buildidfs up` has started, and any other watch or mount. With what is amiss
     comes what to do. The words are explained in buildidfs(1).
     """
+    from buildidfs.app import upkeep
     from buildidfs.app.service import status as daemon_status
-    from buildidfs.app.upkeep import retention
 
     path = session.store_path
     found = daemon_status.take(path)
-    policy = retention.policy(session.settings.retention, path)
+    policy = upkeep.policy(session.settings.retention, path)
     if json_:
         _print_status_json(path, found, policy)
     else:

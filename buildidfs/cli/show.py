@@ -20,7 +20,7 @@ from buildidfs.cli.output import json_line, moment, path_fields, printable, size
 from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from buildidfs.app.ingesting import SplitDwarf
+    from buildidfs.app.catalog import SplitDwarf
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind
     from buildidfs.store import OriginRecord, Pin, Store
@@ -82,13 +82,13 @@ class Known(NamedTuple):
 
 def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
     from buildidfs import names as spellings
-    from buildidfs.app import ingesting
+    from buildidfs.app import catalog
 
     owner = spellings.package_owner(build_id)
     missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
     split = None
     with contextlib.suppress(IntegrityError):  # which is among what is missing
-        split = ingesting.split_dwarf(store, build_id)
+        split = catalog.split_dwarf(store, build_id)
     if split is not None and split.package is None:
         missing.append(
             f"split DWARF: the .dwp file of {split.units} units, the first of which was written to"

@@ -25,13 +25,13 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use on this host now that the store holds; only
     processes that may be looked at count.
     """
-    from buildidfs.app.upkeep import retention
+    from buildidfs.app import upkeep
     from buildidfs.capture.process import inventory
     from buildidfs.linux import credentials, machine
 
     with session.open_store() as store:
         held = store.stats()
-        policy = retention.policy(session.settings.retention, store.path)
+        policy = upkeep.policy(session.settings.retention, store.path)
         with session.progress("Counting") as show:
             host = inventory.take(show)
         covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)

@@ -120,11 +120,10 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     import signal
     import threading
 
-    from buildidfs import app
+    from buildidfs.app import capture
     from buildidfs.app.live.state import PARTIAL
     from buildidfs.app.live.watch import Watch
-    from buildidfs.app.upkeep.daily import Upkeep, compress_after
-    from buildidfs.app.upkeep.scrub import Scrubbing
+    from buildidfs.app.upkeep import Scrubbing, Upkeep, compress_after
     from buildidfs.errors import IncompleteError
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.store.run_files import Presence
@@ -137,7 +136,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     notifier = Notifier(os.environ)
     # What reads as other users is forked before there are threads.
-    with app.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
+    with capture.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
         watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
         try:
             with (

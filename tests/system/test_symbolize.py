@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app.symbolize import programs, symbolize
-from buildidfs.app.symbolize.symbolize import Symbolizer
+from buildidfs.app import symbolize, symbolizers
+from buildidfs.app.symbolize import Symbolizer
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import Store
@@ -353,14 +353,14 @@ def test_it_does_not_answer(
     symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert name_at(symbolizer, program.exe, "main") == ["main"]
-    start = programs.start
+    start = symbolizers.start
 
-    def patiently(*arguments: Any) -> programs.Program:
-        monkeypatch.setattr(programs, "ANSWER_S", 60.0)
+    def patiently(*arguments: Any) -> symbolizers.Program:
+        monkeypatch.setattr(symbolizers, "ANSWER_S", 60.0)
         return start(*arguments)
 
-    monkeypatch.setattr(programs, "ANSWER_S", 0.3)
-    monkeypatch.setattr(programs, "start", patiently)
+    monkeypatch.setattr(symbolizers, "ANSWER_S", 0.3)
+    monkeypatch.setattr(symbolizers, "start", patiently)
     os.kill(child_of(symbolizer), signal.SIGSTOP)
     assert name_at(symbolizer, program.exe, "ask_clock") == ["ask_clock"]
 
@@ -368,7 +368,7 @@ def test_it_does_not_answer(
 def test_more_files_than_it_can_be_given(
     symbolizer: Symbolizer, program: Program, dwz_program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs.Slots.__init__, "__defaults__", (2,))
+    monkeypatch.setattr(symbolizers.Slots.__init__, "__defaults__", (2,))
     binaries = [*program.binaries, *dwz_program.binaries] * 2
     for binary in binaries:
         symbol = "main" if binary.compiled.name == "hot" else "lib_hot"
@@ -380,12 +380,12 @@ def test_no_directory_for_its_files(
     symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are kept in memory, as long as they are small."""
-    monkeypatch.setattr(programs.tempfile, "tempdir", "/nonexistent")
+    monkeypatch.setattr(symbolizers.tempfile, "tempdir", "/nonexistent")
     assert name_at(symbolizer, program.exe, "main") == ["main"]
     symbolizer.close()
     symbolizer._known.clear()
     symbolizer._files.clear()
-    monkeypatch.setattr(programs, "_MOST_BYTES_OF_MEMORY", 1000)
+    monkeypatch.setattr(symbolizers, "_MOST_BYTES_OF_MEMORY", 1000)
     with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
         name_at(symbolizer, program.exe, "main")
 
@@ -398,7 +398,7 @@ def test_no_room_for_its_files(
     small.mkdir()
     run([tool("mount"), "-t", "tmpfs", "-o", "size=4k", "small", small], check=True)
     try:
-        monkeypatch.setattr(programs.tempfile, "tempdir", os.fspath(small))
+        monkeypatch.setattr(symbolizers.tempfile, "tempdir", os.fspath(small))
         with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
             name_at(symbolizer, program.exe, "main")
         symbolizer.close()

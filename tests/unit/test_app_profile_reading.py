@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from buildidfs.app.profile import reading as profile_reading
-from buildidfs.app.profile import scan as profile_scan
-from buildidfs.app.profile.coverage import (
+from buildidfs.app.coverage import (
     MAY_BE_HERE,
     NO_BUILD_ID,
     NO_EXECUTABLE,
@@ -25,6 +23,8 @@ from buildidfs.app.profile.coverage import (
     Coverage,
     Row,
 )
+from buildidfs.app.profile import reading as profile_reading
+from buildidfs.app.profile import scan as profile_scan
 from buildidfs.app.profile.match import OTHER_HOST
 from buildidfs.app.profile.repair import Repaired, repair
 from buildidfs.capture.scan.perf_data import Profile

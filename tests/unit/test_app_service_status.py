@@ -12,8 +12,8 @@ import pytest
 from buildidfs import errors
 from buildidfs.app.live.state import STOPPED
 from buildidfs.app.service import status, up
-from buildidfs.app.service.child import Part
 from buildidfs.app.service.status import Finding, Status, Verdict
+from buildidfs.app.service.supervise import Part
 from buildidfs.linux import machine
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.app.service.supervise and .child
+"""buildidfs.app.service.supervise
 
 What fails is started again, and nothing is left over.
 
@@ -28,14 +28,14 @@ from buildidfs.store.run_files import present
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from buildidfs.app.service.child import Part
+    from buildidfs.app.service.supervise import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _RUNNER = """
 import json, os, sys
 from buildidfs import errors, log
-from buildidfs.app.service.child import Backoff, Program
+from buildidfs.app.service.supervise import Backoff, Program
 from buildidfs.app.service.supervise import Supervisor
 from buildidfs.store.run_files import Presence
 log.setup(1)

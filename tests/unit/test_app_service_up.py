@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.app.service import status, up
-from buildidfs.app.service.child import Part
 from buildidfs.app.service.status import Verdict
-from buildidfs.app.service.supervise import RETRY
+from buildidfs.app.service.supervise import RETRY, Part
 from buildidfs.errors import StoreMissing, UsageError
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, Present, present

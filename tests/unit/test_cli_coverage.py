@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from buildidfs.app.profile.coverage import Coverage
+from buildidfs.app.coverage import Coverage
 from buildidfs.cli.coverage import show
 
 if TYPE_CHECKING:

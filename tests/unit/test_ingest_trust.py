@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs import app, config
+from buildidfs import config
+from buildidfs.app import capture as capturing
 from buildidfs.errors import UsageError
 from buildidfs.ingest.trust import judge
 from buildidfs.model import Kind, Standing, Trust
@@ -55,7 +56,7 @@ def test_the_first_that_fits(path: bytes, container: str, trust: Trust) -> None:
 
 def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
-        app.believe(store, RULES)
+        capturing.believe(store, RULES)
         at = sighting(b"/opt/app", trust=Trust.CONTAINER)
         store.commit([capture(store, b"bytes", at=at)])
         artifact = store.index.artifact(1, Kind.EXECUTABLE)
@@ -79,7 +80,7 @@ def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:
 
 def test_without_rules_nothing_is_judged(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
-        app.believe(store, config.Settings())
+        capturing.believe(store, config.Settings())
         assert store._judge is None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs import app
+from buildidfs.app import capture as capturing
 from buildidfs.capture.origin import container_images
 from buildidfs.store import Container, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
@@ -152,6 +152,6 @@ def test_engines_of_this_host_are_looked_at(
 ) -> None:
     monkeypatch.setattr(container_images, "image_of", lambda origin: f"of {origin.container}")
     with Store.create(tmp_path / "other") as store:
-        app.name_images(store)
+        capturing.name_images(store)
         commit(store, capture(store, b"bytes", at=seen()))
         assert image(store) == f"of {LABEL}"

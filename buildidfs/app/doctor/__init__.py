@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this machine, this user and this store are fit for capturing, and what to do if not.
+"""Examine whether this machine, this user and this store are fit for capturing.
 
-Everything is found out by trying, never by comparing versions: kernels are patched, and containers
-and security modules take away what a version promises. Nothing is changed by looking.
+`probe` has the values and asks each probe in a child process; `machine` and `storage` have the
+probes. A probe tries what it tells of and compares no versions: kernels are patched, and containers
+and security modules take away what a version promises. No probe changes anything.
+
+Outsiders use `examine`, `Finding` and `PRIVILEGES`. Nothing here captures or writes to a store.
 """
 
 from __future__ import annotations
@@ -11,38 +14,36 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from buildidfs.app.doctor import clock, fuse, isolated_probe, kernel, limits, privileges, store
-from buildidfs.app.doctor.values import Finding, State
+from buildidfs.app.doctor import machine, probe, storage
+from buildidfs.app.doctor.machine import PRIVILEGES
+from buildidfs.app.doctor.probe import Finding, State
 
 if TYPE_CHECKING:
     from buildidfs.config import Settings
 
 __all__ = ["PRIVILEGES", "Finding", "State", "examine"]
 
-PRIVILEGES = privileges.AREA
-"""The area of findings about what this process may do: others may follow from them."""
-
 
 def examine(
     store_path: str | bytes | os.PathLike[str],
     settings: Settings,
     *,
-    seconds: float = isolated_probe.PATIENCE,
+    seconds: float = probe.PATIENCE,
 ) -> Iterator[Finding]:
-    """Look at everything; the findings come one by one, those of an area together.
+    """Run all probes; yields their findings one by one, those of an area together.
 
-    What is given no answer within ``seconds``, one check at a time, is a finding as well. Looking
-    happens in child processes, which must be made while this one has a single thread.
+    A probe without an answer within ``seconds`` is a finding as well. The probes run in child
+    processes: call this while the process has a single thread.
     """
     root = os.path.abspath(os.fsencode(store_path))
-    yield from isolated_probe.ask(
+    yield from probe.ask(
         [
-            *privileges.probes(settings),
-            *kernel.probes(),
-            *limits.probes(),
-            *fuse.probes(),
-            *clock.probes(),
-            *store.probes(root),
+            *machine.privilege_probes(settings),
+            *machine.kernel_probes(),
+            *machine.limit_probes(),
+            *storage.fuse_probes(),
+            *machine.clock_probes(),
+            *storage.store_probes(root),
         ],
         seconds,
     )

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app.profile.coverage import Holdings
+from buildidfs.app.coverage import Holdings
 from buildidfs.app.profile.match import plain
-from buildidfs.app.profile.reading import Reading, is_anonymous
-from buildidfs.app.profile.samples import IN_KERNEL
+from buildidfs.app.profile.reading import IN_KERNEL, Reading, is_anonymous
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
@@ -24,7 +23,7 @@ from buildidfs.model import BuildId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.app.profile.samples import Hit
+    from buildidfs.app.profile.reading import Hit
     from buildidfs.capture.base import Found
     from buildidfs.config import Settings
     from buildidfs.formats.perf.address_spaces import File

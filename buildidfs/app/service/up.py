@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import buildidfs
-from buildidfs.app.service.child import Part, Program
+from buildidfs.app.service.supervise import Part, Program
 from buildidfs.errors import CapabilityError, MountError, UsageError
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, Present

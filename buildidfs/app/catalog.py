@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is captured beside processes and trees: installed kernels, single files; and its removal."""
+"""Find artifacts in a store, and tell what it has and lacks of a build ID."""
 
 from __future__ import annotations
 
@@ -11,87 +11,33 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.errors import ArtifactMissing
+from buildidfs.errors import ArtifactMissing, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from buildidfs.capture.base import Found
-    from buildidfs.config import Settings
-    from buildidfs.ingest import Summary
     from buildidfs.model import Digest
     from buildidfs.store import Store
 
-    Progress = Callable[[int, str], None]
-
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
+_LEAST_DIGITS: Final = 16
 
 
-def scan_kernel(
-    store: Store,
-    settings: Settings,
-    *,
-    everything: bool = False,
-    root: bytes | None = None,
-    progress: Progress | None = None,
-) -> Summary:
-    """Capture the running kernel: its symbols, files and loaded modules, with debug files.
+def named_build_id(store: Store, text: str) -> BuildId:
+    """A build ID that the store knows by its beginning, or one in full that it may get to know.
 
-    ``everything`` adds all kernels and modules that are installed. With a ``root`` it is only
-    these, below that directory. Raises `StoreFull`.
+    Raises `InvalidBuildId`, `AmbiguousBuildId`.
     """
-    from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
-    from buildidfs.ingest import Ingest, StoreMemo
-
-    memo = StoreMemo(store)
-    namespaces = settings.container.namespaces
-
-    def found() -> Iterator[Found]:
-        if root is None:
-            yield from KernelScanner(
-                memo,
-                all_files=True,
-                spool_directory=store.path,
-                container_namespaces=namespaces,
-            )
-        if everything or root is not None:
-            yield from InstalledKernels(
-                memo,
-                root or b"/",
-                spool_directory=store.path,
-                container_namespaces=namespaces,
-            )
-
-    return Ingest(store).run(found(), progress)
-
-
-def add(
-    store: Store,
-    settings: Settings,
-    paths: Sequence[bytes],
-    *,
-    build_id: BuildId | None = None,
-    kallsyms: bool = False,
-    progress: Progress | None = None,
-) -> Summary:
-    """Capture single files and their debug files (`capture.scan.tree`).
-
-    Raises `StoreFull`.
-    """
-    from buildidfs.capture.scan.tree import GivenFiles
-    from buildidfs.ingest import Ingest, StoreMemo
-
-    scanner = GivenFiles(
-        StoreMemo(store),
-        paths,
-        build_id=build_id,
-        kallsyms=kallsyms,
-        spool_directory=store.path,
-        container_namespaces=settings.container.namespaces,
-    )
-    return Ingest(store).run(scanner, progress)
+    try:
+        return store.index.match(text)
+    except ArtifactMissing:
+        if len(text) < _LEAST_DIGITS:
+            raise InvalidBuildId(
+                f"nothing is known of build ID {text}: what is not here yet has to be given in full"
+            ) from None
+        return BuildId.from_hex(text.lower())
 
 
 class Chosen(msgspec.Struct, frozen=True):

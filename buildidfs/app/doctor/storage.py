@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: whether it is there and sound, and what its filesystem can do. Nothing is written
-that has a name.
-"""
+"""Probes of FUSE, of the mounts of stores, and of the store itself."""
 
 from __future__ import annotations
 
 import errno
 import functools
 import os
+import shutil
 import stat
 import time
 
-from buildidfs.app.doctor.values import Answer, Probe, degraded, failed, ok
+from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import mountinfo
-from buildidfs.linux import file_ops, mounts
+from buildidfs.linux import credentials, file_ops, mounts
 from buildidfs.store.errors import FULL, show
 
-AREA = "store"
+_FUSE = "fuse"
 
+_DEVICE = "/dev/fuse"
+_HELPER = "fusermount3"
+_CONFIGURATION = "/etc/fuse.conf"
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+_STORE = "store"
 _GIB = 1 << 30
 _LEAST_BYTES = 16 << 20
 _LEAST_SHARE = 0.05
 _FEW_INODES = 10_000
 _LEAST_INODES = 100
-
 _VOLATILE = frozenset((b"tmpfs", b"ramfs"))
 _LAYERED = frozenset((b"overlay", b"aufs"))
 # Memory mapped by several machines is not the same memory, and the index is mapped.
@@ -34,13 +37,120 @@ _REMOTE = frozenset(
         b"beegfs", b"gpfs", b"orangefs", b"virtiofs", b"vboxsf",
     )
 )  # fmt: skip
-
 _HOUR = 3600
 _TOLERANCE = 60
 _FREE = "free some room, or move the store to a larger filesystem (--store)"
 
 
-def probes(root: bytes) -> list[Probe]:
+def fuse_probes() -> list[Probe]:
+    """The checks of FUSE, one for each mount of ours among them."""
+    found = [
+        Probe(_FUSE, "device", _device),
+        Probe(_FUSE, "library", _library),
+        Probe(_FUSE, "helper", _helper),
+        Probe(_FUSE, "other users", _other_users),
+    ]
+    points = _own_mounts()
+    if not points:
+        return [*found, Probe(_FUSE, "mounts", lambda: ok("no store is mounted"))]
+    for point in points:
+        # Each may be silent by itself.
+        name = f"mount {show(point)}"
+        found.append(Probe(_FUSE, name, functools.partial(_mounted, point), name))
+    return found
+
+
+def _own_mounts() -> list[bytes]:
+    try:
+        text = mounts.mountinfo()
+    except OSError:
+        return []
+    ours = (each for each in mountinfo.parse(text) if each.fstype == mounts.FILESYSTEM_TYPE)
+    return list(dict.fromkeys(each.mount_point for each in ours))
+
+
+def _device() -> Answer:
+    try:
+        os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except (FileNotFoundError, NotADirectoryError):
+        return failed(f"{_DEVICE} does not exist", mounts.how_to_get_fuse())
+    except PermissionError as error:
+        if os.geteuid() == 0:  # a control group of a container forbids it
+            return failed(f"{_DEVICE}: {error.strerror}", mounts.how_to_get_fuse())
+        return failed(
+            f"{_DEVICE} may not be opened by this user",
+            f"as root: chmod 666 {_DEVICE}; give a container --device {_DEVICE}",
+        )
+    except OSError as error:
+        return failed(f"{_DEVICE}: {error.strerror}", mounts.how_to_get_fuse())
+    return ok(f"{_DEVICE} can be opened")
+
+
+def _library() -> Answer:
+    try:
+        from buildidfs.mount import session  # noqa: F401 - whether it can be loaded
+    except ImportError as error:
+        return failed(
+            f"pyfuse3 cannot be loaded: {error}", "install libfuse3, and pyfuse3 for this Python"
+        )
+    return ok("libfuse3 and pyfuse3 can be loaded")
+
+
+def _helper() -> Answer:
+    if os.geteuid() == 0:
+        if "CAP_SYS_ADMIN" in credentials.effective_capabilities():
+            return ok(f"root mounts without {_HELPER}")
+        return failed("root cannot mount here", credentials.how_to_get("CAP_SYS_ADMIN"))
+    path = shutil.which(_HELPER)
+    if path is None:
+        return failed(
+            f"{_HELPER} is not installed, and only root can mount without it",
+            "install the package fuse3",
+        )
+    status = os.stat(path)
+    if status.st_uid != 0 or not status.st_mode & stat.S_ISUID:
+        return degraded(
+            f"{path} does not run as root",
+            f"as root: chmod u+s {path}, unless it has file capabilities instead",
+        )
+    return ok(f"{path} runs as root")
+
+
+def _other_users() -> Answer:
+    if os.geteuid() == 0:
+        return ok("root may let other users read its mounts")
+    try:
+        with open(_CONFIGURATION, encoding="utf-8", errors="replace") as file:
+            allowed = any(line.strip() == "user_allow_other" for line in file)
+    except FileNotFoundError:
+        allowed = False
+    if allowed:
+        return ok("users may let other users read their mounts")
+    return degraded(
+        f"only root may let other users read a mount: {_CONFIGURATION} lacks user_allow_other",
+        f"as root: echo user_allow_other >>{_CONFIGURATION}",
+    )
+
+
+def _mounted(point: bytes) -> Answer:
+    # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
+    try:
+        os.statvfs(point)
+    except PermissionError:
+        return ok("it is another user's")
+    except FileNotFoundError:
+        return ok("it is gone meanwhile, or hidden under another mount")
+    except OSError as error:
+        if error.errno not in _DEAD:
+            raise
+        return degraded(
+            "nobody serves it any more: every name in it is an error",
+            f"buildidfs unmount {show(point)}, or mount it again",
+        )
+    return ok("answers")
+
+
+def store_probes(root: bytes) -> list[Probe]:
     """The checks of the store at ``root``, or of the place where it would be made."""
     asked = {
         "directory": _directory,
@@ -55,7 +165,8 @@ def probes(root: bytes) -> list[Probe]:
         "leftovers": _leftovers,
     }
     return [
-        Probe(AREA, name, functools.partial(ask, root), place=AREA) for name, ask in asked.items()
+        Probe(_STORE, name, functools.partial(ask, root), place=_STORE)
+        for name, ask in asked.items()
     ]
 
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of what somebody asks about can be read through the store, binary by binary.
-
-What is asked about may be a profile, a core file or what runs now: each of them gives `Row`s, made
-with `Holdings.row`, and all of them are shown in the same way.
-"""
+"""Show how much of a profile, a core file or the running processes the store can name."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from buildidfs.store import Store
+
 
 NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
 NOTHING_RECORDED: Final = (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking in a process of its own, so that no answer can take the one who asks with it.
+"""Ask each probe in a child process, so that a probe that dies or hangs ends nothing else.
 
-A damaged index is mapped memory that kills whoever reads it; a filesystem whose server is gone
-holds him for ever; trying a scheduling class changes it. All that happens to a child, which is left
-behind at the first silence, and another goes on behind the probe that it died of.
+A damaged index is mapped memory that kills its reader; a filesystem whose server is gone holds a
+reader for ever; trying a scheduling class changes it. The parent leaves a silent child behind, and
+another child goes on after the probe that was asked last.
 """
 
 from __future__ import annotations
@@ -11,21 +11,73 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
-from buildidfs.app.doctor.values import Answer, Finding, Probe, degraded, failed
 from buildidfs.linux import child
 
+State = Literal["ok", "degraded", "failed"]
 #: Longer than any probe takes on a machine that is merely busy.
 PATIENCE = 5.0
-
 _LAST_WAIT = 0.5  # seconds for a child to be gone that is killed
 _CHUNK = 1 << 16
 _MOST_BYTES = 1000  # of one text: whatever is in it has another source
-
 _encode = msgspec.json.Encoder().encode
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found.
+
+    ``failed``: without a remedy captures are missing, or nothing can be captured or served at all.
+    ``degraded``: it works, but costs more, promises less, or may fail soon. ``found`` and
+    ``remedy`` are for people, on one line each; the remedy of what is ok is empty.
+    """
+
+    area: str
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A finding without the name of what was asked; made by `ok`, `degraded` and `failed`."""
+
+    state: State
+    found: str
+    remedy: str = ""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One check: ``ask`` looks, and changes nothing.
+
+    It may raise OSError and the like where the answer is not to be had. ``place`` is what may never
+    answer: after one silence, no other probe of the same place is asked.
+    """
+
+    area: str
+    name: str
+    ask: Callable[[], Answer]
+    place: str = ""
+
+
+def ok(found: str) -> Answer:
+    """All is well."""
+    return Answer("ok", found)
+
+
+def degraded(found: str, remedy: str) -> Answer:
+    """It works, though not as it should."""
+    return Answer("degraded", found, remedy)
+
+
+def failed(found: str, remedy: str) -> Answer:
+    """It does not work."""
+    return Answer("failed", found, remedy)
+
+
 _decoder = msgspec.json.Decoder(Answer)
 
 

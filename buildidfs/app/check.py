@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from buildidfs import app
+from buildidfs.app import capture
 from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
@@ -110,8 +110,8 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
             yield Result(Fault(f"blob {digest} has other bytes", digest), "found")
             yield _lost(digest)
     with Store.open(path, read_only=not os.access(path, os.W_OK)) as store:
-        app.believe(store, settings)
-        app.name_images(store)
+        capture.believe(store, settings)
+        capture.name_images(store)
         yield from _check_rows(store.checker(), options)
         yield from _check_files(store, settings, options, checked)
         checked.blobs = store.stats().blobs
@@ -223,7 +223,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
         )
         Ingest(store).run(_those(scanner, store, wanted))
     if any(store.checker().is_struck(digest) for digest in wanted):
-        Ingest(store).run(_those(app.in_processes(store, settings), store, wanted))
+        Ingest(store).run(_those(capture.in_processes(store, settings), store, wanted))
 
 
 def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.app.doctor.isolated_probe: probes that raise, die or never answer harm nobody."""
+"""buildidfs.app.doctor.probe: probes that raise, die or never answer harm nobody."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app.doctor import isolated_probe
-from buildidfs.app.doctor.values import Answer, Finding, Probe, degraded, failed, ok
+from buildidfs.app.doctor import probe
+from buildidfs.app.doctor.probe import Answer, Finding, Probe, degraded, failed, ok
 from tests.support.scans import open_descriptors
 
 
@@ -47,7 +47,7 @@ def test_answers_come_in_order_with_the_names_of_what_was_asked() -> None:
         Probe("a", "two", lambda: degraded("so so", "rest")),
         Probe("b", "three", lambda: failed("broken", "mend it")),
     ]
-    assert list(isolated_probe.ask(probes)) == [
+    assert list(probe.ask(probes)) == [
         Finding("a", "one", "ok", "well"),
         Finding("a", "two", "degraded", "so so", "rest"),
         Finding("b", "three", "failed", "broken", "mend it"),
@@ -69,16 +69,9 @@ def _children() -> set[int]:
 def test_nothing_is_left_open_or_running() -> None:
     before, others = open_descriptors(), _children()
     assert (
-        len(
-            list(
-                isolated_probe.ask(
-                    [_probe(lambda: ok("")), _probe(_killed), _probe(_for_ever)], 0.2
-                )
-            )
-        )
-        == 3
+        len(list(probe.ask([_probe(lambda: ok("")), _probe(_killed), _probe(_for_ever)], 0.2))) == 3
     )
-    for finding in isolated_probe.ask([_probe(lambda: ok("")), _probe(_for_ever)], 0.2):
+    for finding in probe.ask([_probe(lambda: ok("")), _probe(_for_ever)], 0.2):
         assert finding.state == "ok"
         break  # and the generator is closed
     assert open_descriptors() == before
@@ -92,7 +85,7 @@ def test_each_is_asked_in_another_process() -> None:
         os.chdir("/")
         return ok(str(os.getpid()))
 
-    (found,) = isolated_probe.ask([_probe(ask)])
+    (found,) = probe.ask([_probe(ask)])
     assert found.found != str(os.getpid())
     assert os.getcwd() == directory
 
@@ -107,7 +100,7 @@ def test_each_is_asked_in_another_process() -> None:
     ],
 )
 def test_what_cannot_be_told_is_degraded(error: Exception, text: str) -> None:
-    first, second = isolated_probe.ask([_probe(_raises(error)), _probe(lambda: ok("next"))])
+    first, second = probe.ask([_probe(_raises(error)), _probe(lambda: ok("next"))])
     assert (first.state, first.found) == ("degraded", text)
     assert first.remedy
     assert second.found == "next"
@@ -115,7 +108,7 @@ def test_what_cannot_be_told_is_degraded(error: Exception, text: str) -> None:
 
 @pytest.mark.parametrize("ask", [_killed, _raises(SystemExit(3)), _raises(KeyboardInterrupt())])
 def test_one_that_dies_has_failed_and_the_next_is_asked(ask: Callable[[], Answer]) -> None:
-    before, dead, after = isolated_probe.ask(
+    before, dead, after = probe.ask(
         [_probe(lambda: ok("before")), _probe(ask, "dead"), _probe(lambda: ok("after"))]
     )
     assert (before.found, after.found) == ("before", "after")
@@ -134,7 +127,7 @@ def test_silence_is_waited_for_once_at_each_place() -> None:
         _probe(lambda: ok("still asked"), "last"),
     ]
     begin = time.monotonic()
-    found = list(isolated_probe.ask(probes, 0.2))
+    found = list(probe.ask(probes, 0.2))
     assert [each.name for each in found] == ["first", "second", "third", "fourth", "last"]
     assert [each.state for each in found] == ["degraded"] * 4 + ["ok"]
     assert "no answer within 0.2 s" in found[0].found
@@ -143,7 +136,7 @@ def test_silence_is_waited_for_once_at_each_place() -> None:
 
 def test_texts_are_one_printable_line_each() -> None:
     text = "a\nb\x1b[31m\udcff" + "x" * 100_000
-    (found,) = isolated_probe.ask([_probe(lambda: failed(text, text))])
+    (found,) = probe.ask([_probe(lambda: failed(text, text))])
     assert found.found == found.remedy
     assert found.found.startswith("a\\nb\\x1b[31m\\udcff")
     assert found.found.isprintable()
@@ -153,6 +146,6 @@ def test_texts_are_one_printable_line_each() -> None:
 def test_many_long_answers_pass(tmp_path: Path) -> None:
     """More than a pipe holds at once."""
     probes = [_probe(lambda: ok("y" * 900), str(number)) for number in range(200)]
-    found = list(isolated_probe.ask(probes))
+    found = list(probe.ask(probes))
     assert [each.name for each in found] == [str(number) for number in range(200)]
     assert {each.found for each in found} == {"y" * 900}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app import build_ids_in
-from buildidfs.app.profile.coverage import NO_BUILD_ID
+from buildidfs.app import inputs
+from buildidfs.app.coverage import NO_BUILD_ID
 from buildidfs.formats.perf import headers
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
@@ -45,7 +45,7 @@ def test_files_without_build_ids_are_looked_up(tmp_path: Path, store: Store) -> 
     for address in (0x10008, 0x20008, 0x30008, 0x50008, 0x60008):
         records += write.sample(1, address, START + 1)
     records += write.sample(1, 0x10008, START + 1, chain=(0x10008, 0x30008))
-    found = build_ids_in.build_ids_named(store, saved(tmp_path / "p", write, records))
+    found = inputs.build_ids_named(store, saved(tmp_path / "p", write, records))
     assert found.paths == {RED: b"/app", BLUE: b"/lost", LONG: b"/long"}
     assert found.is_resolved
     assert found.incomplete == ""
@@ -63,7 +63,7 @@ def test_samples_are_not_read_where_each_file_has_a_build_id(
     records += write.sample(1, 0x10008, START + 1)
     path = saved(tmp_path / "p", write, records)
     monkeypatch.delattr("buildidfs.app.profile.reading.Reading.hits")
-    found = build_ids_in.build_ids_named(store, path)
+    found = inputs.build_ids_named(store, path)
     assert (found.paths, found.nameless, found.is_resolved) == ({RED: b"/a"}, [], False)
 
 
@@ -72,6 +72,6 @@ def test_a_profile_that_is_cut_off(tmp_path: Path, store: Store) -> None:
     records = write.mmap2(1, 0x10000, 0x1000, b"/a", time=START, build_id=bytes(RED))
     path = tmp_path / "p"
     path.write_bytes(write.pipe(records + write.sample(1, 0x10008, START + 1))[:-9])
-    found = build_ids_in.build_ids_named(store, bytes(path))
+    found = inputs.build_ids_named(store, bytes(path))
     assert found.paths == {RED: b"/a"}
     assert f"{path} is not whole" in found.incomplete

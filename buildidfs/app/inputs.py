@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build IDs that a file speaks of: a profile of perf, a core file, a binary.
+"""Profiles and core files: the build IDs that they name, and the share of them that a store has.
 
-A profile of containers that nobody recorded with build IDs names few of its files. The others are
-looked up in the store as `repair` does it, and those that stay unknown are named.
+The first bytes of a file tell which of the two it is.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.app import cores
+from buildidfs.app.coverage import Coverage, Holdings
+from buildidfs.app.profile import reading
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.model import BuildId
@@ -22,12 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.app.profile.reading import Reading
+    from buildidfs.config import Settings
     from buildidfs.store import Store
 
     Progress = Callable[[int, str], None]
 
 _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4
+_REPORTED: Final = 64  # files between two reports of progress
+_NAMELESS: Final = "the file has no build ID"
 
 
 class Nameless(msgspec.Struct, frozen=True):
@@ -87,7 +93,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
     """All that a profile names itself, and what the store knows of the rest that was sampled."""
     from buildidfs.app.profile import reading as profile_reading
     from buildidfs.app.profile import repair
-    from buildidfs.app.profile.rename import TOO_LONG
+    from buildidfs.app.profile.repair import TOO_LONG
     from buildidfs.capture.scan.perf_data import Profile
 
     with Profile(path) as profile:
@@ -147,3 +153,44 @@ def _own(path: bytes) -> BuildId:
     if isinstance(found, Absence):
         raise UsageError(f"{show(path)}: {found.value}")
     return found
+
+
+def coverage_of_file(store: Store, path: bytes, *, progress: Progress | None = None) -> Coverage:
+    """The coverage of a profile or a core file. Raises `UsageError` for a file that is neither."""
+    if cores.is_core(path):
+        return cores.coverage(store, path)
+    return reading.coverage(store, path, progress=progress)
+
+
+def coverage_of_processes(
+    store: Store, settings: Settings, *, progress: Progress | None = None
+) -> Coverage:
+    """The coverage of all files that running processes have mapped executable, each of each."""
+    from buildidfs.capture.base import Unreadable
+    from buildidfs.capture.process.mapped_by import Mapper, Mappers
+
+    rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
+    refused: Counter[str] = Counter()
+    found = Mappers(
+        lambda build_id, mapping: True,
+        nameless=True,
+        container_namespaces=settings.container.namespaces,
+    )
+    for number, each in enumerate(found):
+        if isinstance(each, Unreadable):
+            refused[each.reason] += 1
+            continue
+        if isinstance(each, Mapper):
+            rows[each.container, each.path, each.build_id, ""] += 1
+        else:
+            rows[each.container, each.path, None, _NAMELESS] += 1
+        if progress is not None and not number % _REPORTED:
+            progress(number, each.path.decode("utf-8", "surrogateescape"))
+    holdings = Holdings(store)
+    coverage = Coverage(
+        [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "mapped files"
+    )
+    if refused:
+        reasons = ", ".join(f"{count}: {why}" for why, count in refused.most_common())
+        coverage.incomplete = f"some processes could not be looked at ({reasons})"
+    return coverage

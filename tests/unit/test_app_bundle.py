@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buildidfs.app.bundle import create
+from buildidfs.app import bundle
 from buildidfs.formats import bundle_archive
 from buildidfs.model import BuildId, Digest, Kind, Quality
 from buildidfs.store import NewSeen, Store
@@ -47,7 +47,7 @@ def test_who_may_read_is_not_for_a_bundle_to_say(tmp_path: Path, mode: int) -> N
         digest = new.content.digest
         ordinal = store.commit([new]).outcomes[0].ordinal
         _hollow(tmp_path / "bundle", digest)
-        create.import_(store, os.fspath(tmp_path / "bundle"))
+        bundle.import_(store, os.fspath(tmp_path / "bundle"))
         artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
         assert artifact is not None
         assert artifact.mode == mode & 0o777
@@ -84,9 +84,9 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     with Store.create(tmp_path / "store") as store:
         for output in (plain, link):
-            create.create(store, {}, [], os.fspath(output))
+            bundle.create(store, {}, [], os.fspath(output))
         with open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
-            create.create(store, {}, [], os.fspath(fifo))
+            bundle.create(store, {}, [], os.fspath(fifo))
             assert reader.read(1 << 16) == plain.read_bytes()
     assert os.readlink(link) == "target"
     assert (tmp_path / "target").read_bytes() == plain.read_bytes()
@@ -101,10 +101,10 @@ def test_a_dwz_file_lacks_no_executable(tmp_path: Path) -> None:
         store.commit([capture(store, program, mine, kinds=both_kinds, quality=Quality.DEBUGINFO)])
         common = elf_file([DWARF], build_id=its)
         store.commit([capture(store, common, its, kinds=[Kind.DEBUGINFO])])
-        both = create.collect(store, {BuildId(mine): b""}, [])
+        both = bundle.collect(store, {BuildId(mine): b""}, [])
         assert {item.build_id for item in both.items} == {mine.hex(), its.hex()}
         assert both.absent == ()
-        alone = create.collect(store, {BuildId(its): b""}, [])
+        alone = bundle.collect(store, {BuildId(its): b""}, [])
         assert [each.why for each in alone.absent] == ["only debuginfo was captured"]
 
 
@@ -114,22 +114,22 @@ def test_a_stripped_program_needs_no_dwz_file(tmp_path: Path) -> None:
     link = altlink(b"/usr/lib/debug/.dwz/common", its)
     with Store.create(tmp_path / "store") as store:
         store.commit([capture(store, elf_file([TEXT, link], build_id=mine), mine)])
-        manifest = create.collect(store, {mine: b""}, [])
+        manifest = bundle.collect(store, {mine: b""}, [])
         assert [each.why for each in manifest.absent] == ["no debuginfo was captured"]
         debug = elf_file([DWARF, link], build_id=mine)
         store.commit(
             [capture(store, debug, mine, kinds=[Kind.DEBUGINFO], quality=Quality.DEBUGINFO)]
         )
-        manifest = create.collect(store, {mine: b""}, [])
+        manifest = bundle.collect(store, {mine: b""}, [])
         (lacking,) = manifest.absent
         assert (lacking.build_id, lacking.path) == (its.hex(), "/usr/lib/debug/.dwz/common")
-        assert lacking.why == create.NO_SUPPLEMENT
+        assert lacking.why == bundle.NO_SUPPLEMENT
 
 
 def test_what_is_absent_has_a_path(tmp_path: Path) -> None:
     told, seen, unknown = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
     with Store.create(tmp_path / "store") as store:
         store.note_seen([NewSeen(sighting(b"/journal", seen_ns=NOW), seen)])
-        manifest = create.collect(store, {told: b"/profile", seen: b"", unknown: b""}, [])
+        manifest = bundle.collect(store, {told: b"/profile", seen: b"", unknown: b""}, [])
     found = {each.build_id: each.path for each in manifest.absent}
     assert found == {told.hex(): "/profile", seen.hex(): "/journal", unknown.hex(): ""}

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture: put scanners, ingest and store together, one function for each kind of scan."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from buildidfs.capture.base import Unreadable
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.model import Absence, BuildId
+from buildidfs.store import NewAbsence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from buildidfs.capture.base import Found
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
+    from buildidfs.config import Settings
+    from buildidfs.model import FileIdentity, Origin
+    from buildidfs.store import Store
+
+    Progress = Callable[[int, str], None]
+# That an archive was read is known from when its files are safe: not only at the end of a scan.
+_PORTION: Final = 20_000
+
+
+def scan_processes(
+    store: Store,
+    settings: Settings,
+    *,
+    pids: Sequence[int] | None = None,
+    containers: Sequence[str] | None = None,
+    containers_only: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Capture what the running processes have mapped, and the running kernel's symbols.
+
+    ``containers`` are labels, or beginnings of container IDs. The kernel is part of a scan of
+    everything only. Raises `UsageError` for a container that is not there, `StoreFull`.
+    """
+    found = in_processes(
+        store, settings, pids=pids, containers=containers, containers_only=containers_only
+    )
+    return _ingest(store, found, progress)
+
+
+def in_processes(
+    store: Store,
+    settings: Settings,
+    *,
+    pids: Sequence[int] | None = None,
+    containers: Sequence[str] | None = None,
+    containers_only: bool = False,
+) -> Iterator[Found]:
+    """The files that `scan_processes` captures, for callers that want only some of them."""
+    from buildidfs.capture.process.process import out_of_sight
+    from buildidfs.capture.process.scanner import ProcScanner
+    from buildidfs.capture.scan.kernel import KernelScanner
+    from buildidfs.ingest import StoreMemo
+
+    memo = StoreMemo(store)
+    if pids is None:
+        yield from out_of_sight()
+    with as_owner(settings) as reads_as_owner:
+        yield from ProcScanner(
+            memo,
+            pids=pids,
+            containers=containers,
+            containers_only=containers_only,
+            container_namespaces=settings.container.namespaces,
+            as_owner=reads_as_owner,
+        )
+    if pids is None and containers is None and not containers_only:
+        yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
+
+
+def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
+    """What reads files on FUSE filesystems of other users, if the settings want that."""
+    if not settings.capture.fuse_as_owner:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from buildidfs.capture.unresponsive.as_owner import AsOwner
+
+    return AsOwner()
+
+
+def scan_tree(
+    store: Store, settings: Settings, paths: Sequence[bytes], *, progress: Progress | None = None
+) -> Summary:
+    """Capture the ELF files below ``paths``; raises `StoreFull`."""
+    from buildidfs.capture.scan.tree import TreeScanner
+    from buildidfs.ingest import StoreMemo
+
+    scanner = TreeScanner(
+        StoreMemo(store), paths, container_namespaces=settings.container.namespaces
+    )
+    return _ingest(store, scanner, progress)
+
+
+def identify_tree(
+    paths: Iterable[bytes],
+) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
+    """The build ID of every regular file below ``paths``, without a store."""
+    from buildidfs.capture.scan import tree
+
+    return tree.identify_tree(paths)
+
+
+def believe(store: Store, settings: Settings) -> None:
+    """Let the operator's rules decide how far what a store captures from now on is believed."""
+    if settings.trust.rules:
+        from buildidfs.ingest.trust import judge
+
+        store.believe(judge(settings.trust.rules))
+
+
+def name_images(store: Store) -> None:
+    """Let a store find out from the engines of this host what images containers are of."""
+
+    def image_of(origin: Origin) -> str:
+        from buildidfs.capture.origin import (
+            container_images,  # which is not needed before there is one
+        )
+
+        return container_images.image_of(origin)
+
+    store.name_images(image_of)
+
+
+def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:
+    from buildidfs.ingest import Ingest
+
+    return Ingest(store).run(found, progress)
+
+
+class PackageScan(msgspec.Struct, frozen=True):
+    """What a scan came to; ``unchanged`` of the ``packages`` had been read before."""
+
+    summary: Summary
+    packages: int
+    unchanged: int
+
+
+def scan_packages(
+    store: Store, paths: Sequence[bytes], *, again: bool = False, progress: Progress | None = None
+) -> PackageScan:
+    """Capture the ELF files in packages, and in those below directories; raises `StoreFull`.
+
+    A package that was read within a month and has not changed is not read, unless ``again``.
+    """
+    from buildidfs.capture.archive.packages import PackageScanner
+
+    scanner = PackageScanner(StoreMemo(store), paths, spool_directory=store.path, again=again)
+    summary = _ingest_archives(store, scanner, progress)
+    return PackageScan(summary, scanner.packages, scanner.unchanged)
+
+
+class ImageScan(msgspec.Struct, frozen=True):
+    """What a scan came to; ``unchanged`` of the ``images`` had been read before.
+
+    ``corrupt`` has one error for each that does not have its digests, of which nothing was taken.
+    """
+
+    summary: Summary
+    images: int
+    unchanged: int
+    corrupt: tuple[IntegrityError, ...]
+
+
+def scan_images(
+    store: Store,
+    paths: Sequence[bytes],
+    references: Sequence[str] = (),
+    roots: Sequence[bytes] = (),
+    *,
+    platform: str | None = None,
+    again: bool = False,
+    progress: Progress | None = None,
+) -> ImageScan:
+    """Capture the ELF files in images: all those at ``paths``, and at ``roots`` those meant by
+    ``references``: names, digests, or the beginnings of digests.
+
+    ``platform`` is one such as ``linux/arm64``, or ``all``; by default that of this machine. An
+    image that was read within a month is not read, unless ``again``. Raises `StoreFull`, and
+    `UsageError` for a platform that is none and a reference that means nothing.
+    """
+    from buildidfs.capture.image.scanner import ImageScanner
+    from buildidfs.formats.container import oci
+
+    wanted = None
+    if platform is None:
+        wanted = oci.platform_of(os.uname().machine)
+    elif platform != "all" and (wanted := oci.parsed_platform(platform)) is None:
+        raise UsageError(f"not a platform: {platform!r}; try linux/arm64, or all")
+    scanner = ImageScanner(
+        StoreMemo(store), paths, references, roots,
+        platform=wanted, spool_directory=store.path, again=again,
+    )  # fmt: skip
+    summary = _ingest_archives(store, scanner, progress)
+    return ImageScan(summary, scanner.images, scanner.unchanged, tuple(scanner.corrupt))
+
+
+class _Scanner(Protocol):
+    """A scanner of archives: ``whole`` stands for those that need not be read again.
+
+    It is complete for what was yielded before.
+    """
+
+    whole: list[FileIdentity]
+
+    def __iter__(self) -> Generator[Found, None, None]: ...
+
+
+def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None) -> Summary:
+    """Take everything in, a portion at a time, and remember what was read whole."""
+    total = Summary()
+    found = iter(scanner)
+    try:
+        while True:
+            portion = _Portion(found)
+            done = total.files
+
+            def show(count: int, what: str, done: int = done) -> None:
+                assert progress is not None
+                progress(done + count, what)
+
+            part = Ingest(store).run(portion.items(), None if progress is None else show)
+            whole, scanner.whole = scanner.whole, []
+            # If one could not be stored, nobody knows of which archive it was.
+            if len(part.unreadable) == portion.unreadable and not part.noted:
+                now = time.time_ns()
+                store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])
+            _add(total, part)
+            if portion.is_last:
+                return total
+    finally:
+        found.close()
+
+
+class _Portion:
+    """The next items; ``is_last`` says that there are no others."""
+
+    def __init__(self, found: Generator[Found, None, None]) -> None:
+        self._found = found
+        self.unreadable = 0
+        self.is_last = False
+
+    def items(self) -> Generator[Found, None, None]:
+        """The items, and not more than there are in a portion."""
+        for _ in range(_PORTION):
+            item = next(self._found, None)
+            if item is None:
+                self.is_last = True
+                return
+            self.unreadable += isinstance(item, Unreadable)
+            yield item
+
+
+def _add(total: Summary, part: Summary) -> None:
+    total.files += part.files
+    total.captured += part.captured
+    total.held += part.held
+    total.copied_bytes += part.copied_bytes
+    total.new_ids += part.new_ids
+    total.absent.update(part.absent)
+    total.unreadable += part.unreadable
+    total.noted += part.noted
+    total.noted_bytes += part.noted_bytes
+    total.removed.merge(part.removed)
+
+
+def scan_kernel(
+    store: Store,
+    settings: Settings,
+    *,
+    everything: bool = False,
+    root: bytes | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Capture the running kernel: its symbols, files and loaded modules, with debug files.
+
+    ``everything`` adds all kernels and modules that are installed. With a ``root`` it is only
+    these, below that directory. Raises `StoreFull`.
+    """
+    from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
+    from buildidfs.ingest import Ingest, StoreMemo
+
+    memo = StoreMemo(store)
+    namespaces = settings.container.namespaces
+
+    def found() -> Iterator[Found]:
+        if root is None:
+            yield from KernelScanner(
+                memo,
+                all_files=True,
+                spool_directory=store.path,
+                container_namespaces=namespaces,
+            )
+        if everything or root is not None:
+            yield from InstalledKernels(
+                memo,
+                root or b"/",
+                spool_directory=store.path,
+                container_namespaces=namespaces,
+            )
+
+    return Ingest(store).run(found(), progress)
+
+
+def add(
+    store: Store,
+    settings: Settings,
+    paths: Sequence[bytes],
+    *,
+    build_id: BuildId | None = None,
+    kallsyms: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Capture single files and their debug files (`capture.scan.tree`).
+
+    Raises `StoreFull`.
+    """
+    from buildidfs.capture.scan.tree import GivenFiles
+    from buildidfs.ingest import Ingest, StoreMemo
+
+    scanner = GivenFiles(
+        StoreMemo(store),
+        paths,
+        build_id=build_id,
+        kallsyms=kallsyms,
+        spool_directory=store.path,
+        container_namespaces=settings.container.namespaces,
+    )
+    return Ingest(store).run(scanner, progress)

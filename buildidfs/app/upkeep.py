@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The upkeep of a store while other threads capture: limits, compression, rereading of blobs.
+
+Disks lose bits, and only a read notices. Each blob is read about once a month, at a rate that
+disturbs no other work. A damaged blob is captured again or goes to quarantine, see `check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import config
+from buildidfs.errors import BuildIdFsError
+from buildidfs.linux import scheduling
+from buildidfs.model import Absence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.config import RetentionSettings, Settings
+    from buildidfs.model import BuildId, Digest
+    from buildidfs.store import Store
+    from buildidfs.store.retention.policy import Policy
+    from buildidfs.store.schema.schema import DigestRow
+
+
+UPKEEP_S: Final = 60.0
+"""Between two looks at what has become too old, or too much, while nothing is captured."""
+
+_COLLECT_S: Final = 24 * 3600.0
+
+_log = logging.getLogger(__name__)
+EVERY_S: Final = 30 * 86_400
+"""What was read, or written, within that time is not read."""
+_PAUSE_S: Final = 3600.0
+_FIRST_S: Final = 60.0
+# What is kept free where nothing is said: journald keeps that (or 15 %), and so do others.
+_FREE_SHARE: Final = 0.05
+_FREE_BYTES: Final = 4 << 30
+
+
+def compress_after(settings: Settings) -> int | None:
+    """The age in seconds at which what nobody uses is to be compressed; None is never."""
+    age = settings.retention.compress_after
+    return None if age is None else config.seconds(age)
+
+
+def compress(
+    store: Store, after: int, enough: Callable[[], bool] = lambda: False
+) -> tuple[int, int, int]:
+    """Compress what was not used for so many seconds; ``enough`` ends it early.
+
+    Returns how many blobs that were, and the bytes they took before and take now. Raises
+    `StoreError`.
+    """
+    count = before = now = 0
+    for _, done in store.compress(int(time.time()) - after, enough):
+        count, before, now = count + 1, before + done.before, now + done.after
+    if count:
+        _log.info("compressed %d blobs, from %d to %d bytes", count, before, now)
+    return count, before, now
+
+
+class Upkeep:
+    """Keeps a store within its policy and clean while something else writes to it.
+
+    A context manager: a thread of its own works within the block. What goes wrong is logged.
+    """
+
+    def __init__(
+        self, store: Store, every_s: float = UPKEEP_S, *, compress_after: int | None = None
+    ) -> None:
+        """``compress_after`` is the age in seconds at which what nobody uses is compressed."""
+        self._store = store
+        self._every_s = every_s
+        self._compress_after = compress_after
+        self._ending = threading.Event()
+        self._collected = time.monotonic() - _COLLECT_S
+        self._thread = threading.Thread(target=self._run, name="buildidfs-upkeep", daemon=True)
+
+    def __enter__(self) -> Upkeep:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._every_s):
+            try:
+                self._tend()
+            except BuildIdFsError as error:
+                _log.warning("cannot look after the store: %s", error)
+            except Exception:
+                # Capturing does not depend on it.
+                _log.exception("cannot look after the store")
+
+    def _tend(self) -> None:
+        self._store.enforce()
+        now = time.monotonic()
+        if now - self._collected >= _COLLECT_S:
+            self._collected = now
+            self._store.collect()
+            if self._compress_after is not None:
+                compress(self._store, self._compress_after, self._ending.is_set)
+
+
+class _Ended(Exception):
+    """The block is over, in the middle of a file."""
+
+
+class Scrubbing:
+    """Reads blobs of a store in a thread of its own, within a ``with`` block.
+
+    What is found is logged. ``first_s`` is how long it waits before it begins, in seconds.
+    """
+
+    def __init__(self, store: Store, settings: Settings, first_s: float = _FIRST_S) -> None:
+        self._store = store
+        self._settings = settings
+        self._rate = config.size(settings.check.scrub_rate)
+        self._first_s = first_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="buildidfs-scrub", daemon=True)
+
+    def __enter__(self) -> Scrubbing:
+        if self._rate > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        scheduling.stand_back()
+        wait = self._first_s
+        while not self._ending.wait(wait):
+            wait = _PAUSE_S
+            try:
+                self._read_all()
+            except _Ended:
+                return
+            except BuildIdFsError as error:
+                _log.warning("cannot read the blobs: %s", error)
+            except Exception:
+                # Capturing does not depend on it.
+                _log.exception("cannot read the blobs")
+
+    def _read_all(self) -> None:
+        damaged = False
+        checker = self._store.checker()
+        for fault in checker.scrub(self._pace, _is_due):
+            _log.error("%s", fault.text)
+            damaged = True
+        if damaged:
+            self._restore()
+
+    def _restore(self) -> None:
+        from buildidfs.app import check
+
+        for result in check.restore(self._store, self._settings):
+            level = logging.ERROR if result.state == "lost" else logging.WARNING
+            _log.log(level, "%s", result.fault.text)
+
+    def _pace(self, size: int) -> None:
+        if self._ending.wait(size / self._rate):
+            raise _Ended
+
+
+def _is_due(row: DigestRow) -> bool:
+    last = max(row.verified, row.ctime_ns // 1_000_000_000)
+    return time.time() - last > EVERY_S
+
+
+def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[str]) -> Policy:
+    """The policy that settings mean for a store, whose filesystem is asked for its size.
+
+    Without ``keep_free`` a twentieth of the filesystem is kept free, 4 GiB at most, as far as it is
+    the store that would take it: what others take costs no captures. Raises `UsageError`.
+    """
+    from buildidfs.store.retention.policy import Policy
+
+    usage = os.statvfs(store_path)
+    total = usage.f_blocks * usage.f_frsize
+
+    def size(value: int | str) -> int:
+        limit = config.limit(value)
+        return limit.bytes + int(limit.share * total)
+
+    asked = settings.keep_free
+    keep_free = min(int(total * _FREE_SHARE), _FREE_BYTES) if asked is None else size(asked)
+    return Policy(
+        max_size=None if settings.max_size is None else size(settings.max_size),
+        keep_free=keep_free,
+        yields=asked is not None,
+        max_age=None if settings.max_age is None else config.seconds(settings.max_age),
+        min_age=config.seconds(settings.min_age),
+    )
+
+
+def retain(store: Store, settings: Settings) -> None:
+    """Let a store make room for what is captured, as the settings say."""
+    kept = settings.retention
+    # What nobody has asked for is not worth what it takes to find out that there is nothing to do.
+    always = kept != config.RetentionSettings()
+    store.retain(lambda: policy(kept, store.path), altlinks(store), always=always)
+
+
+def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:
+    """What tells of the blob of a debug file the build ID of the dwz file it needs."""
+
+    def altlink(digest: Digest) -> BuildId | None:
+        from buildidfs.capture import elf_file
+
+        with contextlib.suppress(BuildIdFsError, OSError):
+            with store.blobs.open(digest) as blob:
+                described = elf_file.describe(blob.fileno())
+            if not isinstance(described, Absence) and described.altlink is not None:
+                return described.altlink.build_id
+        return None
+
+    return altlink
