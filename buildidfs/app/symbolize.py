@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NEVER_CAPTURED: Final = "never captured"
 NO_ELF_FILE: Final = "captured, but not as an ELF file"
+NOT_BELIEVED: Final = "its debuginfo is believed too little, see buildidfs show"
 NOT_LOADED: Final = "no such address in the file"
 NOT_MAPPED: Final = "no such offset in what is loaded of the file"
 NO_EXECUTABLE: Final = (
@@ -161,7 +162,8 @@ class Symbolizer:
         debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
         found = [each for each in (debuginfo, executable) if each is not None]
         if not found:
-            return _File([], why=NO_ELF_FILE)
+            withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+            return _File([], why=NOT_BELIEVED if withheld else NO_ELF_FILE)
         found.sort(key=lambda each: (each.truncated, -each.quality))
         copies = [_Copy(each, self._supplement(each)) for each in found]
         if len({each.digest for each in found}) == 1:

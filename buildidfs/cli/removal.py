@@ -62,7 +62,7 @@ def remove(
                 f"build ID {pinned.build_id} is pinned: unpin it, or remove it with --force"
             )
         if not dry_run:
-            store.remove(each.artifact.digest for each in chosen)
+            store.remove((each.artifact.digest for each in chosen), forget=True)
     for each in chosen:
         _print_removed(each, json_)
     if not json_ and not session.is_quiet:

@@ -134,12 +134,15 @@ def _missing(store: Store, ordinal: int) -> list[str]:
 
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
     debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
-    if executable is None and debuginfo is None:
+    withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+    if executable is None and debuginfo is None and not withheld:
         return []  # the vDSO and kallsyms are whole as they are
     found = []
     if executable is None:
         found.append("executable: only its debuginfo was seen")
-    if debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
+    if withheld:
+        found.append("debuginfo: all that was seen is believed less than the executable")
+    elif debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
         found.append("debuginfo: no file with DWARF was seen")
     for artifact in (executable, debuginfo):
         if artifact is None:

@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from buildidfs.model import Artifact, Quality, Standing
 
 
-def why(kept: Sequence[Artifact], executable: Artifact | None) -> list[str]:
+def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -> list[str]:
     """For each of the variants of an artifact, best first, why it is served or is not.
 
-    ``executable`` is the one that is served for the same build ID. Empty for the only one, unless
-    it is withheld.
+    ``executable`` is the one that is served for the same build ID, ``floor`` that of the index.
+    Empty for the only one, unless it is withheld.
     """
     if not kept:
         return []
     best, *others = kept
     if executable is not None and is_withheld(best, executable):
         return [f"is believed less than the executable: {_less(each, executable)}" for each in kept]
+    if is_withheld(best, None, floor):
+        text = "is believed less than the executable, which is not here, or than what refers to it"
+        names = (each.standing if each.trust >= Trust.PACKAGE else each.trust for each in kept)
+        return [f"{text}: {_name(name)}" for name in names]
     first = _better(best, others[0], executable) if others else ""
     return [first, *(_worse(each, best, executable) for each in others)]
 

@@ -362,17 +362,20 @@ class Store:
 
         return gc.collect(self._writable())
 
-    def remove(self, digests: Iterable[Digest], *, quarantine: bool = False) -> Removed:
+    def remove(
+        self, digests: Iterable[Digest], *, quarantine: bool = False, forget: bool = False
+    ) -> Removed:
         """Remove blobs, and all that nothing speaks of any more once they are gone.
 
         Tells the listeners; who has such a file open can read it to its end. ``quarantine``
-        keeps the files, in ``quarantine/``. What the store does not hold is passed over. Raises
+        keeps the files, in ``quarantine/``. ``forget`` forgets how far their executables were
+        believed, too. What the store does not hold is passed over. Raises
         `StoreFull` when the index has no room even for that, `StoreError`.
         """
         from buildidfs.store.retention import removal
 
         env = self._writable()
-        return removal.remove(env, self._files, digests, quarantine=quarantine)
+        return removal.remove(env, self._files, digests, quarantine=quarantine, forget=forget)
 
     def compress(
         self, unused_since: int, enough: Callable[[], bool] = lambda: False
@@ -392,7 +395,9 @@ class Store:
         """For each of the `variants` of an artifact, why it is served or is not, in words."""
         from buildidfs.store.explain import why
 
-        return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE))
+        build_id = self.index.build_id(ordinal)
+        floor = 0 if build_id is None else self.index.floor(build_id)
+        return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE), floor)
 
     def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
         """The files that were seen at ``since_ns`` or later, and lost, in order of time."""

@@ -20,6 +20,7 @@ from tests.support import clients
 from tests.support.children import cat_program, running
 from tests.support.clients import run, tool
 from tests.support.containers import container
+from tests.support.images import docker_save, layer
 from tests.support.programs import build_id_of, sha256
 
 if TYPE_CHECKING:
@@ -106,6 +107,82 @@ def test_a_container_names_no_functions_of_the_hosts(
         assert "exe_static_hot" in buildidfs("symbolize", wanted).out
 
 
+@pytest.mark.parametrize("how", ["evicted", "noted"])
+def test_a_container_names_no_functions_of_a_program_that_there_is_no_room_for(
+    buildidfs: BuildIdFs, program: Program, directory: Path, how: str
+) -> None:
+    """The host's executable makes room, or none is made for it, and an image's debug file stays."""
+    build_id, digest = program.exe.build_id, sha256(program.exe.debug)
+    address = program.exe.address("exe_static_hot")
+    debug = f"usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
+    image = directory / "image.tar"
+    docker_save(image, {"hot:1": [layer([(debug, program.exe.debug.read_bytes())])]})
+    buildidfs("scan", "image", image)
+    image.unlink()
+    with believed(directory) as host, buildidfs.mounted() as mount:
+        shutil.copy2(program.exe.shipped, host / "hot")
+        with (host / "hot").open("ab") as file:
+            file.write(os.urandom(1 << 20))
+        if how == "evicted":
+            buildidfs("scan", "tree", host)
+            buildidfs("prune", "--max-size", str(taken(buildidfs) - (1 << 19)))
+        else:
+            assert "exe_static_hot" in function_at(mount, host / "hot", address)
+            limits = directory / "limits.toml"
+            limits.write_text(f"[retention]\nmax-size = {taken(buildidfs) + (1 << 19)}\n")
+            done = buildidfs("--config", limits, "scan", "tree", "--json", host)
+            assert json.loads(done.out)["noted"] == 1
+        held = json.loads(buildidfs("show", "--json", build_id).out)["variants"]
+        assert [each["sha256"] for each in held] == [digest], "this is the case in question"
+        for path in names(mount, build_id):
+            assert not path.exists(), path
+        assert f"{build_id[2:]}.debug" not in os.listdir(mount / "debug/.build-id" / build_id[:2])
+        assert sha256(mount / build_id / "variants" / digest) == digest
+        assert "exe_static_hot" not in function_at(mount, host / "hot", address)
+        done = buildidfs("symbolize", f"{build_id}+{address:#x}", check=False)
+        assert "exe_static_hot" not in done.out
+        assert "believed too little" in done.err
+        assert buildidfs("get", "--kind", "debuginfo", build_id, check=False).rc == 30
+
+        # The operator's own debug file has the names again.
+        buildidfs("add", program.exe.debug)
+        assert "exe_static_hot" in function_at(mount, host / "hot", address)
+
+
+def taken(buildidfs: BuildIdFs) -> int:
+    """What the blobs and the index of a store take."""
+    stats = json.loads(buildidfs("stats", "--json").out)
+    return int(stats["stored_bytes"] + stats["index_bytes"])
+
+
+@pytest.mark.parametrize("first", ["host", "image"])
+def test_a_dwz_file_of_an_image_names_nothing_in_debuginfo_of_the_hosts(
+    buildidfs: BuildIdFs, dwz_program: Program, directory: Path, first: str
+) -> None:
+    """The names of both are in the dwz file, of which the host has none."""
+    exe, supplement = dwz_program.exe, dwz_program.supplement
+    assert supplement is not None
+    forged = supplement.path.read_bytes().replace(b"rounds\0", b"forged\0")
+    image = directory / "image.tar"
+    docker_save(image, {"hot:1": [layer([(f"app/.dwz/{supplement.name}", forged)])]})
+    host = ("add", exe.shipped, exe.debug)
+    for command in (host, ("scan", "image", image))[:: 1 if first == "host" else -1]:
+        buildidfs(*command)
+    wanted = "ptype struct work"
+    with buildidfs.mounted() as mount:
+        debug = mount / "debug"
+        names_in = clients.gdb(wanted, debug=debug, arguments=[exe.shipped])
+        assert "forged" not in names_in.text, str(names_in)
+        for path in names(mount, supplement.build_id)[:-1]:
+            assert not path.exists(), path
+        assert not (debug / ".dwz" / supplement.name).exists()
+        (variant,) = (mount / supplement.build_id / "variants").iterdir()
+        assert variant.read_bytes() == forged
+        buildidfs("add", supplement.path)
+        names_in = clients.gdb(wanted, debug=debug, arguments=[exe.shipped])
+        assert "unsigned int rounds" in names_in.out, str(names_in)
+
+
 @pytest.fixture
 def forged(directory: Path) -> Path:
     """A copy of the host's cat that tells more than it does, and has a script for gdb."""
@@ -134,12 +211,6 @@ def test_a_file_in_a_volume_displaces_none_of_the_hosts(
         for path in order if first == "host" else reversed(order):
             with running([path]) as child:
                 buildidfs.scan(child.pid)
-    shown = json.loads(buildidfs("show", "--json", build_id).out)["variants"]
-    executables = [each for each in shown if each["kind"] == "executable"]
-    assert [(each["trust"], each["standing"], each["served"]) for each in executables] == [
-        ("host", "system", True), ("host", "elsewhere", False),
-    ]  # fmt: skip
-    assert executables[1]["quality"] == "symtab"
     with buildidfs.mounted() as mount:
         assert sha256(mount / build_id / "elf") == sha256(cat_program())
         assert not (mount / build_id / "debug").exists()
@@ -148,3 +219,9 @@ def test_a_file_in_a_volume_displaces_none_of_the_hosts(
     assert len(kept) == len(original)
     assert b"gdb.inlined-script" in original
     assert b"gdb.inlined-script" not in kept
+    shown = json.loads(buildidfs("show", "--json", build_id).out)["variants"]
+    executables = [each for each in shown if each["kind"] == "executable"]
+    assert [(each["trust"], each["standing"], each["served"]) for each in executables] == [
+        ("host", "system", True), ("host", "elsewhere", False),
+    ]  # fmt: skip
+    assert executables[1]["quality"] == "symtab"

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildidfs.cli.main import main
-from buildidfs.model import Artifact, Digest, Kind, Quality, Standing, Trust
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, Trust
 from buildidfs.store import Store, is_withheld
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
+from buildidfs.store.records import NewSeen
 from buildidfs.store.schema import schema
 from tests.support.captures import NOW, SECOND, capture, sighting
 
@@ -216,10 +217,177 @@ def test_withheld_debuginfo_is_served_when_the_executable_is_gone(tmp_path: Path
         assert store.index.kinds(1) == 1 << Kind.EXECUTABLE
         executable = store.index.artifact(1, Kind.EXECUTABLE)
         assert executable is not None
-        store.remove([executable.digest])
+        store.remove([executable.digest], forget=True)
         assert list(store.check()) == []
         assert store.index.artifact(1, Kind.DEBUGINFO) is not None
         assert store.index.kinds(1) == 1 << Kind.DEBUGINFO
+
+
+GONE = "is believed less than the executable, which is not here, or than what refers to it"
+
+
+def _evict(store: Store, kind: Kind = Kind.EXECUTABLE) -> None:
+    """Remove what is served, as is done to make room."""
+    artifact = store.index.artifact(1, kind)
+    assert artifact is not None
+    store.remove([artifact.digest])
+    assert list(store.check()) == []
+
+
+def _note(store: Store, trust: Trust = Trust.HOST, build_id: bytes = ID) -> None:
+    """Have an executable of the host noted, for which there is no room."""
+    at = sighting(b"/usr/bin/program", trust=trust, standing=Standing.SYSTEM)
+    store.note_seen([NewSeen(at, BuildId(build_id), noted=True)])
+
+
+def _assert_withheld(store: Store, build_id: bytes = ID) -> None:
+    """Its debuginfo is a variant under no default name, and is not lost sight of."""
+    ordinal = store.index.ordinal(build_id)
+    assert ordinal is not None
+    assert store.index.artifact(ordinal, Kind.DEBUGINFO) is None
+    (kept,) = store.index.variants(ordinal, Kind.DEBUGINFO)
+    assert store.why(ordinal, [kept]) == [f"{GONE}: {kept.trust.name.lower()}"]
+    assert store.index.kinds(ordinal) == schema.WITHHELD
+    assert (ordinal, build_id) in list(store.index.build_ids_from())
+    assert list(store.check()) == []
+
+
+@pytest.mark.parametrize("first", ["before", "after"])
+@pytest.mark.parametrize("how", ["evicted", "noted"])
+def test_an_executable_that_is_not_here_withholds_debuginfo(
+    tmp_path: Path, how: str, first: str
+) -> None:
+    names = Variant(b"names", Trust.CONTAINER, Quality.DEBUGINFO)
+    program = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=Standing.SYSTEM)
+    with Store.create(tmp_path / "store") as store:
+        if first == "before":
+            _commit(store, [names])
+        if how == "evicted":
+            _commit(store, [program])
+            _evict(store)
+        else:
+            _note(store)
+        if first == "after":
+            _commit(store, [names])
+        _assert_withheld(store)
+        _commit(store, [Variant(b"other", Trust.CONTAINER, kinds=(Kind.EXECUTABLE,))])
+        ordinal = store.index.ordinal(ID)
+        assert ordinal is not None
+        assert store.index.artifact(ordinal, Kind.DEBUGINFO) is None, (
+            "the container brings a program"
+        )
+        _commit(store, [Variant(b"symbols", Trust.PACKAGE, Quality.DEBUGINFO)])
+        best = store.index.artifact(ordinal, Kind.DEBUGINFO)
+        assert best is not None
+        assert best.trust is Trust.PACKAGE
+        assert list(store.check()) == []
+
+
+def test_an_executable_of_a_container_that_is_evicted_withholds_nothing(tmp_path: Path) -> None:
+    program = Variant(b"program", Trust.CONTAINER, kinds=(Kind.EXECUTABLE,))
+    with Store.create(tmp_path / "store") as store:
+        _commit(store, [program])
+        _note(store, Trust.CONTAINER)
+        _evict(store)
+        _commit(store, [Variant(b"names", Trust.UNKNOWN)])
+        ordinal = store.index.ordinal(ID)
+        assert ordinal is not None
+        assert store.index.artifact(ordinal, Kind.DEBUGINFO) is not None
+
+
+def test_an_executable_that_comes_again_stands_for_itself(tmp_path: Path) -> None:
+    program = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=Standing.SYSTEM)
+    with Store.create(tmp_path / "store") as store:
+        _commit(store, [Variant(b"names", Trust.CONTAINER), program])
+        _evict(store)
+        assert store.index.floor(ID) > 0
+        _commit(store, [program])
+        assert store.index.floor(ID) == 0
+        assert store.index.artifact(1, Kind.DEBUGINFO) is None
+        executable = store.index.artifact(1, Kind.EXECUTABLE)
+        assert executable is not None
+        store.remove([executable.digest], forget=True)
+        assert store.index.artifact(1, Kind.DEBUGINFO) is not None
+
+
+def test_a_build_id_goes_with_its_withheld_debuginfo(tmp_path: Path) -> None:
+    program = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=Standing.SYSTEM)
+    with Store.create(tmp_path / "store") as store:
+        _commit(store, [Variant(b"names", Trust.CONTAINER), program])
+        _evict(store)
+        (kept,) = store.index.variants(1, Kind.DEBUGINFO)
+        store.remove([kept.digest])
+        assert store.index.ordinal(ID) is None
+        assert list(store.index.build_ids_from()) == []
+        assert store.index.floor(ID) > 0, "more may come from the container"
+        assert list(store.check()) == []
+        _commit(store, [Variant(b"names", Trust.CONTAINER)])
+        _assert_withheld(store)
+        store.remove([kept.digest], forget=True)
+        assert store.index.floor(ID) == 0
+
+
+def test_only_so_many_floors_are_kept_and_the_lowest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_FLOORS", 8)
+    with Store.create(tmp_path / "store") as store:
+        for number in range(4):
+            _note(store, build_id=bytes((number, 1)))
+        for number in range(100):
+            at = sighting(b"/srv/program", trust=Trust.HOST, standing=Standing.ELSEWHERE)
+            store.note_seen([NewSeen(at, BuildId(bytes((number, 2))), noted=True)])
+        assert all(store.index.floor(bytes((number, 1))) for number in range(4))
+        assert sum(1 for number in range(100) if store.index.floor(bytes((number, 2)))) <= 4
+
+
+def test_a_floor_that_is_damaged_is_found_and_mended(tmp_path: Path) -> None:
+    key = schema.floor_key(ID)
+    with Store.create(tmp_path / "store") as store:
+        _commit(store, [Variant(b"names", Trust.CONTAINER)])
+        _note(store)
+    env = environment.acquire(bytes(tmp_path / "store"), read_only=False, map_size=None)
+    try:
+        env.write(lambda txn: txn.put(key, b"\3\4....", db=env.tables["meta"]))
+    finally:
+        environment.release(env)
+    with Store.open(tmp_path / "store") as store:
+        assert any(f"row {key.hex()} of meta cannot be read" in each for each in store.check())
+        mended = [fault.text for fault in repair.mend(store.checker())]
+        assert any(key.hex() in text for text in mended)
+        assert list(store.check()) == []
+        assert store.index.artifact(1, Kind.DEBUGINFO) is not None
+
+
+@pytest.mark.parametrize("first", ["names", "dwz"])
+def test_a_dwz_file_is_believed_as_the_debuginfo_that_refers_to_it(
+    tmp_path: Path, first: str
+) -> None:
+    dwz = b"\xdd\x02\x03"
+    with Store.create(tmp_path / "store") as store:
+
+        def names() -> None:
+            new = capture(store, b"names", ID, kinds=(Kind.DEBUGINFO,), trust=Trust.HOST)
+            refers = (b"/usr/lib/debug/.dwz/foo", BuildId(dwz))
+            store.commit([msgspec.structs.replace(new, supplement=refers)])
+
+        def common(content: bytes, trust: Trust) -> None:
+            at = sighting(b"/usr/lib/debug/.dwz/foo", standing=Standing.GIVEN)
+            new = capture(store, content, dwz, at=at, kinds=(Kind.DEBUGINFO,), trust=trust)
+            store.commit([new])
+
+        if first == "names":
+            names()
+        common(b"evil", Trust.CONTAINER)
+        if first == "dwz":
+            names()
+        _assert_withheld(store, dwz)
+        common(b"common", Trust.PACKAGE)
+        ordinal = store.index.ordinal(dwz)
+        assert ordinal is not None
+        best = store.index.artifact(ordinal, Kind.DEBUGINFO)
+        assert best is not None
+        assert best.trust is Trust.PACKAGE
 
 
 def test_withheld_debuginfo_is_served_when_its_bytes_are_seen_at_a_better_place(

@@ -17,7 +17,7 @@ import msgspec
 
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Artifact, BuildId, Digest, Kind
-from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.queries import DAMAGE, floor_of, prefixed
 from buildidfs.store.schema import raw, schema
 from buildidfs.store.write.last_used import UseWriter
 from buildidfs.store.write.transaction import load_counters
@@ -121,7 +121,16 @@ class Rows:
         for kind in _KINDS:
             if get(schema.ORDINAL_KIND.pack(ordinal, kind), db=table) is not None:
                 mask |= 1 << kind
+        if not mask and next(self.having("variants", schema.U64.pack(ordinal)), None) is not None:
+            return schema.WITHHELD
         return mask
+
+    def floor(self, ordinal: int) -> int:
+        """The belief below which debuginfo is withheld; 0 also if its row is a fault."""
+        try:
+            return floor_of(self.txn, self.tables["ordinals"], self.tables["meta"], ordinal)
+        except (*DAMAGE, lmdb.BadValsizeError):
+            return 0
 
     def is_there(self, ordinal: bytes) -> bool:
         """Whether anything may speak of a build ID's number: it has artifacts, or is going."""

@@ -119,7 +119,7 @@ def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """What is served belongs to a build ID."""
     ordinal, kind = schema.ORDINAL_KIND.unpack(key)
     artifact = schema.unpack_artifact(ordinal, kind, value)
-    if is_withheld(artifact, _executable(rows, artifact)):
+    if is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
         yield Fault(
             f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
             " and is served",
@@ -138,7 +138,7 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         return
     served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
     if served is None:
-        if not is_withheld(variant, _executable(rows, variant)):
+        if not is_withheld(variant, _executable(rows, variant), rows.floor(ordinal)):
             yield Fault(
                 f"there are variants of {ordinal}/{kind} of which none is served",
                 mend=lambda mending: mending.variants.choose(ordinal, kind),
@@ -160,8 +160,8 @@ def _is_better(rows: Rows, variant: Artifact, served: bytes) -> bool:
         best = schema.unpack_artifact(variant.ordinal, variant.kind, served)
     except DAMAGE:
         return False  # a fault of that row
-    executable = _executable(rows, variant)
-    return rank(variant, executable) < rank(best, executable)
+    executable, floor = _executable(rows, variant), rows.floor(variant.ordinal)
+    return rank(variant, executable, floor) < rank(best, executable, floor)
 
 
 def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
@@ -343,7 +343,15 @@ def _count_up(mending: Mending, *, next_ordinal: int) -> None:
     mending.counters.next_ordinal = max(mending.counters.next_ordinal, next_ordinal)
 
 
+def meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A floor can be read; other rows have readers that look at them whole."""
+    if key.startswith(schema.FLOOR_PREFIX):
+        schema.unpack_floor(key, value)
+    yield from ()
+
+
 RULES: Final[dict[str, Rule]] = {
+    "meta": meta,
     "ids": ids,
     "ordinals": ordinals,
     "variants": variants,

@@ -95,6 +95,7 @@ class Index:
         self._dwz = tables["dwz"]
         self._seen = tables["seen"]
         self._gone = tables["gone"]
+        self._meta = tables["meta"]
 
     # --- one row ---------------------------------------------------------------------------
 
@@ -132,6 +133,12 @@ class Index:
     def is_going(self, ordinal: int) -> bool:
         """Whether blobs of it were removed, and something of them is left to be cleared."""
         return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
+
+    @whole
+    def floor(self, build_id: bytes) -> int:
+        """The `belief` below which debuginfo of a build ID is withheld whatever else is held."""
+        key = schema.floor_key(build_id)
+        return floor_in(key, self._env.get(self._meta, key))
 
     def primary_path(self, ordinal: int) -> int | None:
         """The first path its executable was seen at."""
@@ -196,8 +203,9 @@ class Index:
             executable = executable_in(
                 ordinal, txn.get(executable_key(ordinal), db=self._artifacts)
             )
+            floor = floor_of(txn, self._ordinals, self._meta, ordinal)
         found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
-        return sorted(found, key=lambda artifact: rank(artifact, executable))
+        return sorted(found, key=lambda artifact: rank(artifact, executable, floor))
 
     def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
         """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
@@ -470,10 +478,10 @@ def prefixed(
             yield from cursor
 
 
-def rank(artifact: Artifact, executable: Artifact | None) -> tuple[int, ...]:
+def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
     """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
     return (
-        is_withheld(artifact, executable),
+        is_withheld(artifact, executable, floor),
         artifact.truncated,
         -artifact.trust,
         -belief(artifact),
@@ -508,20 +516,28 @@ def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
     )
 
 
-def is_withheld(artifact: Artifact, executable: Artifact | None) -> bool:
+def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> bool:
     """Return True for debuginfo that must not name the functions of the served executable.
 
-    That is debuginfo which is believed less. Packages that the operator has handed over are
-    believed enough for everything. An executable that is truncated withholds nothing.
+    That is debuginfo which is believed less, or less than the ``floor`` of the build ID. Packages
+    that the operator has handed over are believed enough for everything. An executable that is
+    truncated withholds nothing.
     """
-    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
+    if artifact.kind is not Kind.DEBUGINFO:
         return False
-    return belief(artifact) < min(belief(executable), _ENOUGH)
+    if executable is not None and not executable.truncated:
+        floor = max(floor, belief(executable))
+    return belief(artifact) < min(floor, _ENOUGH)
 
 
 def belief(artifact: Artifact) -> int:
     """How far an artifact is believed, as one number: by trust, and then by standing."""
-    return _OF_PLACES + artifact.standing if artifact.trust >= Trust.PACKAGE else artifact.trust
+    return belief_in(artifact.trust, artifact.standing)
+
+
+def belief_in(trust: Trust, standing: Standing) -> int:
+    """How far files of a place are believed, as one number."""
+    return _OF_PLACES + standing if trust >= Trust.PACKAGE else trust
 
 
 _OF_PLACES: Final = int(Trust.PACKAGE)
@@ -535,3 +551,17 @@ def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
 
 def executable_key(ordinal: int) -> bytes:
     return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)
+
+
+def floor_in(key: bytes, value: bytes | None) -> int:
+    """The `belief` in a "floor" row of *meta*; 0 where there is none."""
+    return 0 if value is None else belief_in(*schema.unpack_floor(key, value))
+
+
+def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
+    """The `Index.floor` of the build ID with that number, in one transaction."""
+    named = txn.get(schema.U64.pack(ordinal), db=ordinals)
+    if named is None:
+        return 0
+    key = schema.floor_key(named[_NAME_AT:])
+    return floor_in(key, txn.get(key, db=meta))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.errors import StoreFull
+from buildidfs.model import Kind
 from buildidfs.store import lock, notify
 from buildidfs.store.index.paths import PATH_KINDS, ROOT, PathPruner
 from buildidfs.store.index.queries import DAMAGE, prefixed
@@ -55,24 +56,26 @@ def remove(
     digests: Iterable[Digest],
     *,
     quarantine: bool = False,
+    forget: bool = False,
     write_down: Callable[[Txn, Sequence[Digest]], None] = lambda txn, removed: None,
     check: Callable[[], bool] | None = None,
 ) -> Removed:
     """Remove blobs; those that the index does not know are passed over.
 
-    Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. ``write_down`` is
-    called in the transaction that removes some, ``check`` before it while nobody commits: if it is
-    False these stay. Raises `StoreError`.
+    Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. ``forget`` lets other
+    debuginfo of a build ID be served again whose executable is removed; else it is withheld as
+    before. ``write_down`` is called in the transaction that removes some, ``check`` before it while
+    nobody commits: if it is False these stay. Raises `StoreError`.
     """
     total = Removed()
     rest = iter(digests)
     while batch := list(itertools.islice(rest, _BATCH)):
         try:
-            _remove(env, blobs, batch, quarantine, total, write_down, check)
+            _remove(env, blobs, batch, quarantine, forget, total, write_down, check)
         except StoreFull:
             for start in range(0, len(batch), _SMALL_BATCH):
                 few = batch[start : start + _SMALL_BATCH]
-                _remove(env, blobs, few, quarantine, total, write_down, check)
+                _remove(env, blobs, few, quarantine, forget, total, write_down, check)
     return total
 
 
@@ -94,12 +97,13 @@ def _remove(
     blobs: Blobs,
     batch: Sequence[Digest],
     quarantine: bool,
+    forget: bool,
     total: Removed,
     write_down: Callable[[Txn, Sequence[Digest]], None],
     check: Callable[[], bool] | None,
 ) -> None:
     def work(txn: Txn) -> _Remover:
-        remover = _Remover(env, txn)
+        remover = _Remover(env, txn, forget)
         for digest in batch:
             remover.remove(digest)
         remover.finish()
@@ -127,8 +131,9 @@ def _remove(
 class _Remover:
     """The first step, in one write transaction; ``rows`` are those of the blobs to take away."""
 
-    def __init__(self, env: Environment, txn: Txn) -> None:
+    def __init__(self, env: Environment, txn: Txn, forget: bool) -> None:
         self._txn = txn
+        self._forget = forget
         self._tables = env.tables
         self.counters = load_counters(env, txn)
         self.changed: set[int] = set()
@@ -144,8 +149,10 @@ class _Remover:
             return
         row = self.rows[digest] = schema.DigestRow.unpack(value)
         for ordinal, kind, variant in row.refs:
-            if not self._variants.remove(ordinal, kind, variant):
-                self._lose(ordinal, kind)
+            if not self._variants.remove(ordinal, kind, variant, forget=self._forget):
+                if self._forget:
+                    self._forget_floor(ordinal, kind)
+                self._lose(ordinal)
             self._txn.put(schema.U64.pack(ordinal), b"", db=self._tables["gone"])
             self.changed.add(ordinal)
         self._uses.remove(digest, row)
@@ -160,14 +167,19 @@ class _Remover:
             self.counters.announced += bool(self.changed)
             self._txn.put(schema.COUNTERS_KEY, self.counters.pack(), db=self._tables["meta"])
 
-    def _lose(self, ordinal: int, kind: int) -> None:
-        """There is no artifact of that kind any more."""
+    def _forget_floor(self, ordinal: int, kind: int) -> None:
+        """The executable of a build ID was removed on purpose, or all there was of it."""
+        if kind == Kind.EXECUTABLE or not self._variants.kinds(ordinal):
+            self._variants.forget_floor(ordinal)
+
+    def _lose(self, ordinal: int) -> None:
+        """There is no artifact of one of the kinds any more."""
         key = schema.U64.pack(ordinal)
         value = self._txn.get(key, db=self._tables["ordinals"])
         if value is None:
             return
         named = schema.OrdinalRow.unpack(value)
-        named.kinds &= ~(1 << kind)
+        named.kinds = self._variants.kinds(ordinal)
         self._txn.put(key, named.pack(), db=self._tables["ordinals"])
         ids = self._tables["ids"]
         if not named.kinds and self._txn.get(named.build_id, db=ids) == key:

@@ -61,6 +61,11 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
 never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
 one below 2**28. ``announced`` counts the commits that listeners were told of. "format": version of
 the rows, u32, should the file say less. "evicted": what was removed to make room, see `evictions`.
+"floor" and a build ID: trust u8, standing u8, check, see `pack_floor`. Debuginfo of that build ID
+which is believed less is withheld. The row is written for an executable of the host or of a package
+that is evicted or noted, and for debuginfo that names a dwz file by its build ID. It goes when the
+store holds an executable that is believed as much, or when the operator removes the files of the
+build ID. At most 2**18 rows: then the lowest of a few goes.
 
 **ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
 each row in *artifacts*; ``primary_path`` is the first path an executable was
@@ -70,8 +75,9 @@ seen at, of those that are public if there is one (0: none);
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
 finds it; all others are in *variants*. `index.rank` says which is better. Debuginfo that is
-believed less than the executable that is served (`index.is_withheld`) is in *variants* alone, and
-has no bit in *ordinals*. Numbers from 2**15 on are only for what the host itself has, so that
+believed less than the executable that is served, or than the floor (`index.is_withheld`), is in
+*variants* alone, and has no bit in *ordinals*. Where nothing else is kept, bit 0 of ``kinds`` is
+set instead. Numbers from 2**15 on are only for what the host itself has, so that
 nobody else can use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
 bytes at a place that is believed more raises the first two, and at one where everybody could read
 them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
@@ -174,6 +180,10 @@ MAX_DWZ_NAME: Final = 500
 MAX_SEEN: Final = 2**20
 MAX_JOURNAL: Final = 2**20
 MAX_CONTAINER: Final = 2**28 - 1
+MAX_FLOORS: Final = 2**18
+
+#: Bit of ``OrdinalRow.kinds``: all that is kept of the build ID is debuginfo that is withheld.
+WITHHELD: Final = 1
 
 #: Who scans often does not write for each file each time: last seen is kept to the minute.
 LAST_SEEN_SLACK_NS: Final = 60_000_000_000
@@ -199,6 +209,7 @@ USE_SLACK_S: Final = 3600
 
 COUNTERS_KEY: Final = b"counters"
 FORMAT_KEY: Final = b"format"
+FLOOR_PREFIX: Final = b"floor"
 
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
@@ -485,6 +496,25 @@ class DwzRow(msgspec.Struct, frozen=True):
 def is_checked(value: bytes) -> bool:
     """Whether a row of *artifacts* or *variants* ends with a check."""
     return bool((len(value) - _ARTIFACT.size) % _RANGE.size)
+
+
+def floor_key(build_id: bytes) -> bytes:
+    """Key of a row of *meta* that tells from where on debuginfo of a build ID is served."""
+    return FLOOR_PREFIX + build_id
+
+
+def pack_floor(key: bytes, trust: Trust, standing: Standing) -> bytes:
+    """The row of *meta* with that key."""
+    row = bytes((trust, standing))
+    return row + CHECK.pack(crc32(row, crc32(key)))
+
+
+def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
+    """The inverse of `pack_floor`; raises ValueError for a row that is not that of the key."""
+    trust, standing = Trust(value[0]), Standing(value[1])
+    if value != pack_floor(key, trust, standing):
+        raise ValueError("it is not what was written for that build ID")
+    return trust, standing
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:

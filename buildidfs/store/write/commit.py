@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from buildidfs.store.retention.policy import Keeper
 
 T = TypeVar("T")
+_New = TypeVar("_New", "NewCapture", NewSeen)
 
 
 class _Crowd:
@@ -106,6 +107,7 @@ class Commits:
         notes = sum(each.noted for each in seen)
         if keeper is not None and notes and not keeper.has_room_for_notes(notes):
             seen = [each for each in seen if not each.noted]
+        noted = [self._judged(each) for each in seen if each.noted]
 
         def work(txn: Txn) -> tuple[CommitResult, int]:
             recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, images)
@@ -117,6 +119,8 @@ class Commits:
             )
             for absence in absent:
                 recorder.absent(absence)
+            for each in (*noted, *crowd.entries()):
+                recorder.note(each.build_id, each.sighting.origin)
             recorder.finish()
             self._write_journal(txn, [*seen, *crowd.entries()], keeper)
             changed = tuple(sorted(recorder.changed))
@@ -207,7 +211,7 @@ class Commits:
         origins = {each.origin.cgroup: each.origin for each in sightings if each.origin.container}
         return {group: self._image_of(origin) for group, origin in origins.items()}
 
-    def _judged(self, new: NewCapture) -> NewCapture:
+    def _judged(self, new: _New) -> _New:
         sighting = self._believed(new.sighting)
         return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)
 

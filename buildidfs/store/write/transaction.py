@@ -18,6 +18,7 @@ from buildidfs.model import (
     BuildId,
     Digest,
     Kind,
+    Origin,
     Sighting,
 )
 from buildidfs.store.blobs.files import Staged
@@ -139,6 +140,8 @@ class Recorder:
                     self._variants.raise_to(*ref, new.sighting.origin)
         if new.supplement is not None:
             self._places.refer(ordinal, *new.supplement, new.sighting.origin)
+            if not new.truncated:
+                self.note(new.supplement[1], new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         if not new.remember:
             self._memo.forget(new.sighting.origin.identity)
@@ -223,8 +226,10 @@ class Recorder:
         if ordinal > schema.MAX_NUMBER:
             raise StoreError(f"the store holds as many build IDs as it can number ({ordinal - 1})")
         self.counters.next_ordinal += 1
-        self._txn.put(build_id, schema.U64.pack(ordinal), db=self._ids)
-        return ordinal, schema.OrdinalRow(build_id), True
+        key, named = schema.U64.pack(ordinal), schema.OrdinalRow(build_id)
+        self._txn.put(build_id, key, db=self._ids)
+        self._txn.put(key, named.pack(), db=self._ordinals)  # which tells variants the build ID
+        return ordinal, named, True
 
     def _ordinal_row(self, ordinal: int) -> schema.OrdinalRow:
         value = self._txn.get(schema.U64.pack(ordinal), db=self._ordinals)
@@ -350,6 +355,10 @@ class Recorder:
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
         return new_origin
+
+    def note(self, build_id: BuildId, origin: Origin) -> None:
+        """Let nothing name the functions of a build ID that is believed less than ``origin``."""
+        self._variants.raise_floor(build_id, origin.trust, origin.standing)
 
     def absent(self, new: NewAbsence) -> None:
         """Remember that a file has no build ID."""

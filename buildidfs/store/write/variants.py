@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs.errors import IntegrityError
-from buildidfs.model import Artifact, Kind, Origin, Standing, Trust
-from buildidfs.store.index.queries import is_withheld, prefixed, rank
+from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
+from buildidfs.store.index.queries import (
+    belief,
+    belief_in,
+    floor_in,
+    floor_of,
+    is_withheld,
+    prefixed,
+    rank,
+)
 from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
@@ -18,11 +27,14 @@ if TYPE_CHECKING:
 
 _READ = 0o444
 
+#: Rows of which the lowest goes when there are as many floors as there may be.
+_CANDIDATES: Final = 8
+
 
 class VariantWriter:
     """Adds, changes and removes variants; the best one of each artifact is always in *artifacts*.
 
-    Debuginfo that is withheld (`index.is_withheld`) is in *variants* alone. ``changed`` gets the
+    Debuginfo that is withheld (`queries.is_withheld`) is in *variants* alone. ``changed`` gets the
     ordinals of which names, attributes or served bytes are others than before.
     """
 
@@ -33,6 +45,8 @@ class VariantWriter:
         self._artifacts = environment.tables["artifacts"]
         self._variants = environment.tables["variants"]
         self._ordinals = environment.tables["ordinals"]
+        self._ids = environment.tables["ids"]
+        self._meta = environment.tables["meta"]
         self._counters = counters
         self._changed = changed
         #: Blobs of which something is served that was not, or in another way.
@@ -61,7 +75,7 @@ class VariantWriter:
             key = schema.ORDINAL_KIND.pack(ordinal, kind)
             if self._txn.get(key, db=self._artifacts) is not None:
                 mask |= 1 << kind
-        return mask
+        return self._or_withheld(ordinal, mask)
 
     def add(self, artifact: Artifact) -> None:
         """Record a variant that is not there yet."""
@@ -75,14 +89,17 @@ class VariantWriter:
         if best is None or best.variant != new.variant:
             self._txn.delete(_key(new), db=self._variants)
             self._place(new, best)
-        elif is_withheld(new, self._executable(new)):
+        elif self._is_withheld(new):
             self._withdraw(new)
             self.choose(new.ordinal, new.kind)
         else:
             self._put_best(new, best)
 
-    def remove(self, ordinal: int, kind: int, variant: int) -> bool:
-        """Remove a variant; False when nothing of the artifact is served any more."""
+    def remove(self, ordinal: int, kind: int, variant: int, *, forget: bool = False) -> bool:
+        """Remove a variant; False when nothing of the artifact is served any more.
+
+        Unless ``forget``, an executable leaves a floor behind (see `raise_floor`).
+        """
         best = self.best(ordinal, kind)
         self._changed.add(ordinal)
         if best is None or best.variant != variant:
@@ -90,6 +107,8 @@ class VariantWriter:
             self._txn.delete(key, db=self._variants)
             return best is not None
         self._drop_best(best)
+        if kind == Kind.EXECUTABLE and not forget and not best.truncated:
+            self._put_floor(self._build_id(ordinal), best.trust, best.standing)
         self.choose(ordinal, kind)
         if self.best(ordinal, kind) is not None:
             return True
@@ -121,7 +140,7 @@ class VariantWriter:
         kept = [artifact for artifact in (best, *others) if artifact is not None]
         executable = self._executable(kept[0]) if kept else None
         chosen = min(
-            (each for each in kept if not is_withheld(each, executable)),
+            (each for each in kept if not self._is_withheld(each)),
             key=lambda artifact: rank(artifact, executable),
             default=None,
         )
@@ -134,10 +153,67 @@ class VariantWriter:
                 self._put(best)
             self._put_best(chosen, best)
 
+    def raise_floor(self, build_id: bytes, trust: Trust, standing: Standing) -> None:
+        """Withhold debuginfo of a build ID that is believed less than a place, from now on.
+
+        The place is that of an executable which is not in the store, or of debuginfo that refers
+        to the build ID. Places that are believed less than a package change nothing.
+        """
+        value = self._txn.get(build_id, db=self._ids)
+        if not self._put_floor(build_id, trust, standing) or value is None:
+            return
+        ordinal = int.from_bytes(value, "big")
+        self._changed.add(ordinal)  # a package of split DWARF may be withheld, too
+        self.choose(ordinal, Kind.DEBUGINFO)
+
+    def forget_floor(self, ordinal: int) -> None:
+        """Let debuginfo of a build ID be served as if nothing had been known of it."""
+        self._txn.delete(schema.floor_key(self._build_id(ordinal)), db=self._meta)
+        self.choose(ordinal, Kind.DEBUGINFO)
+
+    def _put_floor(self, build_id: bytes, trust: Trust, standing: Standing) -> bool:
+        """Write a floor; False if there is one that is as high."""
+        key = schema.floor_key(build_id)
+        if trust < Trust.PACKAGE or not build_id:
+            return False
+        if floor_in(key, self._txn.get(key, db=self._meta)) >= belief_in(trust, standing):
+            return False
+        self._txn.put(key, schema.pack_floor(key, trust, standing), db=self._meta)
+        if self._txn.stat(self._meta)["entries"] > schema.MAX_FLOORS:
+            self._drop_floor(fingerprint(key))
+        return True
+
+    def _drop_floor(self, place: bytes) -> None:
+        """Drop the lowest of a few floors at a random place."""
+        prefix = schema.FLOOR_PREFIX
+        rows: list[tuple[bytes, bytes]] = []
+        for start in (prefix + place, prefix):
+            found = prefixed(self._txn, self._meta, prefix, start)
+            rows += itertools.islice(found, _CANDIDATES - len(rows))
+        self._txn.delete(min(rows, key=lambda row: floor_in(*row))[0], db=self._meta)
+
+    def _build_id(self, ordinal: int) -> bytes:
+        value = self._txn.get(schema.U64.pack(ordinal), db=self._ordinals)
+        return b"" if value is None else value[schema.NAME_AT :]
+
+    def _is_withheld(self, artifact: Artifact) -> bool:
+        if artifact.kind is not Kind.DEBUGINFO:
+            return False
+        floor = floor_of(self._txn, self._ordinals, self._meta, artifact.ordinal)
+        return is_withheld(artifact, self._executable(artifact), floor)
+
+    def _or_withheld(self, ordinal: int, mask: int) -> int:
+        """The mask, or if it is empty, whether there are variants none of which is served."""
+        mask &= ~schema.WITHHELD
+        if mask:
+            return mask
+        rows = prefixed(self._txn, self._variants, schema.U64.pack(ordinal))
+        return 0 if next(rows, None) is None else schema.WITHHELD
+
     def _place(self, artifact: Artifact, best: Artifact | None) -> None:
         """Write a variant that has no row; ``best`` is the one that is served."""
         executable = self._executable(artifact)
-        if is_withheld(artifact, executable):
+        if self._is_withheld(artifact):
             self._put(artifact)
         elif best is None:
             self._put_best(artifact, None)
@@ -167,7 +243,16 @@ class VariantWriter:
         if artifact.kind is Kind.EXECUTABLE and (
             before is None or _weight(before) != _weight(artifact)
         ):
+            self._lift_floor(artifact)
             self.choose(artifact.ordinal, Kind.DEBUGINFO)
+
+    def _lift_floor(self, executable: Artifact) -> None:
+        """Drop the floor of a build ID if an executable that is served says as much."""
+        key = schema.floor_key(self._build_id(executable.ordinal))
+        value = self._txn.get(key, db=self._meta)
+        if value is None or executable.truncated or floor_in(key, value) > belief(executable):
+            return
+        self._txn.delete(key, db=self._meta)
 
     def _drop_best(self, best: Artifact) -> None:
         key = schema.ORDINAL_KIND.pack(best.ordinal, best.kind)
@@ -177,8 +262,8 @@ class VariantWriter:
 
     def _withdraw(self, best: Artifact) -> None:
         """Keep what was served as a variant that is not."""
-        self._drop_best(best)
         self._put(best)
+        self._drop_best(best)
 
     def _note(self, artifact: Artifact, bit: int) -> None:
         """Say in *ordinals* whether something is served; the row of a new build ID comes later."""
@@ -187,7 +272,8 @@ class VariantWriter:
         if value is None:
             return
         named = schema.OrdinalRow.unpack(value)
-        named.kinds = named.kinds & ~(1 << artifact.kind) | bit
+        mask = named.kinds & ~(1 << artifact.kind) | bit
+        named.kinds = self._or_withheld(artifact.ordinal, mask)
         if (after := named.pack()) != value:
             self._txn.put(key, after, db=self._ordinals)
 

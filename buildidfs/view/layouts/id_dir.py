@@ -217,7 +217,7 @@ class IdDirectories:
     def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
         """Everything there is of a build ID, served or not."""
         mask = self._store.index.kinds(ordinal)
-        if mask >> Kind.EXECUTABLE & 1:
+        if mask:
             mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
         for kind in _KINDS:
             if mask >> kind & 1:
@@ -374,10 +374,11 @@ class _Packages:
         kept_under = None if build_id is None else names.package_id(BuildId(build_id))
         found = None if kept_under is None else self._store.index.ordinal(kept_under)
         package = None if found is None else self._store.index.artifact(found, Kind.DEBUGINFO)
-        if package is None:
+        if build_id is None or package is None:
             return None
         executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
-        return None if is_withheld(package, executable) else found
+        floor = self._store.index.floor(build_id)
+        return None if is_withheld(package, executable, floor) else found
 
 
 def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
