@@ -23,6 +23,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.archive import decompress
 from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.capture.origin.builder import access_of
+from buildidfs.capture.unresponsive.named_files import check_readable
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.linux import file_ops, machine
@@ -301,6 +302,7 @@ def import_(
     """
     from buildidfs.ingest import Ingest
 
+    check_readable(os.fsencode(path))
     with BundleFile(path) as file:
         access = access_of(file.fileno())
         verified: set[Digest] = set()

@@ -54,6 +54,34 @@ def test_scan_names_it_and_ends(directory: Path, silent: tuple[Path, list[int]])
     assert build_id_of(other) in store("list").out
 
 
+@pytest.mark.parametrize("how", ["add", "link", "import", "config"])
+def test_a_file_that_the_operator_names_is_given_up(
+    directory: Path, silent: tuple[Path, list[int]], how: str
+) -> None:
+    path, _ = silent
+    link, other = directory / "link", directory / "other"
+    link.symlink_to(path.parent)
+    echo.build(other)
+    words, status = {
+        "add": (["add", path, other, path], 3),
+        "link": (["add", link / path.name, other], 3),
+        "import": (["import", path], 2),
+        "config": (["--config", path, "add", other], 2),
+    }[how]
+    with (directory / "said").open("wb") as output:
+        ran = subprocess.Popen(
+            [*COMMAND, "--store", directory / "store", *words],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+    until(lambda: ran.poll() is not None, "its end", 60)
+    said = (directory / "said").read_text()
+    assert ran.returncode == status, said
+    assert path.name in said
+    assert "does not answer" in said
+    if words[0] == "add":
+        assert build_id_of(other) in BuildIdFs(directory)("list").out
+
+
 @pytest.mark.watch
 @pytest.mark.host
 def test_watch_ends_when_it_is_told_to(directory: Path) -> None:

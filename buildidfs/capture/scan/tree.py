@@ -21,6 +21,7 @@ from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Un
 from buildidfs.capture.elf_file import reader
 from buildidfs.capture.origin.builder import Here, is_foreign
 from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
+from buildidfs.capture.unresponsive.named_files import NamedFileProbe
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile
@@ -196,22 +197,27 @@ class GivenFiles:
         self._files = KernelFiles(memo, self._here, Spool(spool_directory))
 
     def __iter__(self) -> Iterator[Found]:
-        for path in self._paths:
-            try:
-                fd = _opened(path)
-            except OSError as error:
-                yield walk.unreadable(path, error)
-                continue
-            try:
-                shown = os.readlink(b"/proc/self/fd/%d" % fd)
-                if self._kallsyms:
-                    yield self._symbols(path, shown, fd)
-                else:
-                    yield from self._file(path, shown, fd)
-            except OSError as error:
-                yield walk.unreadable(path, error)
-            finally:
-                os.close(fd)
+        with NamedFileProbe() as probe:
+            for path in self._paths:
+                yield from self._given(path, probe)
+
+    def _given(self, path: bytes, probe: NamedFileProbe) -> Iterator[Found]:
+        try:
+            probe.check(path)
+            fd = _opened(path)
+        except OSError as error:
+            yield walk.unreadable(path, error)
+            return
+        try:
+            shown = os.readlink(b"/proc/self/fd/%d" % fd)
+            if self._kallsyms:
+                yield self._symbols(path, shown, fd)
+            else:
+                yield from self._file(path, shown, fd)
+        except OSError as error:
+            yield walk.unreadable(path, error)
+        finally:
+            os.close(fd)
 
     def _file(self, path: bytes, shown: bytes, fd: int) -> Iterator[Found]:
         foreign = is_foreign(fd)

@@ -5,5 +5,6 @@
 network goes to a thread, see `timeouts.Patience`. A thread that waits for a FUSE server cannot be
 ended, and keeps its process from ending, so a process asks those: `file_helper.FileHelper`
 looks at files and copies them, `as_owner.AsOwner` does so as the user who mounted the filesystem.
+`named_files` has files read that the operator named, before a command does so.
 Nothing here knows a store or a scanner.
 """

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.timeouts import Device
 
 _SILENT_FOR_S: Final = 300.0
+_CHUNK: Final = 1 << 20
 
 
 class _Request(msgspec.Struct, array_like=True):
-    """``kind`` is ``open`` (of ``path`` in the root given), ``look`` or ``copy`` (of a pinned
-    file, to a second descriptor), or ``identify`` (of a mapping of process ``pid``).
+    """``kind`` is ``open`` (of ``path`` in the root given), ``start`` (of ``path`` seen from the
+    directory given, as open(2) does), ``look``, ``read`` or ``copy`` (of a pinned file, the latter
+    to a second descriptor), or ``identify`` (of a mapping of process ``pid``).
     """
 
     kind: str
@@ -64,6 +66,15 @@ class FileHelper(Helper):
         """Open what is at ``path`` of a root (O_PATH); with its identity. The caller closes it."""
         answer, fd = self._ask(device, _Request("open", path), [root_fd])
         return fd, _identity(answer)
+
+    def start(self, device: Device, directory_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+        """`open`, for a path that the operator gave: all links are followed."""
+        answer, fd = self._ask(device, _Request("start", path), [directory_fd])
+        return fd, _identity(answer)
+
+    def read(self, device: Device, path_fd: int, size: int) -> None:
+        """Read all of a pinned regular file of about ``size`` bytes, to see that this works."""
+        self._ask(device, _Request("read"), [path_fd], size / BYTES_PER_SECOND)
 
     def look(self, device: Device, path_fd: int) -> FileIdentity:
         """Return the present identity of a pinned file."""
@@ -120,6 +131,14 @@ def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
     if request.kind == "open":
         opened.append(openat2.open_in_root(fds[0], request.path, os.O_PATH))
         return _Answer(statx.identity(opened[0]))
+    if request.kind == "start":
+        opened.append(os.open(request.path, os.O_PATH | os.O_CLOEXEC, dir_fd=fds[0]))
+        return _Answer(statx.identity(opened[0]))
+    if request.kind == "read":
+        fds.append(openat2.reopen_regular(fds[0]))
+        while os.read(fds[1], _CHUNK):
+            pass
+        return _Answer()
     if request.kind == "look":
         return _Answer(statx.identity(fds[0]))
     if request.mapping is not None:
