@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
 from buildidfs.mount.open_files import Quota
-from buildidfs.view import PUBLIC, Reader
+from buildidfs.view import PUBLIC, Viewer
 
 if TYPE_CHECKING:
     from pyfuse3 import RequestContext
@@ -24,9 +24,9 @@ MOST: Final = 4096
 """The most directories open at once by viewers who are told apart."""
 
 # Nodes are below 2**63, and handles may have 64 bits. There is no node with the first of these.
-_OF_READER: Final = 1 << 63
-_ROW: Final = _OF_READER | 1 << 32
-_NODE: Final = _OF_READER - 1
+_OF_VIEWER: Final = 1 << 63
+_ROW: Final = _OF_VIEWER | 1 << 32
+_NODE: Final = _OF_VIEWER - 1
 _LAST: Final = 1 << 28
 
 
@@ -41,14 +41,14 @@ class Listings:
         self._own = own
         self._quota = Quota(most)
         self._next = 0
-        self._rows: dict[int, tuple[int, Reader]] = {}
+        self._rows: dict[int, tuple[int, Viewer]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def reader(self, ctx: RequestContext) -> Reader | None:
+    def viewer(self, ctx: RequestContext) -> Viewer | None:
         """The viewer that a caller is; None for root and the server's user, who may see all."""
-        return None if ctx.uid in (0, self._own) else Reader(ctx.uid, _groups(ctx))
+        return None if ctx.uid in (0, self._own) else Viewer(ctx.uid, _groups(ctx))
 
     def sees_all(self, ctx: RequestContext) -> bool:
         """Return True if a caller is shown every name."""
@@ -59,24 +59,24 @@ class Listings:
         if self.sees_all(ctx):
             return node
         if not self._quota.take(ctx.uid):
-            return _OF_READER | node
+            return _OF_VIEWER | node
         handle = _ROW | self._next
         while handle in self._rows:
             self._next = (self._next + 1) % _LAST
             handle = _ROW | self._next
         self._next = (self._next + 1) % _LAST
-        self._rows[handle] = (node, Reader(ctx.uid, _groups(ctx)))
+        self._rows[handle] = (node, Viewer(ctx.uid, _groups(ctx)))
         return handle
 
-    def reader_of(self, handle: int) -> tuple[int, Reader | None]:
+    def viewer_of(self, handle: int) -> tuple[int, Viewer | None]:
         """The node of a handle, and its viewer; None for one who sees everything."""
-        if handle < _OF_READER:
+        if handle < _OF_VIEWER:
             return handle, None
         return self._rows.get(handle) or (handle & _NODE, PUBLIC)
 
     def release(self, handle: int) -> None:
         """Forget a handle that the caller has closed."""
-        if handle >= _OF_READER:
+        if handle >= _OF_VIEWER:
             row = self._rows.pop(handle, None)
             if row is not None and row[1].uid is not None:
                 self._quota.give_back(row[1].uid)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that somebody has open, and a few that nobody has open any more.
+"""The table of open files, with a few idle ones that may be opened again.
 
-A node is the same bytes for ever, so all processes of a user that open it share one descriptor, and
-one that opens it again a moment later can have the one that is still there: that saves a sixth of
-what opening a file costs whose name the kernel knows. What is kept is one entry for each file that
-is open, and of those that were, so many descriptors as `IDLE` says.
+A node is the same bytes for ever, so all processes of a user that open it share one descriptor. A
+process that opens it a moment later gets the descriptor that is still there, which saves a sixth of
+the cost of opening a file whose name the kernel knows. The table has an entry for each open file,
+and for up to `IDLE` idle ones.
 
-Each descriptor counts for the user it was opened for, who may have half of what other users leave
-(`quota`). That is why users share none: the last one to close a file need not be the first one who
-opened it. A quarter of all descriptors is left to root and to the user who mounted.
+Each descriptor counts for the user it was opened for, who may have half of the number that other
+users leave (`Quota`). That is why users share none: the last user to close a file need not be the
+first who opened it. A quarter of all descriptors is left to root and to the user who mounted.
 """
 
 from __future__ import annotations
@@ -22,29 +22,26 @@ import resource
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from buildidfs.view import Content, View
+    from buildidfs.view import FileContent, View
 
 log = logging.getLogger(__name__)
 
 IDLE = 1024
-"""As many files as a debugger or a profiler comes back to; fewer where descriptors are few."""
+"""The most idle files: as many as a debugger comes back to; fewer where descriptors are few."""
 
 _NO_DESCRIPTOR = 1 << 32
-"""Handles of files that are texts start here; those of others are their descriptors."""
+"""Handles of texts start here; handles of plain blobs are their descriptors."""
 
 _COMPRESSED = 1 << 40
-"""Handles of files that are no file of their own start here."""
+"""Handles of compressed blobs and of sections start here."""
 
 
 class OpenFile:
-    """What a handle stands for: a node that a user has open.
-
-    ``user`` is node and user ID.
-    """
+    """A node that a user has open. ``user`` is node and user ID."""
 
     __slots__ = ("content", "user", "users")
 
-    def __init__(self, user: tuple[int, int], content: Content) -> None:
+    def __init__(self, user: tuple[int, int], content: FileContent) -> None:
         self.user = user
         self.content = content
         self.users = 1
@@ -87,7 +84,7 @@ class OpenFiles:
         content = self._view.open_now(node)
         return None if content is None else self._add(user, content)
 
-    def add(self, node: int, content: Content, uid: int = 0) -> int:
+    def add(self, node: int, content: FileContent, uid: int = 0) -> int:
         """A handle for a file that was just opened. Raises OSError(ENFILE), and closes it then."""
         user = node, 0 if uid == self._own else uid
         handle = self._shared(user)
@@ -96,7 +93,7 @@ class OpenFiles:
             return handle
         return self._add(user, content)
 
-    def _add(self, user: tuple[int, int], content: Content) -> int:
+    def _add(self, user: tuple[int, int], content: FileContent) -> int:
         """A handle for a file that has none for that user. Raises OSError(ENFILE)."""
         uid = user[1]
         if uid and not self._quota.take(uid):
@@ -123,7 +120,7 @@ class OpenFiles:
         file = self._by_handle[handle]
         blob = file.content.blob
         if blob is None or os.fstat(handle).st_ctime_ns != blob.status.st_ctime_ns:
-            # It may have been written to: who has it open keeps it, nobody else gets it.
+            # It may have been written to: its users keep it, later ones get another.
             self.doubtful.add(user[0])
             if file.users:
                 del self._by_user[user]
@@ -139,14 +136,14 @@ class OpenFiles:
         return handle
 
     def file(self, handle: int) -> OpenFile:
-        """What a handle stands for; raises OSError(EBADF) for one that nobody has."""
+        """The open file of a handle; raises OSError(EBADF) for an unknown one."""
         try:
             return self._by_handle[handle]
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
     def release(self, handle: int) -> None:
-        """One user less. Raises OSError(EBADF) for a handle that nobody has."""
+        """Count one user less. Raises OSError(EBADF) for an unknown handle."""
         file = self._by_handle.get(handle)
         if file is None or not file.users:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -165,7 +162,7 @@ class OpenFiles:
             self._close(next(iter(self._idle)))
 
     def close_idle(self) -> None:
-        """Close what nobody uses: it may be of blobs that are deleted, and hold their space."""
+        """Close idle files: their blobs may be deleted, and an open descriptor holds the space."""
         while self._idle:
             self._close(next(iter(self._idle)))
 
@@ -198,15 +195,12 @@ def _say_once(uid: int) -> None:
 
 
 def is_text(handle: int) -> bool:
-    """Whether it is of a file whose size and bytes may be others the next time."""
+    """Return True for the handle of a text, which may differ at the next open."""
     return _NO_DESCRIPTOR <= handle < _COMPRESSED
 
 
 class Quota:
-    """Lets each user have half of the places that all others leave, of ``most`` in all.
-
-    What is kept is one number for each user who has a place.
-    """
+    """Gives each user at most half of the places that all others leave, of ``most`` in all."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -214,7 +208,7 @@ class Quota:
         self._total = 0
 
     def take(self, uid: int) -> bool:
-        """Take a place for a user; False if that would be too many."""
+        """Take a place for a user; False if the user has too many."""
         held = self._held.get(uid, 0)
         if 2 * (held + 1) > self._most - self._total + held:
             return False
@@ -223,7 +217,7 @@ class Quota:
         return True
 
     def give_back(self, uid: int) -> None:
-        """A user has one place less."""
+        """Give back a place of a user."""
         held = self._held.get(uid, 0)
         if not held:
             return

@@ -2,7 +2,7 @@
 """Requests of the kernel, answered from the view: numbers to attributes, bytes and errnos.
 
 There is no table of inodes: the number of a node says all. `Operations` keeps a row for each open
-file (`open_files`), one for each open directory of a reader who may not see everything
+file (`open_files`), one for each open directory of a viewer who may not see everything
 (`dir_handles`), and the names that the kernel remembers as absent (`invalidate.Absences`).
 
 An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from buildidfs.mount.invalidate import Absences
     from buildidfs.mount.loop import Loop
-    from buildidfs.view import Reader, View
+    from buildidfs.view import View, Viewer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -218,8 +218,8 @@ class Operations(pyfuse3.Operations):
             node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
             if not node:
                 raise FUSEError(errno.ENOENT)
-            reader, shown = self._listings.reader(ctx), self._view.attributes(node)
-            if reader is not None and not reader.may_read(shown.mode, shown.uid, shown.gid):
+            viewer, shown = self._listings.viewer(ctx), self._view.attributes(node)
+            if viewer is not None and not viewer.may_read(shown.mode, shown.uid, shown.gid):
                 raise FUSEError(errno.ENOENT)
             return self._unkept.of(node)
         except Exception as error:
@@ -236,9 +236,9 @@ class Operations(pyfuse3.Operations):
             is_told = not (is_browsing(parent) or is_dwz(parent))
             return (self._lasting if is_told else self._fleeting).of(node)
         if not self._listings.sees_all(ctx):
-            reader = self._listings.reader(ctx) or PUBLIC
+            viewer = self._listings.viewer(ctx) or PUBLIC
             known = self._view.may_know
-            if not await self._loop.in_slow_thread(known, parent, name, node, reader):
+            if not await self._loop.in_slow_thread(known, parent, name, node, viewer):
                 raise FUSEError(errno.ENOENT)
         return self._unkept.of(node)
 
@@ -258,14 +258,14 @@ class Operations(pyfuse3.Operations):
             # ls(1) asks for access control lists and labels of each entry that it lists, but of a
             # filesystem that has none only once.
             raise FUSEError(errno.EOPNOTSUPP)
-        value = self._view.extended_value(inode, name, self._listings.reader(ctx))
+        value = self._view.extended_value(inode, name, self._listings.viewer(ctx))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return value
 
     @_answering
     def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self._view.extended(inode, self._listings.reader(ctx))
+        return self._view.extended(inode, self._listings.viewer(ctx))
 
     # --- directories -----------------------------------------------------------------------
 
@@ -275,18 +275,18 @@ class Operations(pyfuse3.Operations):
 
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         try:
-            node, reader = self._listings.reader_of(fh)
-            if reader is None:
+            node, viewer = self._listings.viewer_of(fh)
+            if viewer is None:
                 entries = self._view.children(node, start_id)
             else:
                 # Finding the entries that a viewer may see can take long: others must not wait.
-                entries = await self._loop.in_slow_thread(self._page, node, start_id, reader)
+                entries = await self._loop.in_slow_thread(self._page, node, start_id, viewer)
             self._list(node, start_id, token, entries)
         except Exception as error:
             raise refusal(error) from None
 
-    def _page(self, node: int, start_id: int, reader: Reader) -> Iterator[tuple[bytes, int, int]]:
-        entries = self._view.children(node, start_id, reader)
+    def _page(self, node: int, start_id: int, viewer: Viewer) -> Iterator[tuple[bytes, int, int]]:
+        entries = self._view.children(node, start_id, viewer)
         return iter(list(itertools.islice(entries, _PAGE)))
 
     def _list(
@@ -322,7 +322,7 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EROFS)
         try:
             if is_path_text(inode):  # not the same for all
-                text = self._view.open(inode, self._listings.reader(ctx))
+                text = self._view.open(inode, self._listings.viewer(ctx))
                 return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
             handle = self._files.open_now(inode, ctx.uid)
             if handle is None:  # the file may have been written to: all of it is read first

@@ -10,7 +10,7 @@ user.buildid.variant      number among the files with this build ID and kind
 user.buildid.trust        host, package, container or unknown
 user.buildid.quality      none, dynsym, symtab or debuginfo
 user.buildid.first-seen   time in UTC
-user.buildid.path         where these bytes were seen last, of the places that the reader could
+user.buildid.path         where these bytes were seen last, of the places that the viewer could
                           have read them at
 user.buildid.container    and in which container
 user.buildid.scripts      "zeroed" if sections that gdb would run read as zeros here
@@ -19,6 +19,8 @@ user.buildid.scripts      "zeroed" if sections that gdb would run read as zeros 
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
 
@@ -42,7 +44,7 @@ READABLE: Final = 0o555
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What stat(2) shows of a node, without its number.
+    """The attributes of a node for stat(2), without its number.
 
     ``mode`` is st_mode with the type bits, ``mtime_ns`` in nanoseconds of Unix time.
     ``volatile`` says that size and content change while the node stays the same.
@@ -57,14 +59,14 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 class NeedsReading(BlockingIOError):
-    """A file has to be read first, which may have to wait for a disk: another method does it."""
+    """A file has to be read first, which may wait for a disk: another method does that."""
 
 
-class Content(msgspec.Struct):
-    """An open file: ``blob`` holds its bytes, or, where that is None, ``text`` does.
+class FileContent(msgspec.Struct):
+    """An open file: its bytes are those of ``blob``, or of ``text`` if that is None.
 
-    ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The receiver
-    closes it.
+    ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The caller closes
+    it.
     """
 
     text: bytes = b""
@@ -94,8 +96,13 @@ def of_artifact(artifact: Artifact) -> Attributes:
     )
 
 
+def stale() -> OSError:
+    """The error for a node that is gone: the kernel looks its name up again."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
 def blank(data: bytearray | memoryview, offset: int, zeros: tuple[ByteRange, ...]) -> None:
-    """Zero in place what of ``zeros`` lies in ``data``, which was read at ``offset``."""
+    """Zero the parts of ``zeros`` that lie in ``data``, which was read at ``offset``."""
     end = offset + len(data)
     for extent in zeros:
         first = max(extent.offset, offset)
@@ -109,22 +116,22 @@ _SHA256: Final = b"user.sha256"
 
 
 class ExtendedAttributes:
-    """Answers for artifacts."""
+    """Extended attributes of artifacts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def names(self, artifact: Artifact, zeroed: bool, reader: Reader | None) -> list[bytes]:
-        """The names that there is a value of for a reader; None: who may know all."""
-        last = self._last_origin(artifact, reader)
+    def names(self, artifact: Artifact, zeroed: bool, viewer: Viewer | None) -> list[bytes]:
+        """The names that have a value for a viewer; None is one who may know all."""
+        last = self._last_origin(artifact, viewer)
         of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
         known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
         return [_SHA256, *(_PREFIX + part for part in known)]
 
     def value(
-        self, artifact: Artifact, zeroed: bool, name: bytes, reader: Reader | None
+        self, artifact: Artifact, zeroed: bool, name: bytes, viewer: Viewer | None
     ) -> bytes | None:
-        """The value of one for a reader; None if there is none."""
+        """The value of one for a viewer; None if there is none."""
         if name == _SHA256:
             return artifact.digest.hex().encode()
         if not name.startswith(_PREFIX):
@@ -136,15 +143,15 @@ class ExtendedAttributes:
         if part == b"scripts":
             return b"zeroed" if zeroed else None
         if part in (b"path", b"container"):
-            last = self._last_origin(artifact, reader)
+            last = self._last_origin(artifact, viewer)
             return None if last is None else _OF_ORIGIN[part](last) or None
         told = _OF_ARTIFACT.get(part)
         return None if told is None else told(artifact).encode()
 
-    def _last_origin(self, artifact: Artifact, reader: Reader | None) -> OriginRecord | None:
+    def _last_origin(self, artifact: Artifact, viewer: Viewer | None) -> OriginRecord | None:
         records = self._store.index.origins(artifact.ordinal)  # newest first
         fitting = (each for each in records if each.digest == artifact.digest)
-        return next((each for each in fitting if may_see(reader, each.origin)), None)
+        return next((each for each in fitting if may_see(viewer, each.origin)), None)
 
 
 _OF_ARTIFACT: Final[dict[bytes, Callable[[Artifact], str]]] = {

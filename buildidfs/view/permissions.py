@@ -20,7 +20,7 @@ _OTHERS: Final = 0o004
 _EVERYBODY: Final = _OWNER | _GROUP | _OTHERS
 
 
-class Reader(msgspec.Struct, frozen=True):
+class Viewer(msgspec.Struct, frozen=True):
     """A user without privileges, by user ID and all groups.
 
     None stands for unknown: such a viewer may read only files that any user or group may read.
@@ -44,16 +44,16 @@ class Reader(msgspec.Struct, frozen=True):
         return bool(mode & (_GROUP if gid in self.groups else _OTHERS))
 
 
-def may_see(reader: Reader | None, origin: Origin) -> bool:
+def may_see(viewer: Viewer | None, origin: Origin) -> bool:
     """Return True if a viewer could have read the file at a place, and so may know of the place.
 
     None is root, who may know of all.
     """
     identity = origin.identity
-    return reader is None or reader.may_read(origin.shown_mode, identity.uid, identity.gid)
+    return viewer is None or viewer.may_read(origin.shown_mode, identity.uid, identity.gid)
 
 
-PUBLIC: Final = Reader(None, None)
+PUBLIC: Final = Viewer(None, None)
 """An unknown user, who may read only files that everybody may read."""
 
 

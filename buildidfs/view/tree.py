@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, Content, ExtendedAttributes
+from buildidfs.view.attributes import Attributes, ExtendedAttributes, FileContent, stale
 from buildidfs.view.layouts import by_path
 from buildidfs.view.layouts.browse import Browse
 from buildidfs.view.layouts.debug import DebugLinks, DwzTree, lookup_bucket, populated_buckets
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.store import Store
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
     Lookup = Callable[[int, bytes], int]
     Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]
@@ -159,9 +159,9 @@ class View:
         return self._ids.section(node, name)
 
     def children(
-        self, node: int, after: int = 0, reader: Reader | None = None
+        self, node: int, after: int = 0, viewer: Viewer | None = None
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory: name, node and offset. For a ``reader``, only those that lead to
+        """Entries of a directory: name, node and offset. For a ``viewer``, only those that lead to
         a file that they may read.
 
         Offsets grow; a listing goes on behind the offset ``after``. `lookup` also finds entries
@@ -169,7 +169,7 @@ class View:
         `is_public` or `may_know` as well; elsewhere a known name is no secret.
         """
         entries = self._children(node, after)
-        return entries if reader is None else self._listing.shown(node, entries, reader)
+        return entries if viewer is None else self._listing.shown(node, entries, viewer)
 
     def _children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         if node == nodes.ROOT:
@@ -218,38 +218,38 @@ class View:
             else:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             if not target:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+                raise stale()
         return target
 
-    def open(self, node: int, reader: Reader | None = None) -> Content:
+    def open(self, node: int, viewer: Viewer | None = None) -> FileContent:
         """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone).
 
-        The text of ``path`` has only what ``reader`` may know. A file that may have been changed
+        The text of ``path`` has only what ``viewer`` may know. A file that may have been changed
         since it was captured is read whole first.
         """
-        content = self._open(node, reader, wait=True)
+        content = self._open(node, viewer, wait=True)
         assert content is not None
         return content
 
-    def open_now(self, node: int, reader: Reader | None = None) -> Content | None:
+    def open_now(self, node: int, viewer: Viewer | None = None) -> FileContent | None:
         """Open a file without waiting: None where `open` would have to read all of it."""
-        return self._open(node, reader, wait=False)
+        return self._open(node, viewer, wait=False)
 
-    def extended(self, node: int, reader: Reader | None = None) -> list[bytes]:
-        """The names of a node's extended attributes, as a ``reader`` is told them."""
+    def extended(self, node: int, viewer: Viewer | None = None) -> list[bytes]:
+        """The names of a node's extended attributes, as a ``viewer`` is told them."""
         found = self._ids.held_in(node)
-        return [] if found is None else self._extended.names(*found, reader)
+        return [] if found is None else self._extended.names(*found, viewer)
 
-    def extended_value(self, node: int, name: bytes, reader: Reader | None = None) -> bytes | None:
+    def extended_value(self, node: int, name: bytes, viewer: Viewer | None = None) -> bytes | None:
         """The value of one, None if there is none with that name."""
         found = self._ids.held_in(node)
-        return None if found is None else self._extended.value(*found, name, reader)
+        return None if found is None else self._extended.value(*found, name, viewer)
 
-    def _open(self, node: int, reader: Reader | None, *, wait: bool) -> Content | None:
+    def _open(self, node: int, viewer: Viewer | None, *, wait: bool) -> FileContent | None:
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
             slot = node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK
             if slot == nodes.SLOT_PATH:
-                return Content(text=self._ids.path_text(node, reader))
+                return FileContent(text=self._ids.path_text(node, viewer))
             if _TYPES[slot] == stat.S_IFREG:
                 return self._ids.open(node, wait=wait)
         elif nodes.is_browsing(node):

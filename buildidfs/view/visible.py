@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from buildidfs.view.layouts.debug import DwzTree
     from buildidfs.view.layouts.id_dir import IdDirectories
     from buildidfs.view.layouts.perf import PerfTree
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
 _MOST_LOOKED_AT = 256
 """Names below a directory that are looked at. If none of them is for the viewer, the directory is
@@ -50,17 +50,17 @@ class Listing:
         self._dwz = dwz
 
     def shown(
-        self, node: int, entries: Iterator[tuple[bytes, int, int]], reader: Reader
+        self, node: int, entries: Iterator[tuple[bytes, int, int]], viewer: Viewer
     ) -> Iterator[tuple[bytes, int, int]]:
-        """The entries of a directory that ``reader`` may know of."""
+        """The entries of a directory that ``viewer`` may know of."""
         of_id = node >> nodes.TAG_SHIFT == nodes.TAG_ID
         if nodes.is_place(node):
-            return (entry for entry in entries if self.may_know(node, entry[0], entry[1], reader))
+            return (entry for entry in entries if self.may_know(node, entry[0], entry[1], viewer))
         if of_id and nodes.slot_of(node) == nodes.SLOT_VARIANTS:
-            return (entry for entry in entries if self._may_read(entry[1], reader))
+            return (entry for entry in entries if self._may_read(entry[1], viewer))
         if nodes.any_ordinal_of(node):
             return entries  # the viewer knows the build ID
-        return (entry for entry in entries if self._leads_to_any(entry[1], reader))
+        return (entry for entry in entries if self._leads_to_any(entry[1], viewer))
 
     def is_public(self, parent: int, name: bytes, node: int) -> bool:
         """Return True if everybody may know of an entry. Takes no longer in a large directory."""
@@ -72,55 +72,55 @@ class Listing:
             return self._dwz.is_public(parent, name)
         return self._perf.is_public(parent, name, node)
 
-    def may_know(self, parent: int, name: bytes, node: int, reader: Reader) -> bool:
+    def may_know(self, parent: int, name: bytes, node: int, viewer: Viewer) -> bool:
         """Return True if a viewer may know of an entry of a directory.
 
         Takes longer the more names are below it, up to a limit.
         """
         try:
-            return self.is_public(parent, name, node) or self._knows(parent, name, node, reader)
+            return self.is_public(parent, name, node) or self._knows(parent, name, node, viewer)
         except BuildIdFsError:
             return False  # damaged
 
-    def _knows(self, parent: int, name: bytes, node: int, reader: Reader) -> bool:
+    def _knows(self, parent: int, name: bytes, node: int, viewer: Viewer) -> bool:
         if not nodes.is_place(parent):
             base = name.removesuffix(DWP_SUFFIX)
-            return self._seen((nodes.ordinal_of(parent),), reader, lambda path: _last(path) == base)
+            return self._seen((nodes.ordinal_of(parent),), viewer, lambda path: _last(path) == base)
         if not nodes.is_browsing(parent):
             of_dwz = nodes.is_dwz(parent)
             fits, ordinals = (self._dwz if of_dwz else self._perf).places(parent, name, node)
         elif nodes.form_of(parent) == nodes.FORM_CONTENTS or parent == nodes.CONTAINERS:
-            places = self._browse.in_container(parent, name, node, reader)
+            places = self._browse.in_container(parent, name, node, viewer)
             return any(islice(places, _MOST_LOOKED_AT))
         else:
             fits, ordinals = self._browse.places(parent, name, node)
-        return self._seen(islice(ordinals, _MOST_LOOKED_AT), reader, fits)
+        return self._seen(islice(ordinals, _MOST_LOOKED_AT), viewer, fits)
 
-    def _seen(self, ordinals: Iterable[int], reader: Reader, fits: Callable[[bytes], bool]) -> bool:
+    def _seen(self, ordinals: Iterable[int], viewer: Viewer, fits: Callable[[bytes], bool]) -> bool:
         """Return True if a viewer could have read one of these build IDs at a path that fits."""
         left = _MOST_ROWS
         for ordinal in dict.fromkeys(ordinals):
             records: list[OriginRecord] = self._store.index.origins(ordinal)
-            if any(may_see(reader, each.origin) and fits(each.origin.path) for each in records):
+            if any(may_see(viewer, each.origin) and fits(each.origin.path) for each in records):
                 return True
             left -= len(records)
             if left < 0:
                 return False
         return False
 
-    def _may_read(self, node: int, reader: Reader) -> bool:
+    def _may_read(self, node: int, viewer: Viewer) -> bool:
         try:
             shown = self._ids.attributes(node)
         except (OSError, BuildIdFsError):
             return False  # gone since it was listed, or damaged
-        return reader.may_read(shown.mode, shown.uid, shown.gid)
+        return viewer.may_read(shown.mode, shown.uid, shown.gid)
 
-    def _leads_to_any(self, node: int, reader: Reader) -> bool:
+    def _leads_to_any(self, node: int, viewer: Viewer) -> bool:
         ordinal = nodes.any_ordinal_of(node)
         if not ordinal:
             return True  # it is always there
         try:
-            return self._ids.may_read_any(ordinal, reader)
+            return self._ids.may_read_any(ordinal, viewer)
         except BuildIdFsError:
             return False
 

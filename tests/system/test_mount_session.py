@@ -209,7 +209,7 @@ def lookup(self, node, name):
         return {b"fault-in-readdir": 11, b"fault-in-open": 1 << 60 | 99 << 28 | 1 << 22,
                 b"fault-in-getattr": 12, b"fault-in-readlink": 13}[name]
     return real["lookup"](self, node, name)
-def children(self, node, after=0, reader=None):
+def children(self, node, after=0, viewer=None):
     if node == 11:
         raise KeyError(node)
     return real["children"](self, node, after, reader)

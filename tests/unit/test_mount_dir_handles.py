@@ -34,7 +34,7 @@ def listings() -> Listings:
 def test_nothing_is_kept_for_who_sees_everything(listings: Listings, node: int, uid: int) -> None:
     handle = listings.open(node, ctx(uid))
     assert handle == node
-    assert listings.reader_of(handle) == (node, None)
+    assert listings.viewer_of(handle) == (node, None)
     listings.release(handle)
     assert len(listings) == 0
     everything = Listings(everything=True, own=OWN)
@@ -47,26 +47,26 @@ def test_others_are_told_apart(listings: Listings, node: int) -> None:
     assert len({*handles, node}) == 4
     assert max(handles) < 1 << 64
     for handle, (uid, gid) in zip(handles, ((7, 5), (7, 6), (8, 5)), strict=True):
-        found, reader = listings.reader_of(handle)
+        found, reader = listings.viewer_of(handle)
         assert found == node
         assert reader is not None
         assert (reader.uid, reader.groups) == (uid, frozenset((gid, *os.getgroups())))
     listings.release(handles[1])
     assert len(listings) == 2
-    assert listings.reader_of(handles[0])[0] == node
+    assert listings.viewer_of(handles[0])[0] == node
 
 
 @needs_root("becomes another user")
 def test_all_their_groups_are_known(listings: Listings) -> None:
     with calling(Who(7, 5, (11, 12))) as caller:
-        _, reader = listings.reader_of(listings.open(1, ctx(7, 5, caller.pid)))
+        _, reader = listings.viewer_of(listings.open(1, ctx(7, 5, caller.pid)))
     assert reader is not None
     assert reader.groups == frozenset((5, 11, 12))
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
 def test_groups_that_cannot_be_told(listings: Listings, pid: int) -> None:
-    _, reader = listings.reader_of(listings.open(1, ctx(7, 5, pid)))
+    _, reader = listings.viewer_of(listings.open(1, ctx(7, 5, pid)))
     assert reader is not None
     assert (reader.uid, reader.groups) == (7, None)
 
@@ -76,11 +76,11 @@ def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
     listings = Listings(everything=False, own=OWN, most=6)
     kept = [listings.open(node, ctx(7)) for _ in range(3)]
     handle = listings.open(node, ctx(7))
-    assert listings.reader_of(handle) == (node, PUBLIC)
+    assert listings.viewer_of(handle) == (node, PUBLIC)
     listings.release(handle)
     assert len(listings) == 3
     listings.release(kept[0])
-    _, reader = listings.reader_of(listings.open(node, ctx(7)))
+    _, reader = listings.viewer_of(listings.open(node, ctx(7)))
     assert reader is not PUBLIC
 
 
@@ -90,14 +90,14 @@ def test_user_with_many_open_directories_leaves_others_theirs() -> None:
         listings.open(nodes.ROOT, ctx(7))
     for uid in (8, 9, 10):
         handles = [listings.open(nodes.ROOT, ctx(uid)) for _ in range(5)]
-        assert all(listings.reader_of(handle)[1] is not PUBLIC for handle in handles)
+        assert all(listings.viewer_of(handle)[1] is not PUBLIC for handle in handles)
 
 
 def test_a_directory_that_is_closed_is_nobodys(listings: Listings) -> None:
     handle = listings.open(nodes.ROOT, ctx(7))
     listings.release(handle)
     listings.release(handle)
-    assert listings.reader_of(handle)[1] == PUBLIC
+    assert listings.viewer_of(handle)[1] == PUBLIC
 
 
 def test_handles_are_not_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from buildidfs.store.retention import gc
 from buildidfs.store.retention.policy import Policy
 from buildidfs.store.schema import schema
 from buildidfs.store.write import containers as write_containers
-from buildidfs.view import PUBLIC, Reader, View, nodes
+from buildidfs.view import PUBLIC, View, Viewer, nodes
 from tests.support.browsed import (
     by_name,
     container,
@@ -655,7 +655,7 @@ def _spoil(env: Environment, chosen: random.Random) -> None:
     put_row(env, table, key, bytes(data))
 
 
-def _walk(view: View, reader: Reader | None) -> int:
+def _walk(view: View, reader: Viewer | None) -> int:
     """Go everywhere in the trees for people; returns how many names there were."""
     waiting = [nodes.BY_PATH, nodes.BY_NAME, nodes.CONTAINERS]
     count = 0

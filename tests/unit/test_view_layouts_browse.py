@@ -25,7 +25,7 @@ from buildidfs.store.index.paths import PathWriter
 from buildidfs.store.schema import schema
 from buildidfs.store.write import containers
 from buildidfs.store.write.transaction import load_counters
-from buildidfs.view import PUBLIC, Reader, View, nodes
+from buildidfs.view import PUBLIC, View, Viewer, nodes
 from buildidfs.view.layouts import missing
 from tests.support.browsed import put_row, row_of, see, seen_in
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
@@ -39,8 +39,8 @@ HEX = b"abcdef0123"
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 LONG = b"n" * 255
 ALICE = 1001
-AS_ALICE = Reader(ALICE, frozenset((ALICE,)))
-AS_BOB = Reader(ALICE + 1, frozenset((ALICE + 1,)))
+AS_ALICE = Viewer(ALICE, frozenset((ALICE,)))
+AS_BOB = Viewer(ALICE + 1, frozenset((ALICE + 1,)))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def _node(view: View, path: bytes) -> int:
     return trail[-1] if trail else 0
 
 
-def _names(view: View, path: bytes, reader: Reader | None = None) -> set[bytes]:
+def _names(view: View, path: bytes, reader: Viewer | None = None) -> set[bytes]:
     """Names in a directory; that each is what a lookup finds is looked at in passing."""
     node = _node(view, path)
     assert node, path
@@ -88,7 +88,7 @@ def _names(view: View, path: bytes, reader: Reader | None = None) -> set[bytes]:
     return {name for name, _, _ in found}
 
 
-def _expect_resuming(view: View, node: int, reader: Reader | None = None) -> int:
+def _expect_resuming(view: View, node: int, reader: Viewer | None = None) -> int:
     """That a listing goes on behind any of its offsets; returns how much there is in it."""
     whole = list(view.children(node, 0, reader))
     offsets = [offset for _, _, offset in whole]
@@ -486,7 +486,7 @@ def test_debug_files_are_below_any_container(store: Store, view: View, had: byte
         )
         assert _data(view, b"%s/%s/%s" % (base, digits[:2], digits[2:])) == b""
     assert _data(view, root + had) == b"had"
-    nobody = Reader(65534, frozenset([65534]))
+    nobody = Viewer(65534, frozenset([65534]))
     for name in (b"usr", b"usr/lib", b"usr/lib/debug", b"usr/lib/debug/.build-id"):
         parent, _, last = name.rpartition(b"/")
         at = _node(view, root + b"/" + parent)
@@ -828,7 +828,7 @@ def _fill_paths(store: Store, count: int) -> None:
         environment.release(env)
 
 
-def _peak(view: View, node: int, reader: Reader | None) -> tuple[int, int]:
+def _peak(view: View, node: int, reader: Viewer | None) -> tuple[int, int]:
     """How many entries there are, and the most memory that listing them takes (bytes)."""
     tracemalloc.start()
     try:
@@ -844,7 +844,7 @@ def _peak(view: View, node: int, reader: Reader | None) -> tuple[int, int]:
     ids=["all", "reader"],
 )
 def test_memory_does_not_grow_with_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Reader | None, counts: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Viewer | None, counts: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(schema, "MAX_PATHS", 2**16 - 2)
     monkeypatch.setattr(containers, "MAX_CONTAINERS", 2**20)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
-from buildidfs.view import PUBLIC, Reader, View, nodes, visible
+from buildidfs.view import PUBLIC, View, Viewer, nodes, visible
 from buildidfs.view.permissions import openness
 from tests.support.captures import capture, commit, sighting
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 ALICE, BOB, STAFF = 1001, 1002, 2001
-AS_ALICE = Reader(ALICE, frozenset((ALICE,)))
-AS_BOB = Reader(BOB, frozenset((BOB,)))
-AS_STAFF = Reader(BOB, frozenset((BOB, STAFF)))
-AS_ANYBODY = Reader(BOB, None)
+AS_ALICE = Viewer(ALICE, frozenset((ALICE,)))
+AS_BOB = Viewer(BOB, frozenset((BOB,)))
+AS_STAFF = Viewer(BOB, frozenset((BOB, STAFF)))
+AS_ANYBODY = Viewer(BOB, None)
 
 MODES = st.integers(0, 0o777)
 
@@ -62,7 +62,7 @@ def test_the_first_class_decides(
 @given(MODES, st.sampled_from([ALICE, BOB]), st.sampled_from([ALICE, BOB, STAFF]))
 def test_who_is_less_known_may_read_no_more(mode: int, uid: int, gid: int) -> None:
     for groups in ([BOB], [BOB, STAFF], [ALICE, BOB], []):
-        known = Reader(BOB, frozenset(groups)).may_read(mode, uid, gid)
+        known = Viewer(BOB, frozenset(groups)).may_read(mode, uid, gid)
         assert known or not AS_ANYBODY.may_read(mode, uid, gid)
         assert known or not PUBLIC.may_read(mode, uid, gid)
 
@@ -104,7 +104,7 @@ def _walk(view: View, path: str) -> int:
     return node
 
 
-def _names(view: View, path: str, reader: Reader | None) -> set[str]:
+def _names(view: View, path: str, reader: Viewer | None) -> set[str]:
     entries = list(view.children(_walk(view, path), 0, reader))
     for name, node, _ in entries:
         assert view.lookup(_walk(view, path), name) == node
@@ -129,7 +129,7 @@ FIXED = {
     ],
 )
 def test_build_ids_are_listed_for_those_who_may_read_a_file(
-    store: Store, view: View, reader: Reader | None, seen: str
+    store: Store, view: View, reader: Viewer | None, seen: str
 ) -> None:
     _fill(store)
     ids = {f"100{number}" for number in seen}

@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, Content
+from buildidfs.view.attributes import Attributes, FileContent, stale
 from buildidfs.view.layouts.by_path import ByName, ByPath
 from buildidfs.view.layouts.containers import Containers
 from buildidfs.view.layouts.missing import Misses
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from buildidfs.store import Store
     from buildidfs.view.layouts.id_dir import IdDirectories
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
 _FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)
 
@@ -89,7 +89,7 @@ class Browse:
         form = nodes.form_of(node)
         in_container = form in (nodes.FORM_CONTAINER, nodes.FORM_CONTENTS)
         if in_container and not self._containers.exists(node):
-            raise _gone()
+            raise stale()
         return self._private if node == nodes.MISSING else self._shared
 
     def readlink(self, node: int) -> bytes:
@@ -98,14 +98,14 @@ class Browse:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         target = self._containers.target(node)
         if not target:
-            raise _gone()
+            raise stale()
         return target
 
-    def open(self, node: int) -> Content:
+    def open(self, node: int) -> FileContent:
         """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone)."""
         if self.file_type(node) != stat.S_IFREG:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return Content(text=self._text(node))
+        return FileContent(text=self._text(node))
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
         """Return True if everybody may know of an entry of a directory.
@@ -132,9 +132,9 @@ class Browse:
         tree = self._by_path if nodes.form_of(node) == nodes.FORM_PATH else self._by_name
         return tree.places(node, name, child)
 
-    def in_container(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
+    def in_container(self, node: int, name: bytes, child: int, viewer: Viewer) -> Iterator[bool]:
         """Yield for each file of a container that an entry leads to, if a viewer may know of it."""
-        return self._containers.known(node, name, child, reader)
+        return self._containers.known(node, name, child, viewer)
 
     def _text(self, node: int) -> bytes:
         if node == nodes.README:
@@ -142,16 +142,12 @@ class Browse:
         is_miss = nodes.form_of(node) == nodes.FORM_MISSING
         text = self.misses.text(node) if is_miss else self._containers.text(node)
         if not text:
-            raise _gone()
+            raise stale()
         return text
 
     def _of(self, mode: int, size: int, *, volatile: bool = False) -> Attributes:
         shared = self._shared
         return Attributes(mode, size, shared.mtime_ns, shared.uid, shared.gid, volatile)
-
-
-def _gone() -> OSError:
-    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 _README: Final = b"""\

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Artifact
     from buildidfs.store import Container, ContainerEntry, Store
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
 _ROOT: Final = 0
 _ROOT_NAME: Final = b"root"
@@ -155,7 +155,7 @@ class Containers:
             return self._debug_tree(*nodes.container_of(node), name) != nodes.ABSENT
         return found[1].public
 
-    def known(self, node: int, name: bytes, child: int, reader: Reader) -> Iterator[bool]:
+    def known(self, node: int, name: bytes, child: int, viewer: Viewer) -> Iterator[bool]:
         """Yield for each file that an entry of ``containers``, or below ``root``, leads to, if a
         viewer may know of it.
         """
@@ -174,7 +174,7 @@ class Containers:
         container = self._store.containers.get(number)
         if container is not None:
             for directory, entry in places:
-                yield self._is_known(container, directory, entry, reader)
+                yield self._is_known(container, directory, entry, viewer)
 
     def _meant(self, node: int, name: bytes) -> tuple[int, ContainerEntry] | None:
         """The entry that a name below ``root`` stands for, also by a guess, and its directory."""
@@ -215,7 +215,7 @@ class Containers:
                     yield at, entry
 
     def _is_known(
-        self, container: Container, directory: int, entry: ContainerEntry, reader: Reader
+        self, container: Container, directory: int, entry: ContainerEntry, viewer: Viewer
     ) -> bool:
         """Return True if a viewer could have read a file at its place in a container."""
         artifact = self._store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
@@ -223,7 +223,7 @@ class Containers:
             return False
         return any(
             record.digest == artifact.digest
-            and may_see(reader, record.origin)
+            and may_see(viewer, record.origin)
             and is_of(container, record.origin)
             and self._resolved(container.number, record.origin.path) == (directory, entry)
             for record in self._store.index.origins(entry.ordinal)

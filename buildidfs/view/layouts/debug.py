@@ -15,14 +15,13 @@ remember the names for long: a commit does not tell which of them it brings.
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 from typing import TYPE_CHECKING
 
 from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.view import nodes
+from buildidfs.view.attributes import stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +119,7 @@ class DwzTree:
                     self._remember(node, full[:end])
                     return full[:end]
                 end = full.find(b"/", end + 1)
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise stale()
 
     def _remember(self, node: int, name: bytes) -> None:
         if len(self._names) >= _REMEMBERED:

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import stat
 from binascii import hexlify
@@ -21,7 +19,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, BuildId, Kind, Standing, Trust
 from buildidfs.store import is_withheld
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, Content, NeedsReading, of_artifact
+from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, of_artifact, stale
 from buildidfs.view.layouts.sections import Sections
 from buildidfs.view.permissions import PUBLIC, may_see, openness
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.permissions import Reader
+    from buildidfs.view.permissions import Viewer
 
 _RECENT = 512
 _KINDS = tuple(Kind)
@@ -48,19 +46,19 @@ class IdDirectories:
     """The files of a build ID: artifacts under all their spellings, and ``path``."""
 
     def __init__(self, store: Store, *, zero_scripts: bool, shared: Attributes) -> None:
-        """``shared`` are the attributes of what is nobody's in particular."""
+        """``shared`` are the attributes of directories, which belong to the store."""
         self._store = store
         self._zero_scripts = zero_scripts
         self._shared = shared
-        # What the latest lookups found, for the getattr and open that follow them. An entry can
-        # only be outdated in what does not matter: the bytes of a node never change.
+        # Results of the latest lookups, for the getattr and open that follow them. An outdated
+        # entry does no harm: the bytes of a node never change.
         self._recent: dict[int, Artifact] = {}
         self._variants = _Variants(store, self.node_of)
         self._packages = _Packages(store)
         self._sections = Sections(store)
 
     def forget(self) -> None:
-        """Something was committed: mode or owner of a file may have changed."""
+        """Forget modes and owners of files: a commit may have changed them."""
         self._recent.clear()
 
     def lookup(self, node: int, name: bytes) -> int:
@@ -105,7 +103,7 @@ class IdDirectories:
         return self._sections.find(nodes.ordinal_of(node), name)
 
     def is_public_package(self, node: int, name: bytes) -> bool:
-        """Whether everybody may know that a build ID has its .dwp file under that name."""
+        """Return True if everybody may know of a .dwp file under that name."""
         return self._packages.is_public(nodes.ordinal_of(node), name)
 
     def file(self, ordinal: int, kind: Kind) -> int:
@@ -114,7 +112,7 @@ class IdDirectories:
         return nodes.ABSENT if artifact is None else self.node_of(artifact)
 
     def node_of(self, artifact: Artifact) -> int:
-        """The node of a file, wherever it is listed."""
+        """The node of a file, the same in all listings."""
         kind = artifact.kind
         slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self._is_zeroed(artifact) else kind
         node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
@@ -135,7 +133,7 @@ class IdDirectories:
         return of_artifact(self._artifact(node))
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
-        """What a file is, and whether its scripts read as zeros; None for what is no artifact.
+        """The artifact of a file, and True if its scripts read as zeros; None for other nodes.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -144,8 +142,8 @@ class IdDirectories:
             return None
         return self._artifact(node), bool(slot & nodes.SLOT_ZEROED)
 
-    def open(self, node: int, *, wait: bool) -> Content | None:
-        """What is in a file; None if that takes reading all of it first, and is not to ``wait``.
+    def open(self, node: int, *, wait: bool) -> FileContent | None:
+        """Open a file; None if all of it has to be read first, and the caller cannot ``wait``.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -158,15 +156,15 @@ class IdDirectories:
         try:
             store = self._store
             blob = (store.open_blob if wait else store.open_blob_now)(artifact.digest)
-            return None if blob is None else Content(b"", zeros, blob)
+            return None if blob is None else FileContent(b"", zeros, blob)
         except IntegrityError:
             self._recent.pop(node, None)
             self._artifact(node)  # it was removed meanwhile, unless it should be there
             raise
 
-    def path_text(self, node: int, reader: Reader | None) -> bytes:
-        """What is in ``path`` for a reader; None: all of it."""
-        return self._text(nodes.ordinal_of(node), reader)
+    def path_text(self, node: int, viewer: Viewer | None) -> bytes:
+        """The text of ``path`` for a viewer; all of it for None."""
+        return self._text(nodes.ordinal_of(node), viewer)
 
     def _artifact(self, node: int) -> Artifact:
         artifact = self._recent.get(node)
@@ -178,7 +176,7 @@ class IdDirectories:
                     nodes.ordinal_of(node), Kind(kind), variant
                 )
             if artifact is None:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+                raise stale()
         return artifact
 
     def _is_zeroed(self, artifact: Artifact) -> bool:
@@ -189,7 +187,7 @@ class IdDirectories:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, whether it may have led elsewhere) for a build ID seen at these."""
+        """(directory, name, True if it may have led elsewhere) for a build ID seen at these."""
         directory = nodes.of_id(ordinal)
         for name in names.KIND_OF:
             yield directory, name, True
@@ -199,23 +197,23 @@ class IdDirectories:
         yield from self._variants.spellings(ordinal, origins)
         yield from self._packages.spellings(ordinal, origins)
 
-    def may_read_any(self, ordinal: int, reader: Reader) -> bool:
-        """Whether somebody may read one of the files of a build ID at least."""
+    def may_read_any(self, ordinal: int, viewer: Viewer) -> bool:
+        """Return True if a viewer may read one of the files of a build ID at least."""
         mask, artifact_of = self._store.index.kinds(ordinal), self._store.index.artifact
         for kind in _KINDS:
             if mask >> kind & 1:
                 artifact = artifact_of(ordinal, kind)
-                if artifact is not None and reader.may_read(
+                if artifact is not None and viewer.may_read(
                     artifact.mode, artifact.uid, artifact.gid
                 ):
                     return True
         return any(
-            reader.may_read(artifact.mode, artifact.uid, artifact.gid)
+            viewer.may_read(artifact.mode, artifact.uid, artifact.gid)
             for artifact in self._artifacts(ordinal)
         )
 
     def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
-        """Everything there is of a build ID, served or not."""
+        """All files of a build ID, served or not."""
         mask = self._store.index.kinds(ordinal)
         if mask:
             mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
@@ -224,7 +222,7 @@ class IdDirectories:
                 yield from self._store.index.variants_after(ordinal, kind)
 
     def _attributes_of_text(self, ordinal: int) -> Attributes:
-        # It is for whoever may read one of the files: as far as one owner and one group can say it.
+        # Readable by users who may read one of the files, as far as one owner and group express it.
         most, chosen = openness(0), None
         for artifact in self._artifacts(ordinal):
             if chosen is None or openness(artifact.mode) > most:
@@ -232,7 +230,7 @@ class IdDirectories:
             if most[0]:
                 break
         if chosen is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise stale()
         return Attributes(
             stat.S_IFREG | chosen.mode & 0o444,
             # The kernel has one size for all: what everybody may know. To read gives all.
@@ -243,11 +241,11 @@ class IdDirectories:
             volatile=True,
         )
 
-    def _text(self, ordinal: int, reader: Reader | None) -> bytes:
-        # What a reader wants to know is where the binary was; its debug file has a place of its
-        # own, which only tells something where no binary was seen.
+    def _text(self, ordinal: int, viewer: Viewer | None) -> bytes:
+        # Viewers want to know where the binary was. Its debug file has a place of its own, which
+        # is of use only where no binary was seen.
         records = self._store.index.origins(ordinal)
-        origins = [each for each in records if may_see(reader, each.origin)]
+        origins = [each for each in records if may_see(viewer, each.origin)]
         binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
         # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is
@@ -274,7 +272,7 @@ class _Variants:
     """
 
     def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
-        """``node_of`` says which node a file is, wherever it is listed."""
+        """``node_of`` gives the node of a file, the same in all listings."""
         self._store = store
         self._node_of = node_of
 
@@ -308,8 +306,8 @@ class _Variants:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, whether it may have led elsewhere): also of what was just removed, as
-        far as its origins tell.
+        """(directory, name, True if it may have led elsewhere), also of files just removed, as far
+        as their origins tell.
         """
         directory = nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
         digests = {record.digest for record in origins}
@@ -334,7 +332,7 @@ class _Packages:
         self._store = store
 
     def lookup(self, ordinal: int, name: bytes) -> int | None:
-        """The ordinal whose debuginfo is the package of that name of a build ID."""
+        """The ordinal whose debuginfo is the package of a build ID with that name."""
         package = self._package(ordinal)
         if package is None:
             return None
@@ -343,7 +341,7 @@ class _Packages:
         return None
 
     def is_public(self, ordinal: int, name: bytes) -> bool:
-        """Whether everybody may know of that name: if it comes from a path, of a public one."""
+        """Return True if everybody may know of a name: of a public path, or of no path."""
         if name in _PACKAGE_NAMES:
             return True
         records = self._store.index.origins(ordinal)
@@ -352,9 +350,9 @@ class _Packages:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, whether it may have led elsewhere) for a build ID seen at these places.
+        """(directory, name, True if it may have led elsewhere) for a build ID seen at these places.
 
-        Those of its package, or if it is a package itself, those in its owner's directory.
+        The names are those of its package, or if it is a package itself, in its owner's directory.
         """
         build_id = self._store.index.build_id(ordinal)
         owner = None if build_id is None else names.package_owner(build_id)
@@ -382,7 +380,7 @@ class _Packages:
 
 
 def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
-    """The names that go with those a binary was seen under."""
+    """The names of the package for the names that a binary was seen under."""
     return dict.fromkeys(
         record.origin.path.rpartition(b"/")[2] + names.DWP_SUFFIX for record in origins
     )

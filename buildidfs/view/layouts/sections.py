@@ -2,15 +2,13 @@
 """``<id>/section/<name>``: one section of the debuginfo, or else of the executable.
 
 A debuginfod client asks for it, and gdb does before it loads all of a debug file for its index.
-Contents are as they are in the file, compressed or not. The directory is not listed, lest those who
-copy a tree copy everything twice. To find a section is to read the file, which may have to wait for
-a disk: `Sections.find` and `Sections.open` are for a thread of their own.
+Sections are served as they are in the file, compressed or not. The directory is not listed, lest a
+copy of the tree has everything twice. To find a section is to read the file, which may wait for a
+disk: `Sections.find` and `Sections.open` are for a thread of their own.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,7 +18,7 @@ from buildidfs.formats.elf.sections import Sections as Headers
 from buildidfs.model import Artifact, ByteRange, Kind
 from buildidfs.store import Blob
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, Content, of_artifact
+from buildidfs.view.attributes import Attributes, FileContent, of_artifact, stale
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.sections import SectionHeader
@@ -65,34 +63,34 @@ class Sections:
         ordinal, variant = nodes.ordinal_of(node), detail & _VARIANT_MAX
         artifact = self._store.index.artifact_variant(ordinal, kind, variant)
         if artifact is None:
-            raise _stale()
+            raise stale()
         return artifact
 
     def attributes(self, node: int) -> Attributes:
-        """Those of the file, with the size of the section. Raises OSError(ESTALE)."""
+        """The attributes of the file, with the size of the section. Raises OSError(ESTALE)."""
         artifact = self.artifact(node)
         size = self._extent(node, artifact).size
-        # Volatile, since nobody tells of a section that the mode of its file has changed.
+        # Volatile, since a change of the file's mode is not told for its sections.
         return msgspec.structs.replace(of_artifact(artifact), size=size, volatile=True)
 
-    def open(self, node: int, *, zeroed: bool) -> Content:
-        """What is in a section; with ``zeroed`` what of it is a script reads as zeros.
+    def open(self, node: int, *, zeroed: bool) -> FileContent:
+        """Open a section; with ``zeroed``, scripts in it read as zeros.
 
         Raises OSError, `IntegrityError`.
         """
         artifact = self.artifact(node)
         extent = self._extent(node, artifact)
         section = Section(self._store.open_blob(artifact.digest), extent)
-        return Content(b"", _within(artifact.scripts, extent) if zeroed else (), section)
+        return FileContent(b"", _within(artifact.scripts, extent) if zeroed else (), section)
 
     def _extent(self, node: int, artifact: Artifact) -> ByteRange:
-        """Where in its file a section is; reads the file only after some hundred others."""
+        """The extent of a section in its file, which is read if the extent was forgotten."""
         extent = self._known.get(node)
         if extent is None:
             headers = self._headers(artifact)
             number = node >> _NUMBER_SHIFT & _NUMBER_MAX
             if number >= len(headers) or not _is_inside(headers[number], artifact):
-                raise _stale()  # a number that was made up
+                raise stale()  # a number that was made up
             extent = ByteRange(headers[number].offset, headers[number].size)
             self._remember(node, extent)
         return extent
@@ -128,22 +126,22 @@ class Section(Blob):
         size = min(size, max(self._extent.size - offset, 0))
         data = self._blob.pread(size, self._extent.offset + offset)
         if self._blob.was_written():
-            raise _stale()
+            raise stale()
         return data
 
     def close(self) -> None:
-        """Let go of the blob; safe to call twice."""
+        """Close the blob; safe to call twice."""
         self._blob.close()
 
 
 def _is_inside(header: SectionHeader, artifact: Artifact) -> bool:
-    """Whether a section has bytes, all of them in the file."""
+    """Return True if a section has bytes, all of them in the file."""
     is_there = header.type not in (SHT_NOBITS, SHT_NULL) and header.size > 0
     return is_there and header.offset + header.size <= artifact.size
 
 
 def _within(extents: tuple[ByteRange, ...], part: ByteRange) -> tuple[ByteRange, ...]:
-    """Of extents of a file what lies in a part of it, counted from where that starts."""
+    """The parts of extents that lie in a part of a file, counted from its start."""
     found = []
     for each in extents:
         start = max(each.offset, part.offset)
@@ -151,7 +149,3 @@ def _within(extents: tuple[ByteRange, ...], part: ByteRange) -> tuple[ByteRange,
         if start < end:
             found.append(ByteRange(start - part.offset, end - start))
     return tuple(found)
-
-
-def _stale() -> OSError:
-    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
