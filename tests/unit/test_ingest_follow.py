@@ -698,9 +698,9 @@ def test_killed_at_any_time_leaves_a_sound_store(tmp_path: Path) -> None:
     for number in range(300):
         program(files / str(number), numbered(number), 5000)
     Store.create(path).close()
-    found = 0
+    found, longest = 0, 0.4
     for round_ in range(12):
-        delay = choice.uniform(0.02, 0.4)
+        delay = choice.uniform(0.02, longest)
         child = os.fork()
         if child == 0:
             try:
@@ -721,6 +721,8 @@ def test_killed_at_any_time_leaves_a_sound_store(tmp_path: Path) -> None:
             ids = {build_id for _, build_id in store.index.build_ids_from()}
             assert ids <= journal, "a capture and its entry are one transaction"
             found = max(found, len(ids))
+        if not found:
+            longest *= 1.5  # the machine has others to serve
     assert found > 0
 
 

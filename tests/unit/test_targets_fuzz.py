@@ -80,6 +80,7 @@ def measured() -> dict[str, list[Cost]]:
     return costs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_worst_inputs_are_bounded(name: str, measured: dict[str, list[Cost]]) -> None:
     """In processor time, which others on this machine do not change much, and in memory."""
