@@ -24,6 +24,7 @@ from buildidfs.capture import debug_files, elf_file
 from buildidfs.capture.archive import decompress
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.model import (
@@ -68,10 +69,9 @@ class Whose(msgspec.Struct, frozen=True):
 
     def origin(self, path: bytes, identity: FileIdentity, reach: int) -> Origin:
         """The place of one file."""
-        return Origin(
+        return Surroundings(container=self.container).origin(
             path,
             identity,
-            container=self.container,
             host=self.host,
             trust=self.trust,
             scanner=self.scanner,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from buildidfs.capture.base import reached
 from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.origin import container
+from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
@@ -67,19 +68,20 @@ class LiveSightings:
             self._meet(place.mnt_ns_id, caught.pid)
         apart = container.apart(place.namespaces, self._initial)
         trust = self._trust(caught, fd)
-        origin = Origin(
-            caught.path,
-            caught.identity,
+        surroundings = Surroundings(
             place.namespaces,
             place.mnt_ns_id,
             place.cgroup,
+            place.cgroup_id,
+            apart,
             self.label(place),
-            self._host,
-            trust,
-            "watch",
-            apart=apart,
-            cgroup_id=place.cgroup_id,
-            reach=0,
+        )
+        origin = surroundings.origin(
+            caught.path,
+            caught.identity,
+            host=self._host,
+            trust=trust,
+            scanner="watch",
             standing=(
                 self._owners.standing(caught.path) if trust is Trust.HOST else Standing.GIVEN
             ),

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sightings of files in our own mount namespace, for scanners that look at no other process."""
+"""The one place where scanners make a `model.Origin`, and sightings in our own mount namespace."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
 from buildidfs.capture.origin import container
@@ -20,6 +22,7 @@ from buildidfs.model import (
     OTHERS,
     OWNER,
     Access,
+    FileIdentity,
     NamespaceSet,
     Origin,
     Sighting,
@@ -28,7 +31,7 @@ from buildidfs.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 
 @contextlib.contextmanager
@@ -63,8 +66,74 @@ def access_of(fd: int) -> Access:
     return Access(mode, identity.uid, identity.gid)
 
 
+class Surroundings(msgspec.Struct, frozen=True):
+    """The part of an `Origin` that all files have in common which one process sees."""
+
+    namespaces: NamespaceSet = NamespaceSet()
+    mnt_ns_id: int = 0
+    cgroup: bytes = b""
+    cgroup_id: int = 0
+    apart: int = 0
+    container: str = ""
+
+    def origin(
+        self,
+        path: bytes,
+        identity: FileIdentity,
+        *,
+        host: str,
+        trust: Trust,
+        scanner: str,
+        reach: int = 0,
+        archive: bytes = b"",
+        standing: Standing = Standing.GIVEN,
+    ) -> Origin:
+        """Return the origin of a file that is at ``path`` there; see `Origin` for the rest."""
+        return Origin(
+            path,
+            identity,
+            namespaces=self.namespaces,
+            mnt_ns_id=self.mnt_ns_id,
+            cgroup=self.cgroup,
+            container=self.container,
+            host=host,
+            trust=trust,
+            scanner=scanner,
+            apart=self.apart,
+            cgroup_id=self.cgroup_id,
+            reach=reach,
+            archive=archive,
+            standing=standing,
+        )
+
+
+UNKNOWN: Final = Surroundings()
+"""For what no process sees, or a process that is not known."""
+
+
+def surroundings_of(
+    pid_fd: int,
+    initial: NamespaceSet,
+    container_namespaces: Collection[str],
+    cgroup_path: Callable[[bytes], bytes] = cgroup.path,
+) -> Surroundings:
+    """Return the surroundings of a process, by its directory in /proc. Raises OSError."""
+    its = namespaces.of(pid_fd)
+    text = procfs.cgroup(pid_fd)
+    path = cgroup_path(text)
+    apart = container.apart(its, initial)
+    return Surroundings(
+        its,
+        namespaces.mnt_ns_id(pid_fd),
+        path,
+        namespaces.cgroup_id(cgroup.unified(text)),
+        apart,
+        container.label_by(path, its, apart, container_namespaces),
+    )
+
+
 class Here:
-    """What is the same for all files that one scanner sees. Raises OSError.
+    """Our own process as the one that sees files. Raises OSError.
 
     ``host`` names the machine and ``initial`` its namespaces, by default those we run on. ``given``
     says that the operator named the files, or a directory that they are in.
@@ -88,17 +157,10 @@ class Here:
         self._reach: Reach | None = None
         pid_fd = procfs.open_pid(os.getpid())
         try:
-            self._namespaces = namespaces.of(pid_fd)
-            self._mnt_ns_id = namespaces.mnt_ns_id(pid_fd)
-            text = procfs.cgroup(pid_fd)
-            self._cgroup = cgroup.path(text)
-            self._cgroup_id = namespaces.cgroup_id(cgroup.unified(text))
+            self._here = surroundings_of(pid_fd, self._initial, container_namespaces)
         finally:
             os.close(pid_fd)
-        self._apart = container.apart(self._namespaces, self._initial)
-        self.container = container.label_by(
-            self._cgroup, self._namespaces, self._apart, container_namespaces
-        )
+        self.container = self._here.container
 
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
         """The claim that an open file is at ``path`` now, without its reach. Raises OSError.
@@ -107,28 +169,25 @@ class Here:
         """
         identity = statx.identity(fd)
         if foreign:
-            seen_in, apart, mnt_ns_id, trust = NamespaceSet(), 0, 0, Trust.CONTAINER
+            here = self._here
+            seen_in = Surroundings(
+                cgroup=here.cgroup, cgroup_id=here.cgroup_id, container=here.container
+            )
+            trust = Trust.CONTAINER
         else:
-            seen_in, apart, mnt_ns_id = self._namespaces, self._apart, self._mnt_ns_id
+            seen_in = self._here
             trust = container.trust(
                 identity,
-                seen_in.mnt,
+                seen_in.namespaces.mnt,
                 self._initial.mnt,
                 owners_believed=identity.uid == 0 and self._owners.believed(path, fd),
             )
-        origin = Origin(
+        origin = seen_in.origin(
             path,
             identity,
-            seen_in,
-            mnt_ns_id,
-            self._cgroup,
-            self.container,
-            self._host,
-            trust,
-            self._scanner,
-            apart,
-            self._cgroup_id,
-            reach=0,
+            host=self._host,
+            trust=trust,
+            scanner=self._scanner,
             standing=(
                 max(self._least, self._owners.standing(path))
                 if trust is Trust.HOST

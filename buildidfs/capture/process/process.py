@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder, container
 from buildidfs.capture.origin.path_access import Root
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import procmaps
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
-from buildidfs.linux import credentials, machine, namespaces, openat2, procfs, procmap_query, statx
+from buildidfs.linux import credentials, machine, openat2, procfs, procmap_query, statx
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
 
 if TYPE_CHECKING:
@@ -76,12 +76,7 @@ class Process:
         """Pin it; raises OSError (FileNotFoundError: there is none)."""
         self.pid = pid
         self._ways = ways
-        self.namespaces = NamespaceSet()
-        self.mnt_ns_id = 0
-        self.cgroup = b""
-        self.cgroup_id = 0
-        self.apart = 0
-        self.container = ""
+        self.surroundings = builder.UNKNOWN
         self.root_path = b"/"
         self._root_fd = -1
         self._all_mappings: list[Mapping] | None = None
@@ -97,16 +92,20 @@ class Process:
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
         """Find out namespaces, cgroup and container. Raises OSError."""
-        self.namespaces = namespaces.of(self.fd)
-        self.mnt_ns_id = namespaces.mnt_ns_id(self.fd)
-        text = procfs.cgroup(self.fd)
-        self.cgroup = self._ways.cgroup_path(text)
-        self.cgroup_id = namespaces.cgroup_id(cgroup.unified(text))
-        self.root_path = os.readlink(b"root", dir_fd=self.fd)
-        self.apart = container.apart(self.namespaces, initial)
-        self.container = container.label_by(
-            self.cgroup, self.namespaces, self.apart, container_namespaces
+        self.surroundings = builder.surroundings_of(
+            self.fd, initial, container_namespaces, self._ways.cgroup_path
         )
+        self.root_path = os.readlink(b"root", dir_fd=self.fd)
+
+    @property
+    def namespaces(self) -> NamespaceSet:
+        """Its namespaces."""
+        return self.surroundings.namespaces
+
+    @property
+    def container(self) -> str:
+        """The label of the container that it is in, empty on the host."""
+        return self.surroundings.container
 
     def is_gone(self) -> bool:
         """Whether it has ended, be it that its parent has yet to notice."""
@@ -119,7 +118,7 @@ class Process:
     @property
     def mount_namespace(self) -> int:
         """What tells its mount namespace from all others, at least during this scan."""
-        return self.mnt_ns_id or self.namespaces.mnt
+        return self.surroundings.mnt_ns_id or self.namespaces.mnt
 
     @property
     def root_fd(self) -> int:
@@ -149,7 +148,7 @@ class Process:
             functools.partial(procfs.mountinfo, self.fd),
             self.mount_namespace,
             self.namespaces.user,
-            container.maker(self.fd, self.apart),
+            container.maker(self.fd, self.surroundings.apart),
         )
         return finder.of(fd, identity, root, patience)
 

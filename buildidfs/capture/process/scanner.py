@@ -28,6 +28,7 @@ from buildidfs.capture.base import (
 from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Opener
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
+from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
@@ -48,7 +49,6 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     NamespaceSet,
-    Origin,
     Sighting,
     Standing,
     Trust,
@@ -351,19 +351,12 @@ class _Scan:
     def _sighting(
         self, process: Process, path: bytes, identity: FileIdentity, trust: Trust
     ) -> Sighting:
-        origin = Origin(
+        origin = process.surroundings.origin(
             path,
             identity,
-            process.namespaces,
-            process.mnt_ns_id,
-            process.cgroup,
-            process.container,
-            self._host,
-            trust,
-            "proc",
-            process.apart,
-            process.cgroup_id,
-            reach=0,
+            host=self._host,
+            trust=trust,
+            scanner="proc",
             standing=(self._owners.standing(path) if trust is Trust.HOST else Standing.GIVEN),
         )
         return Sighting(origin, time.time_ns())
@@ -550,14 +543,9 @@ def found(
     identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
     # Who has no process of that word size may run one.
     identity, reach = access.within(identity, EVERYBODY)
-    origin = Origin(
-        PATH,
-        identity,
-        namespaces,
-        host=host,
-        trust=trust,
-        scanner=scanner,
-        reach=reach,
+    surroundings = Surroundings(namespaces)
+    origin = surroundings.origin(
+        PATH, identity, host=host, trust=trust, scanner=scanner, reach=reach
     )
     sighting = Sighting(origin, time.time_ns())
     known = memo.recall(identity)

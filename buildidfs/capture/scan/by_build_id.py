@@ -36,7 +36,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
-from buildidfs.model import BuildId, Origin, Sighting
+from buildidfs.model import BuildId, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -252,21 +252,13 @@ class _Elsewhere:
             return
         fd, build_id, identity = found
         found_it(build_id)
-        origin = Origin(
+        its, initial = process.namespaces.mnt, self.initial.mnt
+        origin = process.surroundings.origin(
             path,
             identity,
-            process.namespaces,
-            process.mnt_ns_id,
-            process.cgroup,
-            process.container,
-            self._host,
-            container.trust(
-                identity, process.namespaces.mnt, self.initial.mnt, owners_believed=False
-            ),
-            self._scanner,
-            process.apart,
-            process.cgroup_id,
-            reach=0,
+            host=self._host,
+            trust=container.trust(identity, its, initial, owners_believed=False),
+            scanner=self._scanner,
         )
         sighting = Sighting(origin, time.time_ns())
 

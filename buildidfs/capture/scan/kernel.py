@@ -21,7 +21,7 @@ from buildidfs.capture.archive import decompress
 from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
-from buildidfs.capture.origin.builder import Here, is_foreign
+from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import bzimage
 from buildidfs.formats.archive import common
@@ -38,7 +38,6 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     NamespaceSet,
-    Origin,
     Sighting,
     Trust,
     fingerprint,
@@ -109,10 +108,9 @@ class KernelScanner:
     def _symbols(self, build_id: BuildId) -> Found:
         path = self._root + b"/proc/kallsyms"
         try:
-            origin = Origin(
+            origin = Surroundings(self._initial or namespaces.initial()).origin(
                 KALLSYMS_PATH,
                 self._symbols_identity(build_id),
-                self._initial or namespaces.initial(),
                 host=self._host,
                 trust=Trust.HOST,
                 scanner="kernel",
