@@ -26,7 +26,7 @@ happens in one and not in the other is the fault of this file.
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
 import trio
@@ -49,19 +49,6 @@ _TURNS = 512
 _TURNS_BUSY = 16
 
 
-class Loop(Protocol):
-    """The interface of both loops to the rest of the mount."""
-
-    def install(self) -> None:
-        """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
-
-    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call ``function`` in a thread while other requests are being answered."""
-
-    async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for what may take seconds: few at a time, so that threads are left."""
-
-
 class PlainLoop:
     """trio as pyfuse3 uses it by itself."""
 
@@ -70,38 +57,34 @@ class PlainLoop:
         self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
 
     def install(self) -> None:
-        """Undo whatever was put in place of trio."""
+        """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
         _replace_trio(trio)
-
-    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call ``function`` in a thread while other requests are being answered."""
-        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
-
-    async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for what may take seconds: few at a time, so that threads are left."""
-        return await trio.to_thread.run_sync(function, *args, limiter=self._slow_limiter)
-
-
-class FastLoop:
-    """trio, asked only when there is nothing to do. See the head of this file."""
-
-    def __init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(THREADS)
-        self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
-        self._baton = _Baton()
-        self._waiter = _Waiter()
-
-    def install(self) -> None:
-        """Put this loop in place of trio."""
-        _replace_trio(_Shim(self._baton, self._waiter))
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Call ``function`` in a thread while other requests are being answered."""
         return await self._run(self._limiter, function, *args)
 
     async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for what may take seconds: few at a time, so that threads are left."""
+        """The same for functions that may take seconds: few at a time, so that threads are left."""
         return await self._run(self._slow_limiter, function, *args)
+
+    async def _run(
+        self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object
+    ) -> T:
+        return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+
+
+class FastLoop(PlainLoop):
+    """trio, asked only when there is nothing to do. See the head of this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._baton = _Baton()
+        self._waiter = _Waiter()
+
+    def install(self) -> None:
+        """Put this loop in place of trio."""
+        _replace_trio(_Shim(self._baton, self._waiter))
 
     async def _run(
         self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object

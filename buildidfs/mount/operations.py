@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
 
     from buildidfs.mount.invalidate import Absences
-    from buildidfs.mount.loop import Loop
+    from buildidfs.mount.loop import PlainLoop
     from buildidfs.view import View, Viewer
 
 P = ParamSpec("P")
@@ -146,7 +146,7 @@ class Operations(pyfuse3.Operations):
     def __init__(
         self,
         view: View,
-        loop: Loop,
+        loop: PlainLoop,
         absences: Absences,
         store_path: bytes,
         *,

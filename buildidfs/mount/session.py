@@ -25,7 +25,7 @@ from buildidfs.errors import MountError, StoreError
 from buildidfs.linux import mounts
 from buildidfs.mount import mountpoint, open_files
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
-from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
+from buildidfs.mount.loop import FastLoop, PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
@@ -55,7 +55,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         store = stack.enter_context(_opened(options))
         view = View(store, zero_scripts=options.gdb_scripts == "zero")
         absences = Absences()
-        loop: Loop = FastLoop() if options.loop == "fast" else PlainLoop()
+        loop = FastLoop() if options.loop == "fast" else PlainLoop()
         # Without other users there is no one to hide names from.
         list_all = options.list_all or not options.allow_other
         operations = Operations(view, loop, absences, store.path, list_all=list_all)

@@ -87,7 +87,7 @@ def test_name_in_pkginfo() -> None:
         (b"no fields at all", ""),
     ],
 )
-def test_names_that_nobody_should_have(text: bytes, shown: str) -> None:
+def test_hostile_names_of_packages(text: bytes, shown: str) -> None:
     assert packages.debian(text).text == shown
 
 

@@ -280,7 +280,7 @@ def test_ar_members() -> None:
     assert read_ar(packages.AR_MAGIC) == []
 
 
-def test_what_is_not_taken_is_passed_over() -> None:
+def test_ar_content_not_taken_is_skipped() -> None:
     source = Bytes(packages.AR_MAGIC + ar_member(b"a", b"12345") + ar_member(b"b", b"6"))
     assert [name for name, _ in packages.ar_members(source)] == [b"a", b"b"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tar archives as tarfile, GNU tar and bsdtar write them, and as nobody should."""
+"""Tar archives as tarfile, GNU tar and bsdtar write them, and damaged ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def header(data: bytes, **fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_what_a_member_is(format_: int) -> None:
+def test_type_of_member(format_: int) -> None:
     file = entry("usr/bin/app", mode=0o4755, uid=7, gid=8, mtime=1_700_000_000)
     data = tar(
         [
@@ -99,7 +99,7 @@ def test_numbers_that_do_not_fit_octal_digits() -> None:
     pax.pax_headers = {"uid": "99999999999"}
     ((member, _),) = read(tar([(pax, b"")], format_=tarfile.PAX_FORMAT))
     assert member.mtime_ns == 12_250_000_000
-    assert member.uid == 65534, "an ID that there cannot be is nobody's"
+    assert member.uid == 65534, "an impossible ID becomes 65534"
     pax.pax_headers = {"mtime": "9" * 19, "size": "no number"}
     ((member, _),) = read(tar([(pax, b"abc")], format_=tarfile.PAX_FORMAT))
     assert member.mtime_ns == 2**63 - 1
@@ -111,7 +111,7 @@ def test_type_of_the_first_tar_programs() -> None:
     assert [member.type for member, _ in read(data)] == [Type.FILE, Type.DIRECTORY]
 
 
-def test_what_is_not_taken_is_passed_over() -> None:
+def test_content_not_taken_is_skipped() -> None:
     data = tar([(f"f{number}", bytes([number]) * 5000) for number in range(5)])
     source = Bytes(data)
     for number, member in enumerate(members(source)):

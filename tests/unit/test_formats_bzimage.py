@@ -34,7 +34,7 @@ def test_no_number_of_sectors_means_four() -> None:
         (0x24C, bytes(4)),
     ],
 )
-def test_what_is_no_kernel_or_one_cut_short(at: int, value: bytes) -> None:
+def test_other_files_and_truncated_kernels(at: int, value: bytes) -> None:
     image = bytearray(bzimage_file(b"payload"))
     assert bzimage.payload(bytes(image), len(image)) is not None
     image[at : at + len(value)] = value

@@ -201,7 +201,7 @@ def test_containers_with_names(where: bytes, label: str) -> None:
         b"/kubepods.slice",
     ],
 )
-def test_what_is_no_container(where: bytes) -> None:
+def test_paths_without_a_container(where: bytes) -> None:
     assert container_label(where) is None
 
 

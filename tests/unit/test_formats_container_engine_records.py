@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines note down, and what nobody should have noted down."""
+"""Records of container engines, and damaged ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_notes_of_containers_storage() -> None:
     assert (layer.parent, layer.diff_digest) == ("", "sha256:2")
 
 
-def test_who_runs_a_container() -> None:
+def test_manager_of_container() -> None:
     assert StoredContainer("1", metadata='{"image-name": "a"}').manager == "podman"
     assert StoredContainer("1", metadata='{"pod-id": "2"}').manager == "k8s"
 
@@ -49,7 +49,7 @@ def test_notes_that_are_none(data: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["", ".", "..", "a/b", "/", "a\0", "-x/..", "n" * 256, "\xe9", "a\n"]
 )
-def test_what_is_no_name_of_a_directory(text: str) -> None:
+def test_component_refuses_other_names(text: str) -> None:
     with pytest.raises(Damaged):
         engine_records.component(text)
 

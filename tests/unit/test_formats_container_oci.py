@@ -49,7 +49,7 @@ def test_manifest() -> None:
         ({"manifests": []}, False),
     ],
 )
-def test_what_is_an_image(fields: dict[str, Any], is_image: bool) -> None:
+def test_is_image(fields: dict[str, Any], is_image: bool) -> None:
     assert oci.document(manifest(**fields)).is_image is is_image
 
 
@@ -89,7 +89,7 @@ def test_manifests_that_are_none(data: bytes) -> None:
         ("application/vnd.in-toto+json", False),
     ],
 )
-def test_what_is_a_layer(kind: str, is_layer: bool) -> None:
+def test_is_layer(kind: str, is_layer: bool) -> None:
     assert Descriptor(DIGEST, 1, kind).is_layer is is_layer
 
 
@@ -183,7 +183,7 @@ def test_full_names(name: str, names: list[str]) -> None:
         ("", False),
     ],
 )
-def test_what_is_meant(reference: str, meant: bool) -> None:
+def test_is_meant(reference: str, meant: bool) -> None:
     names = ("docker.io/library/alpine:3.19", "localhost/hot:latest", "two")
     assert oci.is_meant(reference, names, (DIGEST,)) is meant
 
@@ -266,7 +266,7 @@ def test_overlays_have_other_ways_to_say_it() -> None:
     assert not names.hides(b"/a/there")
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_layer_names_are_bounded() -> None:
     names = LayerNames(1000)
     names.note(b"/" + b"n" * 500, False)
     assert names.size > 500

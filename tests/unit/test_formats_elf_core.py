@@ -219,7 +219,7 @@ def test_claims_of_a_list_of_files() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x7fELF", b"#!/bin/sh\n" * 10, elf_file(build_id=EXE), b"\x7fELF" + bytes(60)]
 )
-def test_what_is_no_core(data: bytes) -> None:
+def test_other_files_are_no_core(data: bytes) -> None:
     assert not core.is_core(data)
     assert core.parse(FileReader(data), len(data)) is None
 

@@ -49,7 +49,7 @@ def test_the_first_build_id_wins() -> None:
         pytest.param(note(b"GNU\0", 1, b"12345678", align=4) + build_id_note(ID)[4:], id="shifted"),
     ],
 )
-def test_what_is_no_build_id(area: bytes) -> None:
+def test_notes_without_build_id(area: bytes) -> None:
     assert gnu_build_id(area) is None
 
 
@@ -109,7 +109,7 @@ def test_addresses(bits: Literal[32, 64], little_endian: bool, extended: bool) -
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"no ELF file" * 9, elf_file()[:63]])
-def test_what_is_no_elf_file(data: bytes) -> None:
+def test_other_files_have_no_segments(data: bytes) -> None:
     assert loads(data) == []
 
 

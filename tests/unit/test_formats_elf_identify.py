@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ELF files are told to be: made up ones, hostile ones, and those of this system."""
+"""Identification and description of ELF files: made, hostile, and those of this system."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ID = bytes(range(0x30, 0x44))
 
 
 def identified(data: bytes) -> BuildId | Absence:
-    """What `identify` says, the same with and without being told the size."""
+    """The answer of `identify`, which is the same with and without the size."""
     reader = FileReader(data)
     answer = identify(data[:HEAD_SIZE], reader)
     assert identify(data[:HEAD_SIZE], reader, len(data)) == answer

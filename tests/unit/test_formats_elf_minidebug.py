@@ -116,7 +116,7 @@ def symbol(
     [
         {"info": _LOCAL | _FUNC},
         {"info": _GLOBAL | 6},  # of a thread: its value is no address
-        {"section": 0},  # somebody else's
+        {"section": 0},  # of another file
         {"section": 0xFFF1},  # an absolute number
         {"name_at": 99},
         {"value": 0x10},

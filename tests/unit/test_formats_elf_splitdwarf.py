@@ -26,7 +26,7 @@ def packaged(data: bytes) -> frozenset[int]:
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("compress", ["none", "zlib"])
-def test_what_gcc_makes(tmp_path: Path, version: int, compress: str) -> None:
+def test_skeletons_of_gcc(tmp_path: Path, version: int, compress: str) -> None:
     binary = debugforms.library(tmp_path, f"-gdwarf-{version}", "-gsplit-dwarf")
     run([tool("objcopy"), f"--compress-debug-sections={compress}", binary], check=True)
     (found,) = skeletons(binary.read_bytes())
@@ -44,7 +44,7 @@ def test_package(tmp_path: Path) -> None:
     assert skeletons(package.read_bytes()) == []
 
 
-def test_what_is_not_split(tmp_path: Path) -> None:
+def test_no_skeletons_without_split_dwarf(tmp_path: Path) -> None:
     data = debugforms.library(tmp_path).read_bytes()
     assert (skeletons(data), packaged(data)) == ([], frozenset())
     assert (skeletons(b"text"), packaged(b"")) == ([], frozenset())
@@ -109,12 +109,12 @@ def test_units_that_are_no_skeletons_are_passed_over() -> None:
     assert skeletons(data) == [Skeleton(7, b"the.dwo", b"/src")]
 
 
-def test_form_that_nobody_knows() -> None:
+def test_unknown_form() -> None:
     data = split(unit(b"\x01" + bytes(40)), bytes([1, 0x4A, 0, 0x76, 0x7E, 0, 0, 0]))
     assert skeletons(data) == []
 
 
-def test_what_cannot_be_inflated() -> None:
+def test_damaged_compressed_section() -> None:
     data = elf_file(
         [
             Section(

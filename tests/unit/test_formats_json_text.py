@@ -31,7 +31,7 @@ def test_every_value_arrives_and_all_is_printable(value: str) -> None:
         ("größe \u4e2d", "größe \u4e2d"),
     ],
 )
-def test_what_is_escaped(value: str, shown: str) -> None:
+def test_escaped_characters(value: str, shown: str) -> None:
     assert json_text.escaped(msgspec.json.encode(value)).decode() == f'"{shown}"'
 
 

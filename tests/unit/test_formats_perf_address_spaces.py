@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each process of a profile had mapped, at any time in it."""
+"""Address spaces of the processes of a profile, at any time in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_place_in_a_file() -> None:
     assert spaces.find(2, 9, 0x1234) is None
 
 
-def test_what_is_mapped_over() -> None:
+def test_later_mapping_replaces() -> None:
     spaces = made(mapped(1, 0x1000, b"/a", 1, 0x3000), mapped(1, 0x2000, b"/b", 5))
     assert [path_at(spaces, 1, 4, at) for at in (0x1000, 0x2000, 0x3000)] == [b"/a"] * 3
     assert [path_at(spaces, 1, 5, at) for at in (0x1000, 0x2000, 0x3000)] == [b"/a", b"/b", b"/a"]
@@ -103,7 +103,7 @@ def test_endless_descent() -> None:
     assert spaces.mapped(1, 1) == []
 
 
-def test_what_a_process_was() -> None:
+def test_image_changes_with_fork_and_exec() -> None:
     spaces = made(
         mapped(1, 0x1000, b"/sh", 1),
         Executed(3, 1),
@@ -145,7 +145,7 @@ def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     st.integers(0, 10),
 )
 def test_any_mappings(mappings: list[tuple[int, int, int]], time: int) -> None:
-    """What was mapped last there, by then."""
+    """The last mapping there, by then."""
     events = [
         mapped(1, 0x1000 * start, b"/%d" % number, when, 0x1000 * size)
         for number, (start, size, when) in enumerate(mappings)

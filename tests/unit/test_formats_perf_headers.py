@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of perf.data files, as perf writes them and as nobody does."""
+"""Headers of perf.data files, as perf writes them, and damaged ones."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_end_is_missing(cut: int) -> None:
     assert "the last record is not all there" in truncated
 
 
-def test_what_is_no_record() -> None:
+def test_bytes_that_are_no_record() -> None:
     write = PerfWriter()
     records, truncated = stream(write.sample(1, 2, 3) + bytes(64))
     assert len(records) == 1
@@ -124,7 +124,7 @@ def test_what_is_no_record() -> None:
 def compressed(
     write: PerfWriter, records: list[bytes], *, size: int, kind: int = COMPRESSED
 ) -> bytes:
-    """What perf makes of records: one stream, flushed after each of its turns, cut into pieces."""
+    """Compress records as perf does: one stream, flushed after each turn, cut into pieces."""
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
     out = b""
     turn = max(len(records) // 4, 1)

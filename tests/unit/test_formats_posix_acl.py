@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of an access control list holds for everybody, in the bits of a mode."""
+"""Mode bits that an access control list grants to all users of a class."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VERSION = struct.pack("<I", 2)
 @pytest.mark.parametrize(
     ("named", "mask", "expected"),
     [
-        pytest.param([], None, 0o754, id="nobody is named"),
+        pytest.param([], None, 0o754, id="no user is named"),
         pytest.param([], 0o4, 0o744, id="the mask bounds the group"),
-        pytest.param([(ACL_USER, 7, 1000)], 0o7, 0o754, id="more for somebody is not said"),
+        pytest.param([(ACL_USER, 7, 1000)], 0o7, 0o754, id="more for one user is not shown"),
         pytest.param([(ACL_USER, 0, 1000)], 0o7, 0o700, id="less for a user, who may be in both"),
         pytest.param([(ACL_GROUP, 0, 1000)], 0o7, 0o750, id="a member has the rights of both"),
         pytest.param([(ACL_GROUP, 1, 1), (ACL_GROUP, 4, 2)], 0o7, 0o750, id="two groups"),
@@ -54,7 +54,7 @@ def test_bits(named: list[tuple[int, int, int]], mask: int | None, expected: int
         VERSION + struct.pack("<HHI", 1, 7, 0) * 9000,
     ],
 )
-def test_what_is_no_such_list(value: bytes) -> None:
+def test_other_bytes_are_no_list(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"access control|unknown kind"):
         certain_bits(value)
 
@@ -74,7 +74,7 @@ def test_any_bytes(value: bytes) -> None:
         st.tuples(st.sampled_from([ACL_USER, ACL_GROUP, ACL_MASK]), st.integers(0, 7)), max_size=6
     )
 )
-def test_naming_somebody_never_adds(named: list[tuple[int, int]]) -> None:
+def test_named_users_never_add_rights(named: list[tuple[int, int]]) -> None:
     entries = [(ACL_OWNER, 7, 0), (ACL_OWNING_GROUP, 5, 0), (ACL_OTHER, 5, 0)]
     entries += [(kind, rights, 1) for kind, rights in named]
     assert certain_bits(acl(entries)) & ~0o755 == 0

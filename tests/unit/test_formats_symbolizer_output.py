@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What llvm-symbolizer and eu-addr2line answer; what they really do is in tests/system."""
+"""Output of llvm-symbolizer and eu-addr2line; tests/system runs the programs."""
 
 from __future__ import annotations
 

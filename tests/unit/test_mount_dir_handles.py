@@ -38,7 +38,7 @@ def test_nothing_is_kept_for_who_sees_everything(listings: Listings, node: int, 
     listings.release(handle)
     assert len(listings) == 0
     everything = Listings(everything=True, own=OWN)
-    assert everything.open(node, None) == node  # type: ignore[arg-type]  # nobody looks at it
+    assert everything.open(node, None) == node  # type: ignore[arg-type]  # not looked at
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -93,7 +93,7 @@ def test_user_with_many_open_directories_leaves_others_theirs() -> None:
         assert all(listings.viewer_of(handle)[1] is not PUBLIC for handle in handles)
 
 
-def test_a_directory_that_is_closed_is_nobodys(listings: Listings) -> None:
+def test_closed_directory_has_no_viewer(listings: Listings) -> None:
     handle = listings.open(nodes.ROOT, ctx(7))
     listings.release(handle)
     listings.release(handle)

@@ -168,7 +168,7 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
     assert view.lookup(perf, b"opt") == 0
 
 
-def test_whoever_is_too_late_for_the_names_forgets_all(store: Store, kernel: FakeKernel) -> None:
+def test_unknown_ordinal_invalidates_all_names(store: Store, kernel: FakeKernel) -> None:
     store.commit([capture(store, b"x", ID)])
     view = View(store)
     store.remove([store.index.variants(1, Kind.EXECUTABLE)[0].digest])
@@ -212,7 +212,7 @@ def test_when_everything_may_have_changed(store: Store, kernel: FakeKernel) -> N
     assert absences.moment != moment
 
 
-def test_whoever_looks_up_during_a_commit_is_told(store: Store) -> None:
+def test_lookup_during_commit_is_invalidated(store: Store) -> None:
     """The count changes before any name is looked for: a late "absent" is then asked again."""
     absences = Absences()
     moments: list[int] = []

@@ -2,7 +2,7 @@
 """buildidfs.mount.loop: both loops, driven the way pyfuse3 drives them, on a pipe.
 
 `_session` does what pyfuse3's `_session_loop` does (internal.pxi): take the lock, wait for the
-descriptor, read one request, start another worker if nobody waits, answer.
+descriptor, read one request, start another worker if none waits, answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from buildidfs.mount.loop import FastLoop, Loop, PlainLoop
+from buildidfs.mount.loop import FastLoop, PlainLoop
 
 Answer = Callable[[bytes], Awaitable[None]]
 
@@ -85,8 +85,8 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture(params=[FastLoop, PlainLoop])
-def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
-    made: Loop = request.param()
+def loop(request: pytest.FixtureRequest) -> Iterator[PlainLoop]:
+    made: PlainLoop = request.param()
     made.install()
     yield made
     PlainLoop().install()
@@ -99,7 +99,7 @@ def test_plain_is_trio_itself() -> None:
     assert pyfuse3.trio is trio  # type: ignore[attr-defined]
 
 
-async def test_requests_are_answered_in_order(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_requests_are_answered_in_order(loop: PlainLoop, pipe: tuple[int, int]) -> None:
     answered = bytearray()
 
     async def answer(request: bytes) -> None:
@@ -112,7 +112,7 @@ async def test_requests_are_answered_in_order(loop: Loop, pipe: tuple[int, int])
     assert answered == text
 
 
-async def test_requests_that_come_one_by_one(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_requests_that_come_one_by_one(loop: PlainLoop, pipe: tuple[int, int]) -> None:
     """Each is sent from the answer to the one before, so the loop has to wait every time."""
     left = 300
 
@@ -127,7 +127,7 @@ async def test_requests_that_come_one_by_one(loop: Loop, pipe: tuple[int, int]) 
     assert left == 0
 
 
-async def test_a_slow_request_holds_nobody_up(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_slow_request_delays_no_other(loop: PlainLoop, pipe: tuple[int, int]) -> None:
     go_on = threading.Event()
     answered: list[bytes] = []
 
@@ -150,7 +150,9 @@ async def test_a_slow_request_holds_nobody_up(loop: Loop, pipe: tuple[int, int])
     assert session.workers == 0
 
 
-async def test_other_tasks_run_while_requests_pour_in(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_other_tasks_run_while_requests_pour_in(
+    loop: PlainLoop, pipe: tuple[int, int]
+) -> None:
     answered = 0
     ended_at = 0
     session: _Session
@@ -176,7 +178,7 @@ async def test_other_tasks_run_while_requests_pour_in(loop: Loop, pipe: tuple[in
     assert 0 < ended_at < 5000
 
 
-async def test_stopping_while_it_waits(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_stopping_while_it_waits(loop: PlainLoop, pipe: tuple[int, int]) -> None:
     """Also those workers must end that wait for their turn to wait."""
     answered = 0
     all_answered = trio.Event()
@@ -200,7 +202,9 @@ async def test_stopping_while_it_waits(loop: Loop, pipe: tuple[int, int]) -> Non
     assert session.workers == 0
 
 
-async def test_an_error_in_a_worker_ends_the_session(loop: Loop, pipe: tuple[int, int]) -> None:
+async def test_an_error_in_a_worker_ends_the_session(
+    loop: PlainLoop, pipe: tuple[int, int]
+) -> None:
     async def answer(request: bytes) -> None:
         raise KeyError(request)
 
@@ -210,7 +214,7 @@ async def test_an_error_in_a_worker_ends_the_session(loop: Loop, pipe: tuple[int
     assert isinstance(caught.value.exceptions[0], KeyError)
 
 
-async def test_a_thread_gives_back_what_the_function_does(loop: Loop) -> None:
+async def test_a_thread_gives_back_what_the_function_does(loop: PlainLoop) -> None:
     assert await loop.in_thread(divmod, 7, 3) == (2, 1)
     with pytest.raises(ZeroDivisionError):
         await loop.in_thread(divmod, 7, 0)

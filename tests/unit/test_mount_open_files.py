@@ -106,7 +106,7 @@ def test_texts_are_everybodys_own(view: View) -> None:
     files.close()
 
 
-def test_what_cannot_be_opened_leaves_nothing(view: View) -> None:
+def test_failed_open_leaves_nothing(view: View) -> None:
     files = OpenFiles(view)
     before = _descriptors()
     with pytest.raises(IsADirectoryError):
@@ -125,8 +125,8 @@ def _blob(store: Store, view: View, node: int) -> Path:
     return Path(name)
 
 
-def test_nobody_shares_a_file_that_was_written_to(view: View, tmp_path: Path) -> None:
-    """Who has it open keeps what he has; who comes later gets what is right, or nothing."""
+def test_written_file_is_not_shared(view: View, tmp_path: Path) -> None:
+    """Its users keep their bytes; later ones get the right bytes, or none."""
     files = OpenFiles(view)
     node = _nodes(view)[3]
     handle = files.open(node)
@@ -186,7 +186,7 @@ def test_user_with_many_open_files_leaves_others_theirs(
     files.close()
 
 
-def test_idle_file_counts_for_nobody(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_file_counts_for_no_user(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.mount.open_files.resource.getrlimit", lambda which: (8, 8))
     files = OpenFiles(view, idle=2)
     nodes = _nodes(view)
@@ -214,7 +214,7 @@ def test_each_user_has_half_of_what_others_leave() -> None:
     assert [taken(quota, uid) for uid in (7, 8, 9)] == [500, 250, 125]
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_place_given_back_can_be_taken_again() -> None:
     quota = Quota(10)
     assert taken(quota, 7) == 5
     quota.give_back(7)
@@ -223,7 +223,7 @@ def test_what_is_given_back_can_be_taken_again() -> None:
     assert taken(quota, 8) == 2
     for _ in range(9):
         quota.give_back(7)
-    assert taken(quota, 8) == 3, "nobody gives back more than they have"
+    assert taken(quota, 8) == 3, "a user cannot give back more than they have"
     for _ in range(5):
         quota.give_back(8)
     assert quota._held == {}

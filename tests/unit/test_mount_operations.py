@@ -162,7 +162,7 @@ async def test_reading_at_any_offset(operations: Operations) -> None:
     await operations.release(file.fh)
 
 
-async def test_what_is_not_in_memory_is_read_in_a_thread(
+async def test_uncached_file_is_read_in_a_thread(
     operations: Operations, loop: NotCached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when only its end is missing: a short answer would be the end of the file."""
@@ -273,7 +273,7 @@ async def test_writing_is_refused(operations: Operations) -> None:
 async def test_a_large_directory_is_listed_by_name(
     store: Store, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has no node ID is not looked up by the kernel. Both numbers are read from memory."""
+    """The kernel looks up no entry without a node ID. Both numbers are read from memory."""
     store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
     node_ids: list[int] = []
 
@@ -310,7 +310,7 @@ async def test_a_large_directory_where_pyfuse3_is_another(
 
 
 @pytest.mark.parametrize("name", ["flush", "access", "fsync", "poll"])
-def test_what_the_kernel_need_not_ask_again(name: str) -> None:
+def test_names_that_the_kernel_may_keep(name: str) -> None:
     assert getattr(Operations, name) is getattr(pyfuse3.Operations, name), "ENOSYS"
 
 
@@ -464,8 +464,8 @@ async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     token: Any = None
-    somebody: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
-    handle = await operations.opendir(1, somebody)
+    other_user: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
+    handle = await operations.opendir(1, other_user)
     calls = 0
     while True:
         before = len(listed)
@@ -476,7 +476,7 @@ async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
     assert loop.slow_calls == calls >= 3
     assert len(listed) == len(set(listed)) == 600 + 12
     assert ID.hex().encode() not in listed
-    assert (await operations.lookup(1, ID.hex().encode(), somebody)).st_ino
+    assert (await operations.lookup(1, ID.hex().encode(), other_user)).st_ino
     await operations.releasedir(handle)
 
     listed.clear()
@@ -487,10 +487,10 @@ async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
     assert loop.slow_calls == calls, "root waits for no thread"
 
 
-async def test_what_goes_wrong_in_the_thread_is_an_errno(store: Store, loop: NotCached) -> None:
+async def test_error_in_thread_becomes_errno(store: Store, loop: NotCached) -> None:
     operations = Operations(Broken(store), loop, Absences(), store.path, list_all=False)
-    somebody: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
-    handle = await operations.opendir(1, somebody)
+    other_user: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
+    handle = await operations.opendir(1, other_user)
     token: Any = None
     assert await _refused(operations.readdir(handle, 0, token)) == errno.EIO
 

@@ -33,7 +33,7 @@ def test_root_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("option", ["default_permissions", "ro", "nosuid", "nodev", "noexec"])
-def test_nobody_is_let_in_without_being_checked(option: str) -> None:
+def test_other_users_are_always_checked(option: str) -> None:
     options = parse("s", "m", ["allow_other", option])
     assert options == parse("s", "m", ["allow_other"])
     assert option in options.for_fuse()
@@ -60,6 +60,6 @@ def test_the_later_option_counts() -> None:
                "read_ahead_kb=many", "read_ahead_kb=" + "9" * 5000, "max_read=4096", "",
                "allow_other=1", "loop=\udce3", "list_all=1"],
 )  # fmt: skip
-def test_what_makes_no_sense_is_named(option: str) -> None:
+def test_wrong_option_is_named(option: str) -> None:
     with pytest.raises(UsageError, match="mount option"):
         parse("s", "m", [option])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever strangers give, each decoder keeps to its word and to its bounds.
+"""Each decoder keeps its promises and bounds for any input.
 
-What each is promised to do is in `tests.fuzz.targets`; ``make fuzz`` does the same for longer.
+The promises are in `tests.fuzz.targets`; ``make fuzz`` does the same for longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_corpus_is_small_and_of_targets() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_before(name: str) -> None:
+def test_corpus(name: str) -> None:
     target = TARGETS[name]
     for data in (b"", *target.seeds()):
         target.check(data)
@@ -76,7 +76,7 @@ def test_good_inputs_gone_bad(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, list[Cost]]:
-    """What the worst inputs of each target cost: some seconds for all of them."""
+    """Costs of the worst inputs of each target: some seconds for all of them."""
     return costs()
 
 

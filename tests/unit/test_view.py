@@ -200,7 +200,7 @@ def test_perf_shows_no_debug_without_elf(store: Store, view: View) -> None:
      "perf/usr/bin/app/abcdef0124", "perf/usr/bin/abcdef0123", "perf/etc", "usr/bin",
      "debug/.dwz/x", "abcdef0123/\udcff"],
 )  # fmt: skip
-def test_what_is_not_there(store: Store, view: View, path: str) -> None:
+def test_absent_names(store: Store, view: View, path: str) -> None:
     commit(store, capture(store, b"x", ID, kinds=BOTH))
     directory, _, name = path.rpartition("/")
     parent = _walk(view, directory)
@@ -288,7 +288,7 @@ def test_node_numbers_survive_a_remount(store: Store, view: View) -> None:
     assert all(0 < number < 2**63 for number in numbers)
 
 
-def test_what_is_gone_is_stale_not_an_input_error(store: Store, view: View) -> None:
+def test_removed_node_is_stale(store: Store, view: View) -> None:
     gone = nodes.of_id(77, Kind.EXECUTABLE, 0)
     for call in (view.open, view.attributes):
         with pytest.raises(OSError, match=r".") as caught:
@@ -303,7 +303,7 @@ def test_what_is_gone_is_stale_not_an_input_error(store: Store, view: View) -> N
 
 
 def test_numbers_that_are_no_nodes(store: Store, view: View) -> None:
-    """Nobody was told of them, and whoever asks for them all the same gets no bytes."""
+    """They were never listed, and a client that asks for them all the same gets no bytes."""
     commit(store, capture(store, b"x", ID))
     unknown_kind, no_variant = nodes.of_id(1, 9), nodes.of_id(1, Kind.EXECUTABLE, 1 << 20)
     for node in (unknown_kind, no_variant):
@@ -368,7 +368,7 @@ def test_scripts_of_the_host_are_kept(store: Store, view: View) -> None:
 
 
 def test_other_bytes_are_another_node(store: Store, view: View) -> None:
-    """What a file shows may change when it is seen on the host; its number must then too."""
+    """The bytes of a file may change when it is seen on the host; then its number does too."""
     _with_scripts(store, Trust.CONTAINER)
     zeroed = _walk(view, "abcdef0123/elf")
     _with_scripts(store, Trust.HOST)
@@ -529,7 +529,7 @@ def test_spellings_name_everything_that_a_commit_brings(store: Store, view: View
     assert len(new) > 15
     for path in new:
         directory, _, name = path.rpartition("/")
-        # the 256 directories of .build-id are never absent; of the others nobody is told
+        # the 256 directories of .build-id are never absent; no other is reported
         untold = path.startswith(("by-", "debug/.dwz/"))
         if directory not in ("debug/.build-id", "perf/.build-id") and not untold:
             assert (parents[directory], name.encode()) in spelled, path

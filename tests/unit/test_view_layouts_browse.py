@@ -203,7 +203,7 @@ def test_listings_by_path_and_by_name_go_on(store: Store, view: View) -> None:
     assert _expect_resuming(view, _node(view, b"by-name/7\xff")) == 1
 
 
-def test_what_is_removed_is_found_nowhere(store: Store, view: View) -> None:
+def test_removed_files_are_found_nowhere(store: Store, view: View) -> None:
     digest = see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
     see(store, b"y", seen_in("box", b"/opt/app"), build_id=b"\x01\x01")
     link = view.lookup(_node(view, b"by-name/app"), HEX)
@@ -214,7 +214,7 @@ def test_what_is_removed_is_found_nowhere(store: Store, view: View) -> None:
     assert _errno(lambda: view.readlink(link)) == errno.ESTALE
 
 
-def test_what_is_about_to_be_removed_is_not_listed(
+def test_files_being_removed_are_not_listed(
     store: Store, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
@@ -301,7 +301,7 @@ def test_listings_of_containers_go_on(store: Store, view: View) -> None:
             assert len(list(view.children(node, offset))) <= 102
 
 
-def test_what_went_is_stale(store: Store, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_nodes_are_stale(store: Store, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
     place = b"containers/box"
     held = [_node(view, place + below) for below in (b"", b"/root", b"/root/usr", b"/first-seen")]
@@ -353,7 +353,7 @@ def _root(store: Store, *paths: bytes, label: str = "box") -> None:
 
 
 def _seen(view: View, path: bytes) -> bytes:
-    """What is in the file that a path below root leads to; empty if it is none."""
+    """The bytes of the file that a path below root leads to; empty if it is none."""
     node = _node(view, b"containers/box/root" + path)
     if not node or stat.S_ISDIR(view.attributes(node).mode):
         return b""
@@ -425,7 +425,7 @@ DEBIAN = b"/usr/lib/x86_64-linux-gnu/"
     ids=["debian", "debian-11", "debian-10", "fedora", "centos-7", "alpine", "musl", "i386-too",
          "numbers", "ppc64"],
 )  # fmt: skip
-def test_what_the_loader_was_told(
+def test_names_that_the_loader_was_told(
     store: Store, view: View, files: list[bytes], asked: dict[bytes, int]
 ) -> None:
     _root(store, *files)
@@ -455,7 +455,7 @@ def test_names_that_lead_nowhere(store: Store, view: View) -> None:
 
 
 def _data(view: View, path: bytes) -> bytes:
-    """What is in a file, links followed; empty if there is none."""
+    """The bytes of a file, links followed; empty if there is none."""
     node = _node(view, path)
     if not node or view.file_type(node) != stat.S_IFREG:
         return b""
@@ -539,7 +539,7 @@ def _told(view: View, name: bytes) -> dict[bytes, bytes]:
     return dict(line.split(b": ", 1) for line in lines)
 
 
-def test_what_was_asked_for(store: Store, view: View) -> None:
+def test_missing_lists_names_asked_for(store: Store, view: View) -> None:
     for _ in range(3):
         _ask(view, b"debug/.build-id/ab/cdef0123.debug")
     _ask(view, HEX + b"/elf", b"lldb")
@@ -563,7 +563,7 @@ def test_what_was_asked_for(store: Store, view: View) -> None:
     assert _expect_resuming(view, nodes.MISSING) == 3
 
 
-def test_what_nobody_can_bring_is_not_missing(store: Store, view: View) -> None:
+def test_names_of_no_build_id_are_not_missing(store: Store, view: View) -> None:
     see(store, b"x", seen_in("box"), build_id=ID)
     for path in (
         b"nope", b"ABCDEF01", b"abc", b"debug/.build-id/ab/xyz", b"debug/.dwz/x", b"perf/usr/nope",
@@ -574,7 +574,7 @@ def test_what_nobody_can_bring_is_not_missing(store: Store, view: View) -> None:
     assert _names(view, b"missing") == set()
 
 
-def test_what_arrives_is_gone_at_once(store: Store, view: View) -> None:
+def test_missing_drops_arrived_build_ids(store: Store, view: View) -> None:
     _ask(view, HEX)
     _ask(view, b"debug/.build-id/01/01.debug")
     node = _node(view, b"missing/" + HEX)
@@ -648,7 +648,7 @@ def _xattrs(view: View, path: bytes) -> dict[str, bytes]:
     return found
 
 
-def test_what_a_file_tells_of_itself(store: Store, view: View) -> None:
+def test_extended_attributes(store: Store, view: View) -> None:
     at = seen_in("docker:0123456789ab", b"/opt/\xff/app")
     digest = see(store, b"x", at, Kind.EXECUTABLE, build_id=ID)
     expected = {
@@ -683,7 +683,7 @@ def test_scripts_that_read_as_zeros_are_said_to(store: Store) -> None:
     assert "user.buildid.scripts" not in _xattrs(View(store, zero_scripts=False), path)
 
 
-def test_what_has_no_extended_attributes(store: Store, view: View) -> None:
+def test_nodes_without_extended_attributes(store: Store, view: View) -> None:
     digest = see(store, b"x", seen_in("box"), build_id=ID)
     _ask(view, b"0202")
     links = [

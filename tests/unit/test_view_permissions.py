@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is listed what: build IDs of which they may read no file are left out everywhere."""
+"""Listings leave out build IDs of which the viewer may read no file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_first_class_decides(
 
 
 @given(MODES, st.sampled_from([ALICE, BOB]), st.sampled_from([ALICE, BOB, STAFF]))
-def test_who_is_less_known_may_read_no_more(mode: int, uid: int, gid: int) -> None:
+def test_less_known_viewer_may_read_no_more(mode: int, uid: int, gid: int) -> None:
     for groups in ([BOB], [BOB, STAFF], [ALICE, BOB], []):
         known = Viewer(BOB, frozenset(groups)).may_read(mode, uid, gid)
         assert known or not AS_ANYBODY.may_read(mode, uid, gid)
@@ -68,7 +68,7 @@ def test_who_is_less_known_may_read_no_more(mode: int, uid: int, gid: int) -> No
 
 
 @given(MODES, MODES)
-def test_what_lets_in_more_is_more_open(one: int, other: int) -> None:
+def test_openness_orders_modes(one: int, other: int) -> None:
     if one & other & 0o444 == other & 0o444:
         assert openness(one) >= openness(other)
 
@@ -158,7 +158,7 @@ def test_directories_that_lead_to_nothing_are_not_listed(store: Store, view: Vie
     assert _names(view, "debug/.dwz/alice", AS_BOB) == set()
 
 
-def test_what_is_left_out_can_be_looked_up(store: Store, view: View) -> None:
+def test_unlisted_names_can_be_looked_up(store: Store, view: View) -> None:
     _fill(store)
     directory = _walk(view, "1003")
     assert view.attributes(directory).mode == stat.S_IFDIR | 0o555
@@ -314,7 +314,7 @@ def test_every_variant_of_every_kind(store: Store, view: View) -> None:
 @pytest.mark.parametrize(
     "name", ["", "x", "0" * 64, "0" * 63, "g" * 64, "elf", "path", "variants", "0" * 255]
 )
-def test_what_is_no_variant(store: Store, view: View, name: str) -> None:
+def test_names_of_no_variant(store: Store, view: View, name: str) -> None:
     commit(store, capture(store, b"x", b"\x01\x01"), capture(store, b"y", b"\x01\x02"))
     directory = _walk(view, "0101/variants")
     assert view.lookup(directory, name.encode()) == 0
@@ -366,7 +366,7 @@ def test_a_variant_that_is_captured_is_told_of(store: Store, view: View) -> None
     assert spelled[_walk(view, "0101"), b"variants"] is False
 
 
-def test_what_is_removed_is_nowhere(store: Store, view: View) -> None:
+def test_removed_files_are_in_no_listing(store: Store, view: View) -> None:
     commit(
         store,
         capture(store, b"1", b"\x10\x01", at=sighting(b"/usr/bin/a")),
@@ -385,7 +385,7 @@ def test_what_is_removed_is_nowhere(store: Store, view: View) -> None:
         assert not {"1001", "01", "a"} & _names(view, path, None), path
 
 
-def test_what_is_about_to_be_removed_is_nowhere(
+def test_files_being_removed_are_in_no_listing(
     store: Store, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows stay until the kernel was told, and must not be shown meanwhile."""
