@@ -1,4 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every binary a host ever ran, readable by build ID, after the container is gone."""
+"""Every binary a host ever ran, readable by build ID, after the container is gone.
+
+The public API is `Store`, `BuildId`, `Kind` and `Artifact`, described in docs/python.md, and the
+exceptions of `buildidfs.errors`. All else is private and may change with each version. Each name is
+imported when it is used first, so that ``import buildidfs`` costs nothing.
+"""
 
 __version__ = "0.2.0"
+__all__ = ["Artifact", "BuildId", "Kind", "Store", "__version__"]
+
+_MODULES = {"Artifact": "model", "BuildId": "model", "Kind": "model", "Store": "api"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is used first."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -214,6 +214,26 @@ def retain(store: Store, settings: Settings) -> None:
     store.retain(lambda: policy(kept, store.path), altlinks(store), always=always)
 
 
+def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
+    """Open a store to capture files, made if there is none, with all that the settings say of it:
+    limits, trust rules, and the engines that name images.
+
+    Raises `StoreError` and its subclasses.
+    """
+    from buildidfs.app import capture
+    from buildidfs.store import Store
+
+    store = Store.open(path, create=True)
+    try:
+        retain(store, settings)
+        capture.believe(store, settings)
+        capture.name_images(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
 def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:
     """What tells of the blob of a debug file the build ID of the dwz file it needs."""
 

@@ -169,17 +169,9 @@ class Session:
         path = self.store_path
         if not create:
             return Store.open(path, read_only=not os.access(path, os.W_OK))
-        from buildidfs.app import capture, upkeep
+        from buildidfs.app import upkeep
 
-        store = Store.open(path, create=True)
-        try:
-            upkeep.retain(store, self.settings)
-            capture.believe(store, self.settings)
-            capture.name_images(store)
-        except BaseException:
-            store.close()
-            raise
-        return store
+        return upkeep.open_for_capture(path, self.settings)
 
 
 class AnyPath(click.Path):
