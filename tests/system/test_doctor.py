@@ -65,6 +65,24 @@ def _doctor(store: Path, *options: Argument) -> Report:
 @pytest.fixture
 def store(directory: Path) -> Path:
     """A store that holds something."""
+    return _filled(directory)
+
+
+@pytest.fixture(scope="module")
+def kept(scratch: Path) -> Path:
+    """A store like that, which no test changes."""
+    directory = scratch / "doctor"
+    directory.mkdir()
+    return _filled(directory)
+
+
+@pytest.fixture(scope="module")
+def usual(kept: Path) -> Report:
+    """The report for that store."""
+    return _doctor(kept)
+
+
+def _filled(directory: Path) -> Path:
     buildidfs = BuildIdFs(directory)
     buildidfs("scan", "tree", tool("true"))
     return buildidfs.store
@@ -251,10 +269,9 @@ def test_a_mount_namespace_of_its_own_is_noticed(store: Path) -> None:
     ],
 )
 def test_what_the_kernel_lacks_is_noticed(
-    store: Path, call: str, error: int, request_: int | None, name: str, state: str
+    kept: Path, usual: Report, call: str, error: int, request_: int | None, name: str, state: str
 ) -> None:
-    usual = _doctor(store)
-    report = Report(forbidding(call, error, request_, *_words(store)))
+    report = Report(forbidding(call, error, request_, *_words(kept)))
     assert report.state(name) == state, str(report.result)
     assert report[name] != usual[name]
     if state == "failed":
