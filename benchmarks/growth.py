@@ -172,9 +172,10 @@ def _crowded(bench: Bench, place: Path, seed: int) -> Any:
         if chosen:
             commands.append(["scan", "package", "--again", *chosen])
         early = len(sizes) // 3
-        crowd.run_and_delete(sizes[:early])
-        with crowd.scanning(*commands):
-            crowd.run_and_delete(sizes[early:])
+        with crowd.observed():
+            crowd.run_and_delete(sizes[:early])
+            with crowd.scanning(*commands):
+                crowd.run_and_delete(sizes[early:])
     finally:
         subprocess.run([*crowd.command, "down"], check=True, stdout=subprocess.DEVNULL)
     return crowd.verdict()

@@ -18,12 +18,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from buildidfs.model import BuildId
+from buildidfs.model import BuildId, Digest
 from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
 from buildidfs.store.retention.eviction import Candidates
 from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND
+
+#: Between two looks of the witness.
+_LOOK_S = 0.2
 
 _MARK = bytes(range(0xC0, 0xD4))
 _SOURCE = "#include <unistd.h>\nint main(void) { usleep(200000); return 0; }\n"
@@ -31,9 +34,10 @@ _SOURCE = "#include <unistd.h>\nint main(void) { usleep(200000); return 0; }\n"
 
 @dataclasses.dataclass
 class Verdict:
-    """How many programs were made, ``lost`` (not in the store), and what else is in the store.
+    """How many programs were made, and ``lost`` (not in the store).
 
     Of the lost ones the journal does not know those ``unseen``: they did not make way for others.
+    ``recapturable`` blobs were in the store, and known to be so, while a blob was lost.
     """
 
     made: int
@@ -49,11 +53,44 @@ class Verdict:
         return not (self.lost and self.recapturable)
 
 
+class Witness:
+    """Sees which blobs could be had again at the moment of a loss.
+
+    What is in the store at the end tells nothing: a blob may have come into the room that a loss
+    made, or the host may have been seen to have the same file only then. So `look` is called again
+    and again. A blob counts if it could be had again before a loss, and is there after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._looks: list[tuple[frozenset[tuple[Digest, int]], int]] = []
+        self.kept: set[Digest] = set()
+
+    def look(self) -> None:
+        """Compare the store with what it was a moment ago."""
+        with Store.open(self._path, read_only=True) as store:
+            env = acquire(store.path, read_only=True)
+            try:
+                found = frozenset(
+                    (each.digest, store.index.ordinal(each.build_ids[0]) or 0)
+                    for each in Candidates(env).again()
+                )
+            finally:
+                release(env)
+            self._looks = [*self._looks[-2:], (found, store.evictions().losses)]
+        if len(self._looks) == 3:
+            # The losses were counted after each look at the blobs, so one more look is needed.
+            (before, early), (_, late), (after, _) = self._looks
+            if late > early:
+                self.kept |= {digest for digest, _ in before & after}
+
+
 class Crowd:
     """Makes programs, runs and deletes them, and scans beside it; ``seed`` decides on all."""
 
     def __init__(self, place: Path, seed: int, max_size: int) -> None:
         self.store = place / "store"
+        self.witness = Witness(self.store)
         self.dice = random.Random(seed)
         self.ids: list[str] = []
         self._place = place
@@ -98,6 +135,32 @@ class Crowd:
         return done.rc
 
     @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Have the witness look all the time during the block, and once more after it."""
+        ending = threading.Event()
+        failures: list[BaseException] = []
+
+        def observe() -> None:
+            try:
+                while not ending.wait(_LOOK_S):
+                    if (self.store / "format").exists():
+                        self.witness.look()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=observe)
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+        for _ in range(2):
+            self.witness.look()
+
+    @contextlib.contextmanager
     def scanning(self, *commands: Sequence[str]) -> Iterator[None]:
         """Run these commands beside the block, each again and again, in processes of their own."""
         ending = threading.Event()
@@ -123,7 +186,7 @@ class Crowd:
             raise failures[0]
 
     def verdict(self) -> Verdict:
-        """What is in the store now."""
+        """What became of the programs; see `observed`."""
         with Store.open(self.store) as store:
             assert list(store.check()) == []
             lost = [
@@ -131,11 +194,7 @@ class Crowd:
             ]
             evictions = store.evictions()
             known = {str(row.build_id) for row in store.journal.since()}
-            env = acquire(store.path, read_only=False)
-            try:
-                recapturable = sum(1 for _ in Candidates(env).again())
-            finally:
-                release(env)
+        recapturable = len(self.witness.kept)
         unseen = len(set(lost) - known)
         losses, noted = evictions.losses, evictions.noted
         return Verdict(len(self.ids), len(lost), recapturable, losses, noted, unseen)

@@ -67,7 +67,8 @@ def test_what_is_gone_outlives_what_can_be_had_again(directory: Path, seed: int)
     crowd = Crowd(directory, seed, 24 * MIB)
     sizes = crowd.sizes(40, 1 << 10, 2 * MIB)
     crowd.scan("scan", "tree", "/usr/bin")
-    with crowd.scanning(("scan", "tree", "/usr/bin"), ("scan", "tree", "/usr/sbin")):
+    trees = ("scan", "tree", "/usr/bin"), ("scan", "tree", "/usr/sbin")
+    with crowd.observed(), crowd.scanning(*trees):
         for start in range(0, len(sizes), 8):
             crowd.add_and_delete(sizes[start : start + 8])
     found = crowd.verdict()
