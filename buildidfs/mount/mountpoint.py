@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 
+from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.errors import MountError
 from buildidfs.formats import mountinfo
 from buildidfs.linux import mounts
@@ -22,6 +23,7 @@ from buildidfs.linux import mounts
 log = logging.getLogger(__name__)
 
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+_ANSWER_S = 5.0
 _FUSE = "/dev/fuse"
 _CONFIGURATION = "/etc/fuse.conf"
 _HELPER = "fusermount3"
@@ -49,7 +51,7 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
     Remains of killed mounts of buildidfs there are unmounted.
     """
     shown = os.fsdecode(point)
-    point = os.path.realpath(point)
+    point = resolved(point)
     clear(point)
     _check_free(point, shown)
     _check_directory(point, shown)
@@ -62,7 +64,7 @@ def unmount(point: bytes) -> None:
     Raises `MountError` if there is none, or it may not be unmounted.
     """
     shown = os.fsdecode(point)
-    point = os.path.realpath(point)
+    point = resolved(point)
     top = mounted_at(point)
     if top is None or top.fstype != mounts.FILESYSTEM_TYPE:
         raise MountError(f"{shown} is not a mount of buildidfs")
@@ -124,7 +126,8 @@ def _take_away_as_user(point: bytes) -> bool:
 def clear(point: bytes) -> bool:
     """Unmount the remains of killed mounts of buildidfs at ``point``; False if there are none.
 
-    Several may lie on top of each other. Raises `MountError`.
+    Several may lie on top of each other. Raises `MountError`, also for a server that is there and
+    does not answer.
     """
     found = False
     while is_ours(point) and not _answers(point):
@@ -146,12 +149,36 @@ def _check_free(point: bytes, shown: str) -> None:
 
 
 def _answers(point: bytes) -> bool:
+    """Return True if what is mounted there has a server. Raises `MountError` if it is silent."""
     # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
     try:
-        os.statvfs(point)
+        Patience(_ANSWER_S).ask((0, 0), lambda: os.statvfs(point), lambda answer: None)
+    except TimeoutError:
+        raise _silent(point) from None
     except OSError as error:
         return error.errno not in _DEAD
     return True
+
+
+def resolved(point: bytes) -> bytes:
+    """Follow the links in a path, which asks all filesystems on it. Raises `MountError`."""
+    try:
+        return Patience(_ANSWER_S).ask((0, 0), lambda: os.path.realpath(point), lambda answer: None)
+    except TimeoutError:
+        path = os.path.abspath(point)
+        if mounted_at(path) is None:
+            raise _silent(point) from None
+        return path
+
+
+def _silent(point: bytes) -> MountError:
+    shown = os.fsdecode(point)
+    if is_ours(point):
+        return MountError(
+            f"{shown} is busy: the store mounted there does not answer, its server may be stopped:"
+            f" buildidfs unmount {shown} takes it away"
+        )
+    return MountError(f"{shown} cannot be used: its filesystem does not answer")
 
 
 def _check_directory(point: bytes, shown: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support import echo, halffs
 from tests.support.children import running
-from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.programs import build_id_of
 from tests.support.waiting import until
 from tests.support.watching import watching
@@ -80,6 +81,31 @@ def test_a_file_that_the_operator_names_is_given_up(
     assert "does not answer" in said
     if words[0] == "add":
         assert build_id_of(other) in BuildIdFs(directory)("list").out
+
+
+def test_a_mount_point_whose_server_is_stopped_is_busy(directory: Path) -> None:
+    store, point = BuildIdFs(directory), directory / "point"
+    program = directory / "program"
+    echo.build(program)
+    store("add", program)
+    point.mkdir()
+    words = [*COMMAND, "--store", directory / "store", "mount", "--foreground", point]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as server:
+        try:
+            until(lambda: server.poll() is not None or is_mountpoint(point), "a mount")
+            assert os.listdir(point)
+            server.send_signal(signal.SIGSTOP)
+            for options in ([], ["--foreground"]):
+                done = store("mount", *options, point, check=False)
+                assert done.rc == 40, done
+                assert "the store mounted there does not answer" in done.err
+                assert f"buildidfs unmount {point}" in done.err
+            store("unmount", point)
+            assert not is_mountpoint(point)
+        finally:
+            server.send_signal(signal.SIGCONT)
+            if is_mountpoint(point):
+                store("unmount", point)
 
 
 @pytest.mark.watch

@@ -206,7 +206,7 @@ def _clear(mountpoint: bytes) -> None:
     from buildidfs.mount import mountpoint as mount_mountpoint
 
     with contextlib.suppress(MountError):
-        mount_mountpoint.clear(os.path.realpath(mountpoint))
+        mount_mountpoint.clear(mount_mountpoint.resolved(mountpoint))
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
