@@ -30,7 +30,7 @@ _NODE: Final = _OF_VIEWER - 1
 _LAST: Final = 1 << 28
 
 
-class Listings:
+class DirHandles:
     """The handles of directories.
 
     With ``everything`` each caller sees all entries; else root and the user ``own`` do.

@@ -40,7 +40,7 @@ FLEETING_S = 1.0
 """How long it may keep names in the trees for people, whose changes it is not told."""
 
 
-class Shown:
+class Replies:
     """Two reply objects, filled anew for each node; `operations` tells why that is safe."""
 
     def __init__(self, view: View, keep_name_s: float) -> None:

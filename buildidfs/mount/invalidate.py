@@ -5,7 +5,7 @@ The kernel keeps names for a day, and names that do not exist for some minutes, 
 again. A commit changes two things: names that were absent exist, and a name may lead to a
 better variant, which is another inode. The store tells its listeners the ordinals; `View.spellings`
 says which names hang on them; those are invalidated. When everything may have changed, all names
-are (`_Kernel.forget_names`).
+are (`FuseKernel.forget_names`).
 
 Of absent names only those need it that the kernel was told of. `Absences` keeps them, and it is
 bounded: when it is full, the kernel is told not to remember more.
@@ -24,7 +24,7 @@ import select
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pyfuse3
 
@@ -110,19 +110,6 @@ class Absences:
             return  # the other thread took some at the same moment
 
 
-class Kernel(Protocol):
-    """The kernel, as far as the invalidator tells it something."""
-
-    def knows(self, directory: int) -> bool:
-        """Return True if the kernel may remember an entry of this directory."""
-
-    def forget_name(self, directory: int, name: bytes) -> None:
-        """Look this name up again next time."""
-
-    def forget_names(self, absent: Iterable[tuple[int, bytes]]) -> None:
-        """Look every name up again, above all those in ``absent``."""
-
-
 class FuseKernel:
     """The kernel at the other end of pyfuse3's session."""
 
@@ -178,7 +165,7 @@ class Invalidator:
         self,
         view: View,
         absences: Absences,
-        kernel: Kernel,
+        kernel: FuseKernel,
         listener: Listener,
         on_removed: Callable[[], None] = lambda: None,
     ) -> None:

@@ -31,8 +31,8 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.linux import procfs
-from buildidfs.mount.dir_handles import Listings
-from buildidfs.mount.entries import FLEETING_S, FOREVER_S, NamesOnly, Shown
+from buildidfs.mount.dir_handles import DirHandles
+from buildidfs.mount.entries import FLEETING_S, FOREVER_S, NamesOnly, Replies
 from buildidfs.mount.open_files import OpenFiles, is_text
 from buildidfs.names import DWP_SUFFIX, MAX_NAME
 from buildidfs.view import PUBLIC, NeedsReading, blank, is_browsing, is_dwz, is_path_text, is_place
@@ -162,13 +162,13 @@ class Operations(pyfuse3.Operations):
         self._store_path = store_path
         self._files = OpenFiles(view, own=os.geteuid())
         self._buffer = huge_buffer(_READ_SIZE)
-        self._lasting = Shown(view, FOREVER_S)
-        self._fleeting = Shown(view, FLEETING_S)
-        self._unkept = Shown(view, 0.0)
+        self._lasting = Replies(view, FOREVER_S)
+        self._fleeting = Replies(view, FLEETING_S)
+        self._unkept = Replies(view, 0.0)
         self._callers = Callers()
         self._misses = view.misses
         self._names_only = NamesOnly.probe()
-        self._listings = Listings(everything=list_all, own=os.geteuid())
+        self._directories = DirHandles(everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
         self._wanted = 0  # replies about it that shall have attributes
         self._file = pyfuse3.FileInfo(keep_cache=True)
@@ -218,7 +218,7 @@ class Operations(pyfuse3.Operations):
             node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
             if not node:
                 raise FUSEError(errno.ENOENT)
-            viewer, shown = self._listings.viewer(ctx), self._view.attributes(node)
+            viewer, shown = self._directories.viewer(ctx), self._view.attributes(node)
             if viewer is not None and not viewer.may_read(shown.mode, shown.uid, shown.gid):
                 raise FUSEError(errno.ENOENT)
             return self._unkept.of(node)
@@ -235,8 +235,8 @@ class Operations(pyfuse3.Operations):
         if self._view.is_public(parent, name, node):
             is_told = not (is_browsing(parent) or is_dwz(parent))
             return (self._lasting if is_told else self._fleeting).of(node)
-        if not self._listings.sees_all(ctx):
-            viewer = self._listings.viewer(ctx) or PUBLIC
+        if not self._directories.sees_all(ctx):
+            viewer = self._directories.viewer(ctx) or PUBLIC
             known = self._view.may_know
             if not await self._loop.in_slow_thread(known, parent, name, node, viewer):
                 raise FUSEError(errno.ENOENT)
@@ -258,24 +258,24 @@ class Operations(pyfuse3.Operations):
             # ls(1) asks for access control lists and labels of each entry that it lists, but of a
             # filesystem that has none only once.
             raise FUSEError(errno.EOPNOTSUPP)
-        value = self._view.extended_value(inode, name, self._listings.viewer(ctx))
+        value = self._view.extended_value(inode, name, self._directories.viewer(ctx))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return value
 
     @_answering
     def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self._view.extended(inode, self._listings.viewer(ctx))
+        return self._view.extended(inode, self._directories.viewer(ctx))
 
     # --- directories -----------------------------------------------------------------------
 
     @_answering
     def opendir(self, inode: int, ctx: RequestContext) -> int:
-        return self._listings.open(inode, ctx)
+        return self._directories.open(inode, ctx)
 
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         try:
-            node, viewer = self._listings.viewer_of(fh)
+            node, viewer = self._directories.viewer_of(fh)
             if viewer is None:
                 entries = self._view.children(node, start_id)
             else:
@@ -313,7 +313,7 @@ class Operations(pyfuse3.Operations):
 
     @_answering
     def releasedir(self, fh: int) -> None:
-        self._listings.release(fh)
+        self._directories.release(fh)
 
     # --- bytes -----------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EROFS)
         try:
             if is_path_text(inode):  # not the same for all
-                text = self._view.open(inode, self._listings.viewer(ctx))
+                text = self._view.open(inode, self._directories.viewer(ctx))
                 return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
             handle = self._files.open_now(inode, ctx.uid)
             if handle is None:  # the file may have been written to: all of it is read first

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.mount.dir_handles import MOST, Listings
+from buildidfs.mount.dir_handles import MOST, DirHandles
 from buildidfs.view import PUBLIC, nodes
 from tests.support.callers import Who, calling
 from tests.support.children import needs_root
@@ -25,24 +25,24 @@ def ctx(uid: int, gid: int = 5, pid: int | None = None) -> Any:
 
 
 @pytest.fixture
-def listings() -> Listings:
-    return Listings(everything=False, own=OWN)
+def listings() -> DirHandles:
+    return DirHandles(everything=False, own=OWN)
 
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("uid", [0, OWN])
-def test_nothing_is_kept_for_who_sees_everything(listings: Listings, node: int, uid: int) -> None:
+def test_nothing_is_kept_for_who_sees_everything(listings: DirHandles, node: int, uid: int) -> None:
     handle = listings.open(node, ctx(uid))
     assert handle == node
     assert listings.viewer_of(handle) == (node, None)
     listings.release(handle)
     assert len(listings) == 0
-    everything = Listings(everything=True, own=OWN)
+    everything = DirHandles(everything=True, own=OWN)
     assert everything.open(node, None) == node  # type: ignore[arg-type]  # not looked at
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_others_are_told_apart(listings: Listings, node: int) -> None:
+def test_others_are_told_apart(listings: DirHandles, node: int) -> None:
     handles = [listings.open(node, ctx(uid, gid)) for uid, gid in ((7, 5), (7, 6), (8, 5))]
     assert len({*handles, node}) == 4
     assert max(handles) < 1 << 64
@@ -57,7 +57,7 @@ def test_others_are_told_apart(listings: Listings, node: int) -> None:
 
 
 @needs_root("becomes another user")
-def test_all_their_groups_are_known(listings: Listings) -> None:
+def test_all_their_groups_are_known(listings: DirHandles) -> None:
     with calling(Who(7, 5, (11, 12))) as caller:
         _, reader = listings.viewer_of(listings.open(1, ctx(7, 5, caller.pid)))
     assert reader is not None
@@ -65,7 +65,7 @@ def test_all_their_groups_are_known(listings: Listings) -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
-def test_groups_that_cannot_be_told(listings: Listings, pid: int) -> None:
+def test_groups_that_cannot_be_told(listings: DirHandles, pid: int) -> None:
     _, reader = listings.viewer_of(listings.open(1, ctx(7, 5, pid)))
     assert reader is not None
     assert (reader.uid, reader.groups) == (7, None)
@@ -73,7 +73,7 @@ def test_groups_that_cannot_be_told(listings: Listings, pid: int) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
-    listings = Listings(everything=False, own=OWN, most=6)
+    listings = DirHandles(everything=False, own=OWN, most=6)
     kept = [listings.open(node, ctx(7)) for _ in range(3)]
     handle = listings.open(node, ctx(7))
     assert listings.viewer_of(handle) == (node, PUBLIC)
@@ -85,7 +85,7 @@ def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
 
 
 def test_user_with_many_open_directories_leaves_others_theirs() -> None:
-    listings = Listings(everything=False, own=OWN, most=100)
+    listings = DirHandles(everything=False, own=OWN, most=100)
     for _ in range(1000):
         listings.open(nodes.ROOT, ctx(7))
     for uid in (8, 9, 10):
@@ -93,7 +93,7 @@ def test_user_with_many_open_directories_leaves_others_theirs() -> None:
         assert all(listings.viewer_of(handle)[1] is not PUBLIC for handle in handles)
 
 
-def test_closed_directory_has_no_viewer(listings: Listings) -> None:
+def test_closed_directory_has_no_viewer(listings: DirHandles) -> None:
     handle = listings.open(nodes.ROOT, ctx(7))
     listings.release(handle)
     listings.release(handle)
@@ -102,7 +102,7 @@ def test_closed_directory_has_no_viewer(listings: Listings) -> None:
 
 def test_handles_are_not_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.mount.dir_handles._LAST", 4)
-    listings = Listings(everything=False, own=OWN, most=8)
+    listings = DirHandles(everything=False, own=OWN, most=8)
     handles = [listings.open(1, ctx(7)) for _ in range(3)]
     for _ in range(10):
         handle = listings.open(1, ctx(7))

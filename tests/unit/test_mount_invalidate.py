@@ -24,7 +24,7 @@ ID = bytes.fromhex("abcdef0123")
 OTHER = bytes.fromhex("1234")
 
 
-class FakeKernel:
+class FakeKernel(invalidate.FuseKernel):
     """Remembers what it was told to forget."""
 
     def __init__(self) -> None:
