@@ -52,8 +52,8 @@ class Absences:
     """The names that the kernel remembers as absent: (directory, name).
 
     Used by the loop and by the invalidating thread; each method is one step under the GIL where
-    that matters. ``moment`` changes with every commit: who looked a name up before must look
-    again, or the answer "absent" might arrive after the news that it exists.
+    that matters. ``moment`` changes with every commit: a lookup that began before must be
+    repeated, or the answer "absent" might arrive after the news that it exists.
 
     ``keeps_names`` says whether `take_all` is to return them, which takes twice the memory; it is
     set before there are any. Without, two names may be taken for one, and one is told in vain.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entries of directories that a viewer who may not see everything may know of.
 
-Listings leave out build IDs without a file that the viewer may read, and in ``variants`` each such
-file. A lookup answers all the same: a viewer who knows a build ID may use it. Where entries tell of
-places (`nodes.is_place`) that is not enough, because any user can make a file with the build ID of
-another user's file. There a viewer may know only of the places where they could have read the file,
-and of directories that lead to one; other entries are neither listed nor found by name.
+Listings leave out build IDs without a file that the viewer may read, and in ``variants`` each file
+that they may not read. A lookup still answers: a viewer who knows a build ID may use it. Where
+entries tell of places (`nodes.is_place`) that is not enough, because any user can make a file with
+the build ID of another user's file. There a viewer may know only of the places where they could
+have read the file, and of directories that lead to one; other entries are neither listed nor found
+by name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``.gnu_debugdata``: the symbols that a stripped executable carries, as an ELF file of its own.
 
-What distributions put there, compressed by xz, is a debug file that has the functions which are not
-in the executable's ``.dynsym``, and those only (gdb manual, "MiniDebugInfo"). Who reads it out of
-the executable puts both together. Who is given it as a debug file of its own, as perf and elfutils
-are, takes the names in ``.dynsym`` for gone, since a debug file has all there are: so they are
-added here. Nothing raises for any input, and the work is bounded by the limits below.
+Distributions put a debug file there, compressed by xz, with the functions that are not in the
+executable's ``.dynsym``, and no others (gdb manual, "MiniDebugInfo"). A reader of the executable
+has both. perf and elfutils, given the debug file alone, take the names in ``.dynsym`` for gone,
+since a debug file has all names: so `completed` adds them. Nothing raises for any input, and the
+work is bounded by the limits below.
 """
 
 from __future__ import annotations

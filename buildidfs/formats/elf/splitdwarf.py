@@ -117,7 +117,7 @@ class _Cursor:
         self._little = little_endian
 
     def number(self, size: int) -> int:
-        """An unsigned number of so many bytes."""
+        """An unsigned number of ``size`` bytes."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
             raise _Malformed
@@ -169,7 +169,7 @@ class _Reader:
         self._offsets = sections.contents(sections.named(b".debug_str_offsets"), _SECTION_MAX)
 
     def units(self, most: int) -> Iterator[Skeleton]:
-        """The skeletons, as far as there are whole units."""
+        """The skeletons among whole units."""
         at = 0
         for _ in range(most):
             head = self._info(at, _UNIT_BYTES) if at < self._size else b""
@@ -259,7 +259,7 @@ class _Reader:
         return cursor.number({_ADDRESS: unit.addresses, _OFFSET: unit.offsets}.get(size, size))
 
     def _text(self, form: int, value: int, base: int, offsets: int) -> bytes:
-        """The string that an attribute's value leads to; empty where it leads nowhere."""
+        """The string that an attribute's value leads to; empty if there is none."""
         if form in _INDEXED:
             at = base + value * offsets
             form, value = _STRP, _number(self._offsets[at : at + offsets], self._little)

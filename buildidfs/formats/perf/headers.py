@@ -277,7 +277,7 @@ def require_usual(header: Header) -> None:
 
 
 def beginning(original: bytes, header: Header, data_size: int, features: Iterable[int]) -> bytes:
-    """The first `HEADER_SIZE` bytes, for so many bytes of records and these features."""
+    """The first `HEADER_SIZE` bytes, for ``data_size`` bytes of records and these features."""
     order = header.order
     flags = sum(1 << number for number in features)
     words = [flags >> 64 * number & (1 << 64) - 1 for number in range(4)]

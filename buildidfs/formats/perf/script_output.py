@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that ``perf script`` prints, as far as it takes to give frames their names.
+"""The text that ``perf script`` prints: its events, and the frames of its samples.
 
-Lines of events tell what is mapped where (``--show-mmap-events``), who began as whose copy
+Lines of events tell which files are mapped (``--show-mmap-events``) and which process forked which
 (``--show-task-events``). A sample is one line, with the frame at its end or with a call chain on
 the lines that follow. For a file the addresses in a chain are offsets in the file, from Linux
 5.12 to 6.3 (tools/perf/util/evsel_fprintf.c, sample__fprintf_callchain); otherwise, and in a sample

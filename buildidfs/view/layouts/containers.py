@@ -8,8 +8,8 @@
 ``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
 ``/usr/lib/x86_64-linux-gnu/libc-2.31.so``: symbolic links are not known. So what is not there is
 found by the conventions that distributions follow, see `_ALIASES` and `_file_for`; such names are
-not listed. Nor is ``usr/lib/debug/.build-id``, where perf looks for debug files: as far as the
-container had none there, it leads to those of all build IDs.
+not listed. Nor is ``usr/lib/debug/.build-id``, where perf looks for debug files: where the
+container had none, it leads to those of all build IDs.
 """
 
 from __future__ import annotations
