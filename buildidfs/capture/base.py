@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every scanner takes and gives, so that ingest need not know which one is at work.
+"""The interface of scanners: ingest need not know which one is at work.
 
 A scanner is an iterable of `Found`. It opens files itself (only it knows how: map_files, a
 directory descriptor, process memory) and hands over the descriptor; from then on the place the
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What was learned when exactly this file was looked at before.
+    """The result of an earlier look at exactly this file.
 
     ``build_id`` is None when it had none, and ``absence`` then says why.
     """
@@ -34,11 +34,12 @@ class Memo(Protocol):
     """The memory of earlier captures; `store.Store` provides it."""
 
     def recall(self, identity: FileIdentity) -> Known | None:
-        """What is known of an unchanged file, or None when it has to be read."""
+        """Return the earlier result for an unchanged file; None if it has to be read."""
 
     def knows_place(self, origin: Origin) -> bool:
-        """Whether it is known who could get at a file with a build ID, which `recall` knows, at
-        that place.
+        """Return True if the reach of a file at that place is known.
+
+        `recall` knows the file, which has a build ID.
         """
 
 
@@ -46,8 +47,8 @@ class PinnedFile(msgspec.Struct):
     """A sighting plus an open, readable descriptor: the container may exit now.
 
     Use as a context manager, or call `close`. ``kind`` overrides what the bytes say (the vDSO
-    and kallsyms); ``build_id`` is for bytes that do not carry one. ``is_copy`` says that nobody
-    else can write to what the descriptor reads.
+    and kallsyms); ``build_id`` is for bytes that do not carry one. ``is_copy`` says that no
+    other process can write to what the descriptor reads.
     """
 
     sighting: Sighting

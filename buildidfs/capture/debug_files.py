@@ -4,7 +4,7 @@
 By build ID under /usr/lib/debug/.build-id; by the name in .gnu_debuglink beside the binary, in
 .debug beside it, and under /usr/lib/debug; and from there by .gnu_debugaltlink to what dwz moved
 out (gdb manual, "Separate Debug Files"; dwz(1)). Where debug information is split, its .dwp file
-beside either. Names come from the binary, so from whoever made it: they are resolved inside the
+beside either. Names come from the binary, so from its maker: they are resolved inside the
 root given, and what is found there has to prove that it belongs: by build ID, or where it has none
 by the checksum in the link; a package by the units in it.
 """
@@ -119,7 +119,7 @@ class Companions:
         self._opener = opener or Opener()
 
     def has_debug_root(self) -> bool:
-        """Whether anything at all can be found by build ID here."""
+        """Return True if the root has a directory of debug files by build ID."""
         try:
             os.close(openat2.open_in_root(self._root_fd, _BY_ID, os.O_PATH | os.O_DIRECTORY))
         except OSError:
@@ -127,7 +127,7 @@ class Companions:
         return True
 
     def by_build_id(self, build_id: BuildId) -> Iterator[Companion | Unreadable]:
-        """The debug file with this build ID: all that can be done without reading the binary."""
+        """Find the debug file with this build ID, without reading the binary."""
         return self._first([path_by_id(build_id)], _has_id(build_id))
 
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
@@ -154,7 +154,7 @@ class Companions:
                 yield from self._first(paths, _has_units(binary.build_id, file.dwo_ids))
 
     def _described(self, companion: Companion) -> list[tuple[bytes, ElfFile]]:
-        """Where a debug file really is, and what it is; nothing if it is known."""
+        """Return the real path and the description of a debug file; nothing if it is known."""
         if companion.fd < 0:
             return []
         try:
@@ -198,7 +198,7 @@ class Companions:
         return companion if keep else None
 
     def _is_sought(self, companion: Companion, proof: _Proof) -> bool:
-        """Look at a file, which is opened unless it is known. Raises OSError."""
+        """Return True if a file is the one sought; open it unless it is known. Raises OSError."""
         identity = companion.identity
         if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
             return False
@@ -210,7 +210,7 @@ class Companions:
         return proof.belongs(companion)
 
     def _real_path(self, companion: Companion) -> bytes:
-        """Where a companion really is in this root: dwz names are relative to that."""
+        """Return the real path of a companion in this root: dwz names are relative to that."""
         path = os.readlink(b"/proc/self/fd/%d" % companion.path_fd)
         root = os.readlink(b"/proc/self/fd/%d" % self._root_fd)
         if root == b"/":
@@ -219,13 +219,13 @@ class Companions:
 
 
 def path_by_id(build_id: BuildId) -> bytes:
-    """Where distributions put the debug file with this build ID."""
+    """Return the path at which distributions install the debug file with this build ID."""
     text = build_id.hex().encode()
     return b"%s/%s/%s.debug" % (_BY_ID, text[:2], text[2:])
 
 
 def _link_paths(path: bytes, link: DebugLink) -> list[bytes]:
-    """Where gdb looks for a debug link, in its order."""
+    """Return the paths at which gdb looks for a debug link, in its order."""
     if b"/" in link.name or link.name in (b".", b".."):
         return []
     directory = os.path.dirname(path)
@@ -241,7 +241,7 @@ def _link_paths(path: bytes, link: DebugLink) -> list[bytes]:
 
 
 def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
-    """Where a file at ``path`` finds its dwz file: by name, under .dwz, by build ID."""
+    """Return the paths of the dwz file of a file at ``path``: by name, under .dwz, by build ID."""
     paths = [os.path.normpath(os.path.join(os.path.dirname(path), link.name))]
     if _DWZ in link.name:
         paths.append(DEBUG_ROOT + _DWZ + link.name.rpartition(_DWZ)[2])
@@ -266,7 +266,7 @@ def package_owners(path: bytes) -> tuple[bytes, ...]:
 
 
 def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId | None:
-    """What the file at a path is kept under, if it is the .dwp file of a binary beside it.
+    """Return the build ID to keep a file under that is the .dwp file of a binary beside it.
 
     ``open_at`` opens the binary, or its debug file. Raises OSError if the package cannot be read.
     """
@@ -323,13 +323,13 @@ def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
 
 
 def dwo_ids(fd: int) -> tuple[int, ...]:
-    """What the first skeleton units in an open file refer to. Raises OSError."""
+    """Return the IDs that the first skeleton units of an open file refer to. Raises OSError."""
     found = splitdwarf.skeletons(elf_file.reader(fd), os.fstat(fd).st_size, _SKELETONS)
     return tuple(skeleton.dwo_id for skeleton in found)
 
 
 def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
-    """Whether an open file is a .dwp file with one of these units. Raises OSError."""
+    """Return True if an open file is a .dwp file with one of these units. Raises OSError."""
     packaged = splitdwarf.packaged(elf_file.reader(fd), os.fstat(fd).st_size)
     return not packaged.isdisjoint(dwo_ids)
 

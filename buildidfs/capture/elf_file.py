@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking into files that are already open, for scanners and for ingest."""
+"""Open ELF files, and files for copies, for scanners and for ingest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COPIES: Final = "/var/tmp"
 
 
 def reader(fd: int) -> elf_identify.ReadAt:
-    """The bytes of an open file in the way decoders ask for them; the file offset stays."""
+    """Return a function that reads an open file for decoders; the file offset stays."""
 
     def read_at(offset: int, size: int) -> bytes:
         return os.pread(fd, size, offset)
@@ -26,7 +26,7 @@ def reader(fd: int) -> elf_identify.ReadAt:
 
 
 def identify(fd: int, size: int | None = None) -> BuildId | Absence:
-    """The build ID of an open file, or why it has none. Raises OSError when it cannot be read.
+    """Return the build ID of an open file, or why it has none. Raises OSError.
 
     Usually one read of a page; see `formats.elf.identify.identify`.
     """
@@ -34,7 +34,7 @@ def identify(fd: int, size: int | None = None) -> BuildId | Absence:
 
 
 def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
-    """What an open file is to debuggers, or why it has no build ID. Raises OSError.
+    """Describe an open file as debuggers see it, or why it has no build ID. Raises OSError.
 
     ``build_id`` is the one to give to an ELF file that has none itself.
     """
@@ -47,7 +47,7 @@ def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile |
 
 
 def memory_file(name: bytes, data: bytes) -> int:
-    """A file that exists only as long as somebody has it open, with ``data``. Raises OSError."""
+    """Make a file in memory with ``data``, and return its descriptor. Raises OSError."""
     fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
     try:
         write_all(fd, data)
@@ -58,7 +58,7 @@ def memory_file(name: bytes, data: bytes) -> int:
 
 
 def scratch_file() -> int:
-    """An empty file without a name, on a disk if possible. Raises OSError."""
+    """Make an empty file without a name, on a disk if possible. Raises OSError."""
     try:
         return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:

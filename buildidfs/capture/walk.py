@@ -59,7 +59,7 @@ class Observer(Protocol):
         """A directory that was opened."""
 
     def entry(self, path: bytes, entry: os.DirEntry[str]) -> None:
-        """What is in it, of whatever type."""
+        """Yield its entries, of any type."""
 
 
 class _Level:
@@ -187,7 +187,7 @@ def _descend(
 
 
 def _is_refused(fd: int, known: Mounts) -> bool:
-    """Whether nothing below an open directory is to be looked at; nor is what tells nothing."""
+    """Return True if a walk passes over an open directory, or cannot tell its filesystem."""
     try:
         return known.refused(os.fstat(fd).st_dev, fd) is not None
     except OSError:

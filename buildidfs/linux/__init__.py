@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per kernel interface: thin, typed, raises OSError, knows no build IDs.
+"""Interfaces of the kernel: thin, typed, raise OSError, and know no build IDs.
 
-What a kernel can do is found out by asking it and catching the answer, never from its version.
+A module tells what a kernel can do by asking it and catching the answer, never from its version.
 """

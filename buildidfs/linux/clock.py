@@ -36,7 +36,7 @@ def is_synchronised() -> bool:
 def perf_offset() -> tuple[int, int]:
     """Return what to add to times of perf events to get Unix time, and its possible error (ns).
 
-    The clock of perf events (local_clock() of the kernel) begins with the machine, nobody sets it,
+    The clock of perf events (local_clock() of the kernel) begins with the machine, cannot be set,
     and no call reads it, but each record of an event has its time. So an event of this thread is
     made to leave one. Raises OSError as `perf_event.OwnEvent` does.
     """

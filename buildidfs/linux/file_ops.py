@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel does for an open file: cheap copies, leases, fs-verity, access control lists.
+"""Services of the kernel for an open file: cheap copies, leases, fs-verity, access lists.
 
 A copy is never a hard link of the original: that would be the same file, and a write to it would
 change what was captured. `link_fd` gives a name to a copy that has none yet.

@@ -27,14 +27,14 @@ _CLONE_NEWUTS: Final = 0x04000000
 
 
 class _Given:
-    """What the command line and the environment say."""
+    """The names that the command line and the environment give."""
 
     name = ""
     node = ""
 
 
 def view() -> View:
-    """Which processes this one sees."""
+    """Tell which processes this one sees."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return "foreign"
@@ -68,7 +68,7 @@ def blind_spot() -> BlindSpot | None:
 
 
 def reason_and_remedy(sentence: str) -> tuple[str, str]:
-    """What a process said of its `BlindSpot`, taken apart; another sentence has no remedy."""
+    """Split the sentence of a process on its `BlindSpot`; any other has no remedy."""
     for spot in (_OWN, _FOREIGN):
         if sentence == f"{spot.unseen}: {spot.remedy}":
             return spot.unseen, spot.remedy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a path inside somebody else's root without ever leaving it.
+"""Open a path inside the root of another process without ever leaving it.
 
 Paths below /proc/PID/root come from containers that may be hostile: a symbolic link or ``..``
 there must lead to a place in that root, never to the host's file of the same name. openat2(2)
@@ -26,8 +26,8 @@ _RESOLVE_CACHED = 0x20  # commit 99668f618062, Linux 5.12
 # struct open_how: flags, mode, resolve
 _OPEN_HOW = struct.Struct("=QQQ")
 
-# EAGAIN: a rename anywhere got in the way of a "..", and the kernel asks to try again. Somebody
-# who keeps renaming does not get his way: in the end the walk is made here, which never waits.
+# EAGAIN: a rename anywhere got in the way of a "..", and the kernel asks to try again. A
+# process that keeps renaming does not win: in the end the walk is made here, which never waits.
 _AGAIN = frozenset((errno.EAGAIN, errno.EINTR))
 _ATTEMPTS = 8
 _MAX_SYMLINKS = 40
@@ -121,7 +121,7 @@ def reopen_regular(path_fd: int) -> int:
 
 @functools.cache
 def have_openat2() -> bool:
-    """Whether openat2 can be used here: the kernel has it and no filter forbids it."""
+    """Return True if the kernel has openat2 and no filter forbids it."""
     try:
         os.close(_openat2(syscalls.AT_FDCWD, b"/", os.O_PATH | os.O_CLOEXEC))
     except OSError:

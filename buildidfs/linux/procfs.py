@@ -20,7 +20,7 @@ _OFFSET_MAX = (1 << 63) - 1  # of pread; the kernel maps nothing above
 
 
 def pids() -> list[int]:
-    """The processes that /proc shows, in ascending order. Raises OSError."""
+    """Return the processes that /proc shows, in ascending order. Raises OSError."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
@@ -33,7 +33,7 @@ def open_pid(pid: int) -> int:
 
 
 def read_text(pid_fd: int, name: bytes) -> bytes:
-    """All that a text file of the process says. Raises OSError."""
+    """Read a text file of the process. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
         return _read_all(fd)
@@ -52,7 +52,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def maps(pid_fd: int) -> bytes:
-    """The memory map as text, for formats.procmaps; empty for a kernel thread.
+    """Read the memory map as text, for formats.procmaps; empty for a kernel thread.
 
     Raises OSError.
     """
@@ -65,22 +65,22 @@ def open_maps(pid_fd: int) -> int:
 
 
 def mountinfo(pid_fd: int) -> bytes:
-    """The mounts of the process's mount namespace below its root. Raises OSError."""
+    """Read the mounts of the process's mount namespace below its root. Raises OSError."""
     return read_text(pid_fd, b"mountinfo")
 
 
 def cgroup(pid_fd: int) -> bytes:
-    """The text of the cgroup file, for formats.cgroup. Raises OSError."""
+    """Read the cgroup file, for formats.container.cgroup. Raises OSError."""
     return read_text(pid_fd, b"cgroup")
 
 
 def comm(pid_fd: int) -> bytes:
-    """The name of the process, at most 15 bytes, any bytes. Raises OSError."""
+    """Return the name of the process: at most 15 bytes, any bytes. Raises OSError."""
     return read_text(pid_fd, b"comm").removesuffix(b"\n")
 
 
 def exe(pid_fd: int) -> bytes:
-    """The path of the executable in the process's root, with " (deleted)" if it is.
+    """Return the path of the executable in the process's root, with " (deleted)" if it is.
 
     Raises OSError; FileNotFoundError for a kernel thread.
     """
@@ -102,7 +102,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_kernel_thread(pid_fd: int) -> bool:
-    """Whether it is a thread of the kernel, which maps no files. Raises OSError."""
+    """Return True for a thread of the kernel, which maps no files. Raises OSError."""
     return bool(int(_stat_fields(pid_fd)[6]) & _PF_KTHREAD)
 
 
@@ -137,7 +137,7 @@ def _status_numbers(pid_fd: int, key: bytes) -> list[int]:
 
 
 def map_file_name(start: int, end: int) -> bytes:
-    """The name, relative to the process's directory, of the link to the file mapped there."""
+    """Return the name of the link to the file mapped there, in the process's directory."""
     return b"map_files/%x-%x" % (start, end)
 
 
@@ -169,7 +169,7 @@ def open_root(pid_fd: int) -> int:
 
 
 def read_memory(pid_fd: int, address: int, size: int) -> bytes:
-    """Up to ``size`` bytes of the process's memory; fewer where the mapping ends.
+    """Read up to ``size`` bytes of the process's memory; fewer where the mapping ends.
 
     Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
     """

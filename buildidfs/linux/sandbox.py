@@ -27,7 +27,7 @@ _REPORT_BYTES: Final = 1 << 16
 
 
 class Limits(NamedTuple):
-    """What a program may use: ``memory`` bytes of its own, ``addresses`` bytes with files mapped,
+    """The limits of a program: ``memory`` bytes of its own, ``addresses`` bytes with files mapped,
     ``seconds`` of processor time.
     """
 

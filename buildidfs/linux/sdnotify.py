@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling whoever started this process how it is doing, and being told: the protocol of systemd.
+"""The protocol of systemd by which a process tells its supervisor how it is doing.
 
 One datagram of ``NAME=VALUE`` lines to the socket that ``NOTIFY_SOCKET`` names. Source:
 sd_notify(3); the names of sockets: unix(7).
@@ -19,7 +19,7 @@ _UCRED = struct.Struct("iII")  # pid, uid, gid; credentials(7)
 
 
 class Notifier:
-    """The telling side. Without a ``NOTIFY_SOCKET`` nobody wants to know, and nothing is done.
+    """The side of the service. Without a ``NOTIFY_SOCKET`` its methods do nothing.
 
     Methods never fail, and wait for a second at most.
     """
@@ -28,7 +28,7 @@ class Notifier:
         name = os.fsencode(environ.get("NOTIFY_SOCKET", ""))
         self._address = b"\0" + name[1:] if name.startswith(b"@") else name
         self.watchdog_s = _watchdog(environ)
-        """Say `alive` at least this often, in seconds; None if nobody waits for it."""
+        """Call `alive` at least this often, in seconds; None without a watchdog."""
 
     def ready(self, status: str = "") -> None:
         """Started up: what depends on this process may go on."""
@@ -75,7 +75,7 @@ class Inbox:
         return self._socket.fileno()
 
     def receive(self) -> dict[str, str] | None:
-        """What one message says; None if there is none.
+        """Return the assignments of one message; None if there is none.
 
         Everybody in the network namespace can reach the socket: what is not from root or from
         the own user says nothing.
@@ -95,7 +95,7 @@ class Inbox:
         return {}
 
     def close(self) -> None:
-        """Hear no more; safe to call twice."""
+        """Close the socket; safe to call twice."""
         self._socket.close()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""statx(2): what identifies a file, in one system call.
+"""statx(2): the identity of a file in one system call.
 
 os.stat cannot be used because it has no mount ID, and (st_dev, st_ino) alone is not safe: device
 numbers of tmpfs, overlayfs and loop devices are handed out again as soon as they are free. The
@@ -55,7 +55,7 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
-# Anybody may give a file on tmpfs, or on FUSE, a time that is 292 years and more from 1970. As
+# Any user may give a file on tmpfs, or on FUSE, a time that is 292 years and more from 1970. As
 # nanoseconds it takes more than 64 bits, which nothing has room for.
 _LAST_NS = (1 << 63) - 1
 
@@ -74,7 +74,7 @@ def boot_id() -> bytes:
 
 
 def identity(fd: int, *, ask: bool = True) -> FileIdentity:
-    """What identifies the open file ``fd`` (O_PATH will do); for ``ask`` see `identity_at`.
+    """Return the identity of an open file (O_PATH will do); for ``ask`` see `identity_at`.
 
     Raises OSError.
     """
@@ -89,7 +89,7 @@ def identity_on_mount(fd: int, *, ask: bool = True) -> tuple[FileIdentity, int |
 
 
 def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
-    """What identifies the file at ``path`` below ``dir_fd``, which is not opened.
+    """Return the identity of the file at ``path`` below ``dir_fd``, which is not opened.
 
     ``follow`` says whether a symbolic link at the end is followed, be it a magic one of /proc.
     Without ``ask`` the kernel says what it has, and waits for no server (FUSE, network).
@@ -139,7 +139,7 @@ def _nanoseconds(seconds: int, rest: int) -> int:
 
 
 def _scope(major: int, ctime_ns: int, mask: int, mount: int) -> bytes | None:
-    """What makes the device number unambiguous; see `FileIdentity`.
+    """Return the scope that makes the device number unambiguous; see `FileIdentity`.
 
     A change time of whole seconds is that of a filesystem made as an image with fixed times
     (squashfs, erofs, a reproducible root partition): its next version may agree in device, inode,

@@ -20,11 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildidfs.capture.origin import path_access
+from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
-from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
+from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, Trust
 from tests.support.callers import (
     ACL_GROUP,
     ACL_USER,
@@ -33,6 +34,7 @@ from tests.support.callers import (
     calling_all,
     set_acl,
 )
+from tests.support.captures import identity
 from tests.support.children import cat_program, needs_root, private_cat, running
 from tests.support.clients import run, tool
 from tests.support.scans import open_descriptors
@@ -453,7 +455,7 @@ def _reach_in(pid: int, path: bytes) -> int:
     initial = namespaces.initial()
     with Process(pid, Ways()) as process:
         process.look(initial, ("mnt",))
-        assert process.apart & 1 << 5
+        assert process.surroundings.apart & 1 << 5
         fd = openat2.open_in_root(process.root_fd, path, os.O_PATH)
         try:
             return process.reach_of(fd, statx.identity(fd), Reach(), None)
@@ -644,7 +646,7 @@ def test_filesystems_that_depend_on_somebody(
 # --- every scanner says it -----------------------------------------------------------------------
 
 
-def test_every_origin_says_who_could_get_at_the_file() -> None:
+def test_scanners_make_an_origin_in_one_place_that_lets_in_root_alone() -> None:
     calls = [
         (path.name, node)
         for path in sorted(CAPTURE.rglob("*.py"))
@@ -653,6 +655,8 @@ def test_every_origin_says_who_could_get_at_the_file() -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id == "Origin"
     ]
-    assert len(calls) >= 5
-    for name, call in calls:
-        assert "reach" in {keyword.arg for keyword in call.keywords}, f"{name}:{call.lineno}"
+    ((name, call),) = calls
+    assert name == "builder.py"
+    assert "reach" in {keyword.arg for keyword in call.keywords}
+    unknown = Surroundings().origin(b"/x", identity(), host="", trust=Trust.HOST, scanner="proc")
+    assert unknown.reach == 0

@@ -29,7 +29,7 @@ _SECTIONS_RATIO: Final = 32
 _SECTIONS_LEAST: Final = 16 << 20
 
 _PIECE: Final = 256 << 10
-# "xz -9" wants 65 MiB. What wants more than this was made to exhaust somebody's memory.
+# "xz -9" wants 65 MiB. A file that wants more than this was made to exhaust memory.
 _XZ_MEMORY: Final = 256 << 20
 _ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
 
@@ -58,7 +58,7 @@ def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]
 
 
 def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
-    """What ``packed`` is when it is decompressed; several streams one after the other are one.
+    """Decompress ``packed``; several streams one after the other are one.
 
     Raises `CannotDecompress`.
     """
@@ -119,7 +119,7 @@ def _write_at(fd: int, data: bytes, offset: int) -> None:
 
 
 class _Decoder(Protocol):
-    """What `lzma.LZMADecompressor` and `bz2.BZ2Decompressor` have in common."""
+    """The common part of `lzma.LZMADecompressor` and `bz2.BZ2Decompressor`."""
 
     @property
     def eof(self) -> bool: ...
@@ -193,7 +193,7 @@ def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Reader:
-    """What is iterated, for zstandard to read from."""
+    """An iterator of bytes as a file that zstandard reads from."""
 
     def __init__(self, packed: Iterator[bytes]) -> None:
         self._packed = packed
@@ -221,7 +221,7 @@ def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Pieces:
-    """What is iterated, in pieces of the sizes that are asked for."""
+    """An iterator of bytes, read in pieces of the sizes that are asked for."""
 
     def __init__(self, packed: Iterator[bytes]) -> None:
         self._packed = packed

@@ -58,7 +58,7 @@ _SEARCH: Final = 0o111
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """What all sightings in one archive have in common, see `model.Origin`."""
+    """The part that all sightings in one archive have in common, see `model.Origin`."""
 
     container: str
     host: str
@@ -82,7 +82,7 @@ class Whose(msgspec.Struct, frozen=True):
 
 
 Viewers = Callable[[bytes], Sequence[Whose]]
-"""Who sees the file with this path; nobody, if it is hidden."""
+"""Tells who sees the file with a path: no viewer, if it is hidden."""
 
 
 class Closed:
@@ -93,7 +93,7 @@ class Closed:
 
     @staticmethod
     def is_open(mode: int) -> bool:
-        """Whether everybody may search a directory with these permission bits."""
+        """Return True if all users may search a directory with these permission bits."""
         return mode & _SEARCH == _SEARCH
 
     def note(self, path: bytes, mode: int, uid: int) -> None:
@@ -102,7 +102,7 @@ class Closed:
             self._modes[path] = mode, uid
 
     def reach(self, path: bytes, uid: int) -> int:
-        """`model.Origin.reach` of a file of that user: everybody, the owner at most, or nobody."""
+        """Return `Origin.reach` of a file of that user: all users, the owner at most, or none."""
         reach = EVERYBODY
         while self._modes and len(path) > 1:
             path = path[: path.rfind(b"/")] or b"/"
@@ -114,7 +114,7 @@ class Closed:
 
 
 class _Elf(msgspec.Struct, frozen=True):
-    """An ELF file that may have more names. ``known`` is None if nobody saw it, so it was not read.
+    """An ELF file that may have more names. ``known`` is None if it was hidden, so not read.
 
     ``number`` counts the members of the archive.
     """
@@ -127,7 +127,7 @@ class _Elf(msgspec.Struct, frozen=True):
 class Members:
     """Reads one archive.
 
-    ``access`` says who may read the archive: nobody else reads what is in it.
+    ``access`` says who may read the archive: others may not read its members.
     ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
     passed over. ``scope`` makes the numbers of its members unambiguous, see `model.FileIdentity`:
     the same scope always means the same bytes. ``where`` names the archive for what cannot be read.
@@ -168,7 +168,7 @@ class Members:
         stream: Stream,
         only: dict[int, list[bytes]] | None = None,
     ) -> Iterator[Found]:
-        """What is in it; ``members`` take their headers from ``stream``.
+        """Yield the ELF files; ``members`` take their headers from ``stream``.
 
         ``only`` are the members wanted, by number, and the names by which. Raises what both
         raise, `Damaged` and `spool.Ended`.
@@ -264,7 +264,7 @@ class Members:
         return Spooled(sighting, fd)
 
     def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
-        """What a file is; one without a build ID is closed. Raises OSError."""
+        """Identify a file; one without a build ID is closed. Raises OSError."""
         try:
             answer = elf_file.identify(pinned.fd)
             if isinstance(answer, BuildId):
@@ -290,7 +290,7 @@ class Members:
                 self._units[path] = package_id, dwo_ids
 
     def _owner(self, fd: int, names: list[bytes]) -> BuildId | None:
-        """What a file is kept under that is the .dwp file of one that came before."""
+        """Return the build ID to keep a .dwp file under whose binary came before."""
         for path in names:
             for candidate in debug_files.package_owners(path):
                 package_id, dwo_ids = self._units.get(candidate, (None, ()))
@@ -322,7 +322,7 @@ class Members:
             number,
             member.size,
             member.mtime_ns,
-            0,  # nobody can have changed it since
+            0,  # it cannot have changed since
             stat.S_IFREG | member.mode,
             member.uid,
             member.gid,
@@ -417,7 +417,7 @@ class Spool:
         return fd
 
     def end(self) -> None:
-        """Let nobody wait any more."""
+        """End all waiting."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -80,8 +80,8 @@ class PackageScanner:
         self.unchanged = 0
         """Those of them that were read before."""
         self.whole: list[FileIdentity] = []
-        """What is to be known to the memo, as files without a build ID, when all that came before
-        is safe: the packages that were read to their end."""
+        """The packages that were read to their end: the memo has to know them, as files without a
+        build ID, once all that came before is safe."""
 
     def __iter__(self) -> Generator[Found, None, None]:
         run = _Run(self._workers, self._files(), self._read, Spool(self._spool_directory))
@@ -112,7 +112,7 @@ class PackageScanner:
                 os.close(start_fd)
 
     def _read(self, file: walk.OpenFile, spool: Spool) -> Iterator[Found | _Done]:
-        """What is in one file, if that is a package. Raises `Ended`."""
+        """Yield the files in one file, if that is a package. Raises `Ended`."""
         try:
             identity = statx.identity(file.fd)
             access = access_of(file.fd)
@@ -236,7 +236,7 @@ class _Run:
         except Ended:
             pass  # what is not wanted any more is not read to its end
         except BaseException as error:
-            # Whoever takes the items is the one to hear of it.
+            # The consumer of the items gets the error.
             self._found.put(error)
         finally:
             self._found.put(None)
@@ -264,8 +264,9 @@ def _unreadable(path: bytes, error: Exception) -> Unreadable:
 
 
 def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
-    """What stands for "this package was read", for some time, and for who could read it then; None
-    if it cannot be recognised.
+    """Return the identity under which the memo knows for some time that this package was read.
+
+    It tells the users who could read it then. None if the package cannot be recognised.
     """
     if identity.scope is None:
         return None
@@ -276,7 +277,7 @@ def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
 
 
 def _scope(identity: FileIdentity) -> bytes:
-    """What makes the numbers of a package's members unambiguous."""
+    """Return the scope that makes the numbers of a package's members unambiguous."""
     return archive_scope(identity) or secrets.token_bytes(16)
 
 
@@ -294,7 +295,7 @@ _ADB: Final = (b"ADB.", b"ADBd", b"ADBc")
 
 
 class NotAPackage(Exception):
-    """It is something else."""
+    """A file is no package."""
 
 
 class Package(NamedTuple):
@@ -344,7 +345,7 @@ def _debian(whole: Region, limits: Limits) -> Package:
 
 
 def _debian_name(region: Region) -> str:
-    """What the control file says; nothing if there is none that can be read. Raises OSError."""
+    """Return the control file; nothing if there is none that can be read. Raises OSError."""
     try:
         stream = unpacked(region, _CONTROL_BYTES)
         for member in itertools.islice(tar.members(stream), _CONTROL_MEMBERS):

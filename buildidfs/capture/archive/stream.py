@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What is taken of one archive at most, for a few bytes of it may claim to be anything.
+    """The limits for one archive: a few bytes of it may claim any size.
 
     ``unpacked_bytes`` of content and ``members`` end the archive there; a member of more than
     ``member_bytes`` is passed over.
@@ -32,7 +32,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 class Region(msgspec.Struct, frozen=True):
-    """``size`` bytes from ``offset`` of an open file, which is somebody else's to close."""
+    """``size`` bytes from ``offset`` of an open file, which the caller closes."""
 
     fd: int
     offset: int
@@ -43,7 +43,7 @@ class Region(msgspec.Struct, frozen=True):
         return decompress.chunks(self.fd, self.offset, self.size)
 
     def packing(self) -> common.Packing | None:
-        """How they are compressed, by their first bytes; raises OSError."""
+        """Return how they are compressed, by their first bytes; raises OSError."""
         head = next(self.chunks(), b"")
         return common.packing(head[: common.PACKING_HEAD])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where engines keep what containers run: unpacked, in the directories of overlays.
 
-Of those nobody can tell whether they still are what their digests say, so they are believed as far
+They cannot be checked against their digests any more, so they are believed as far
 as containers are. What a container itself has written is on top of them, in a directory of its
 own: it is an `Image` of that one layer.
 """
@@ -53,7 +53,7 @@ class Docker:
             yield self._written(container)
 
     def _named(self) -> dict[str, list[str]]:
-        """What images are called, by their ID."""
+        """Return the names of images by their ID."""
         found: dict[str, list[str]] = {}
         try:
             data = image_files.content(

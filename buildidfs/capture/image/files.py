@@ -29,10 +29,10 @@ class Files(Protocol):
     """Files by their path, which comes from an image: it leads nowhere else."""
 
     def open(self, path: bytes) -> AbstractContextManager[Region]:
-        """The bytes of a file; raises OSError, FileNotFoundError if there is none."""
+        """Give the bytes of a file; raises OSError, FileNotFoundError if there is none."""
 
     def access(self, path: bytes) -> Access:
-        """Who may read a file; raises OSError."""
+        """Return the users who may read a file; raises OSError."""
 
 
 class DirectoryFiles:
@@ -99,7 +99,7 @@ class ArchiveFiles:
 
 
 def has(files: Files, path: bytes) -> bool:
-    """Whether there is such a file; raises OSError for others than that it is missing."""
+    """Return True if there is such a file; raises OSError unless it is missing."""
     try:
         with files.open(path):
             return True

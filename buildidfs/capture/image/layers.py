@@ -41,7 +41,7 @@ _NO_ATTRIBUTE: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM))
 
 
 class Context:
-    """What reading any layer takes."""
+    """The parameters for reading any layer."""
 
     def __init__(self, memo: Memo, spool: Spool, limits: Limits) -> None:
         self.memo = memo
@@ -65,10 +65,10 @@ class Layer(Protocol):
         """
 
     def access(self) -> Access:
-        """Who may read it; raises OSError."""
+        """Return the users who may read it; raises OSError."""
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
-        """The ELF files that somebody sees; ``names`` is told of every path.
+        """Yield the ELF files that a viewer sees; ``names`` is told of every path.
 
         Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `spool.Ended`.
         """
@@ -133,7 +133,7 @@ class TarLayer:
 class DirectoryLayer:
     """A directory that is, or was, part of an overlay: ``path`` below the root ``root_fd``.
 
-    Nobody can tell whether it is what it should be. See ``overlayfs.rst`` of the kernel.
+    Its bytes cannot be checked. See ``overlayfs.rst`` of the kernel.
     """
 
     def __init__(self, root_fd: int, path: bytes, name: str) -> None:
@@ -212,7 +212,7 @@ class DirectoryLayer:
             answer = elf_file.identify(file.fd)
             known = Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
             if known.build_id is not None:
-                # Without a scope nobody recognises the file when it is told of again.
+                # Without a scope the memo would not recognise the file when it comes again.
                 count = 1 if identity.scope is not None else len(sightings)
                 for sighting in sightings[:count]:
                     yield PinnedFile(sighting, os.dup(file.fd))
@@ -253,7 +253,7 @@ class _Observer:
 
 
 def _attribute(fd: int, name: bytes) -> bytes | None:
-    """What an overlay remembers of an open file or directory; None if it is nothing."""
+    """Return a note of an overlay on an open file or directory; None if there is none."""
     for prefix in _OVERLAY:
         try:
             return os.getxattr(fd, prefix + name)
@@ -279,5 +279,5 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def label(names: Sequence[str], digest: str) -> str:
-    """What to call an image: by the first of its names, or by its digest."""
+    """Return the label of an image: the first of its names, or its digest."""
     return f"image:{oci.shown_name(names[0]) if names else oci.short(digest)}"

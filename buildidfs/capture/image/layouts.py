@@ -71,7 +71,7 @@ class Layout:
         self._left = _DOCUMENTS_MAX
 
     def images(self) -> Iterator[Image]:
-        """What index.json lists. Raises OSError, `Damaged`."""
+        """Yield the images that index.json lists. Raises OSError, `Damaged`."""
         top = oci.document(image_files.content(self._blobs.files, INDEX))
         for descriptor in top.manifests or ():
             names = tuple(filter(None, (descriptor.name,)))
@@ -132,13 +132,13 @@ def _image(
 
 
 class Saved:
-    """What ``docker save`` has written, in whatever files."""
+    """The images that ``docker save`` has written, to any `Files`."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
     def images(self) -> Iterator[Image]:
-        """What manifest.json lists. Raises OSError, `Damaged`."""
+        """Yield the images that manifest.json lists. Raises OSError, `Damaged`."""
         for entry in oci.saved(image_files.content(self._files, SAVED)):
             names = tuple(entry.repo_tags or ())
             claimed = f"sha256:{os.path.basename(entry.config).removesuffix('.json')}"
@@ -198,7 +198,7 @@ class Content:
                 yield Image(label((), digest), digests, error=error)
 
     def _is_wanted(self, place: tuple[Descriptor, str]) -> bool:
-        """Whether an index lists it as an image for the wanted platform."""
+        """Return True if an index lists it as an image for the wanted platform."""
         descriptor, _ = place
         if descriptor.is_attestation:
             return False

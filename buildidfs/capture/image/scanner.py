@@ -92,8 +92,8 @@ class ImageScanner:
         self.unchanged = 0
         """Those of them that were read before."""
         self.whole: list[FileIdentity] = []
-        """What is to be known to the memo, as files without a build ID, when all that came before
-        is safe: the images that were read to their end."""
+        """The images that were read to their end: the memo has to know them, as files without a
+        build ID, once all that came before is safe."""
         self.corrupt: list[IntegrityError] = []
         """One for each image of which something does not have its digest: of these nothing else
         was captured."""
@@ -165,7 +165,7 @@ class ImageScanner:
     # --- reading ---------------------------------------------------------------------------
 
     def _read(self, chosen: Sequence[_Stack]) -> Iterator[Found]:
-        """What is in some images."""
+        """Yield the files in some images."""
         pending = []
         for stack in chosen:
             error = next(filter(None, map(self._verify, stack.layers)), None)
@@ -180,7 +180,7 @@ class ImageScanner:
                 stack.layers.pop(0)
 
     def _verify(self, layer: Layer) -> Exception | None:
-        """What is wrong with a layer, so that nothing of it may be believed."""
+        """Return the fault of a layer of which nothing may be believed; None if there is none."""
         if layer.key not in self._verified:
             try:
                 layer.verify()
@@ -200,7 +200,7 @@ class ImageScanner:
     def _read_layer(
         self, layer: Layer, group: Sequence[_Stack], pending: Sequence[_Stack]
     ) -> Iterator[Found]:
-        """What is in one layer, for a group of images of which it is the next."""
+        """Yield the files of one layer, for a group of images of which it is the next."""
         whose = [(stack, stack.whose(layer)) for stack in group]
 
         def viewers(path: bytes) -> list[Whose]:
@@ -252,22 +252,22 @@ class _Stack:
         self.mark: FileIdentity | None = None
 
     def is_meant(self, reference: str) -> bool:
-        """Whether a user who said that may mean this one."""
+        """Return True if a user who said that may mean this one."""
         return oci.is_meant(reference, self.image.names, self.image.digests)
 
     def hides(self, path: bytes) -> bool:
-        """Whether a file with that path in the next layer cannot be seen."""
+        """Return True if a file with that path in the next layer is hidden."""
         return any(names.hides(path) for names in self.above)
 
     def whose(self, layer: Layer) -> Whose:
-        """What all sightings in that layer have in common."""
+        """Return the part that all sightings in that layer have in common."""
         image = self.image
         host = f"{image.digests[0]}/{layer.name}"
         return Whose(image.label, host, image.trust, "image", standing=Standing.IMAGE)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in words for a person."""
+    """Return the error in words for a person."""
     if not isinstance(error, OSError):
         return str(error)
     text = error.strerror or str(error)
@@ -291,8 +291,9 @@ def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
 
 
 def _mark(image: Image) -> FileIdentity | None:
-    """What stands for "this image was read", for some time, and for who could read it then; None if
-    it may change.
+    """Return the identity under which the memo knows for some time that this image was read.
+
+    It tells the users who could read it then. None if the image may change.
     """
     if image.trust is not Trust.PACKAGE:
         return None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def own_root() -> Iterator[Root]:
-    """Our own root, as `Reach.of` asks for it. Raises OSError."""
+    """Give our own root, as `Reach.of` asks for it. Raises OSError."""
     pid_fd = procfs.open_pid(os.getpid())
     try:
         ours = namespaces.of(pid_fd)
@@ -51,7 +51,7 @@ def own_root() -> Iterator[Root]:
 
 
 def access_of(fd: int) -> Access:
-    """Who may read an open file where it is now; root alone if that cannot be told.
+    """Return the access to an open file where it is now; root alone if that cannot be told.
 
     Does not raise.
     """
@@ -163,9 +163,9 @@ class Here:
         self.container = self._here.container
 
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
-        """The claim that an open file is at ``path`` now, without its reach. Raises OSError.
+        """Return the sighting of an open file at ``path``, without its reach. Raises OSError.
 
-        ``foreign`` says that it is in a mount namespace that is not ours, nobody knows which.
+        ``foreign`` says that it is in a mount namespace that is not ours and not known.
         """
         identity = statx.identity(fd)
         if foreign:
@@ -197,7 +197,7 @@ class Here:
         return Sighting(origin, time.time_ns())
 
     def reached(self, sighting: Sighting, fd: int) -> Sighting:
-        """The same, with the reach of the file, which is open (O_PATH will do). Raises OSError."""
+        """Add the reach of the file, which is open (O_PATH will do). Raises OSError."""
         if self._reach is None:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
         with own_root() as root:
@@ -209,7 +209,7 @@ class Here:
 
 
 def is_foreign(fd: int) -> bool:
-    """Whether an open file is on no mount of ours: /proc/PID/root leads to others'.
+    """Return True if an open file is on no mount of our namespace: /proc/PID/root leads there.
 
     Raises OSError.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a process in a container, in which one, and how far is a file from there believed.
+"""The container of a process, and the trust in a file from there.
 
 There is no container in the kernel, only namespaces and control groups. Whether a process is in
 one is decided by its namespaces alone, which it cannot imitate; the label is for people.
@@ -37,19 +37,19 @@ def apart(namespaces: NamespaceSet, initial: NamespaceSet) -> int:
 
 
 def apart_names(apart: int) -> list[str]:
-    """The names of the namespaces in such a number, in the order of `NamespaceSet`."""
+    """Return the names of the namespaces in such a number, in the order of `NamespaceSet`."""
     return [name for number, name in enumerate(_NAMES) if apart & 1 << number]
 
 
 def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
-    """Whether what was seen ``apart`` so was in a container: every one of ``names`` is in it."""
+    """Return True if each namespace of ``names`` is another one than the host's in ``apart``."""
     return all(apart & 1 << _NAMES.index(name) for name in names)
 
 
 def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
     """`reach.Root.maker` for a process whose namespaces are ``apart`` so.
 
-    What root does in a mount namespace of somebody else's counts as root's.
+    Mounts that root makes in a mount namespace of another user count as root's.
     """
     if not in_container(apart, ("mnt",)):
         return None
@@ -61,7 +61,7 @@ def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
 def is_contained(
     namespaces: NamespaceSet, initial: NamespaceSet, names: Iterable[str] = ("mnt",)
 ) -> bool:
-    """Whether every namespace of ``names`` is another one than the host's.
+    """Return True if each namespace of ``names`` is another one than the host's.
 
     A namespace that is not known (0) counts as the host's.
     """
@@ -69,7 +69,7 @@ def is_contained(
 
 
 def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
-    """What to call the container of a process that is in one: ``docker:0123456789ab``.
+    """Return the label of the container of a process that is in one: ``docker:0123456789ab``.
 
     Where the control group tells nothing, the inode number of a namespace is the name,
     ``mnt:4026532177``, which is unique only as long as the container runs. It is the mount
@@ -85,12 +85,12 @@ def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] =
 def label_by(
     cgroup_path: bytes, namespaces: NamespaceSet, apart: int, names: Collection[str]
 ) -> str:
-    """What `Origin.container` would be had ``names`` been what containers are; may be empty."""
+    """Return the label for a definition of containers by ``names``; empty outside of one."""
     return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
 
 
 def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
-    """The labels that a user means who gave ``wanted``.
+    """Return the labels of the containers that a user has named.
 
     Each may be a whole label, or the beginning of the part after the colon that no other
     container shares; an ID longer than what labels show (docker's 64 digits) is understood.
@@ -100,7 +100,7 @@ def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
 
 
 def fits(text: str, label: str) -> bool:
-    """Whether a user who gave ``text`` may mean that container; see `choose`."""
+    """Return True if ``text`` of a user may name that container; see `choose`."""
     manager, colon, its_id = text.rpartition(":")
     if not its_id or (colon and not label.startswith(f"{manager}:")):
         return text == label
@@ -134,7 +134,7 @@ def _listed(labels: list[str]) -> str:
 def trust(
     identity: FileIdentity, mnt: int, initial_mnt: int, *, owners_believed: bool = True
 ) -> Trust:
-    """How far a file is believed that was seen in the mount namespace ``mnt``.
+    """Return the trust in a file that was seen in the mount namespace ``mnt``.
 
     HOST if only root can have written it and it was seen in the host's own mount namespace,
     CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which image a container runs, out of what the engines of this host note down.
+"""The image that a container runs, from the notes of the engines of this host.
 
 Engines are not asked: they may be hung, and every one has another protocol. What they keep in
 directories of their own is enough. That is in no container's reach; what is not a regular file that
@@ -61,7 +61,7 @@ _Lists = dict[bytes, tuple[tuple[int, ...], dict[bytes, RunImage]]]
 
 
 class EngineImages:
-    """What is known of the containers of a host, whose ``roots`` are looked into, one by one.
+    """The images of the containers of a host, found below its ``roots``, one after the other.
 
     By default they are our root, and that of the host if we are in a container ourselves. An answer
     is waited for so many ``seconds``. Methods may be called from any thread.
@@ -81,10 +81,10 @@ class EngineImages:
         self._lists: _Lists = {}
 
     def of(self, origin: Origin) -> str:
-        """The image of the container that a file was seen in: its name, its ID, or a line for each.
+        """Return the image of the container that a file was seen in: name, ID, or a line for each.
 
         Empty if that is not known. Looks once for each container, and for one of which nothing is
-        known a minute later again, when somebody asks. Does not raise.
+        known a minute later again, at the next call. Does not raise.
         """
         container = cgroup.container_id(origin.cgroup) if origin.container else ""
         if not container or origin.host != machine.host_name():
@@ -173,7 +173,7 @@ class _Host:
                 yield self._noted(path, engine_records.RuntimeConfig)
 
     def _by_storage(self, name: bytes) -> Iterator[RunImage]:
-        """What CRI-O and Podman know: of a container its own notes, then the lists of all."""
+        """Yield the image in the notes of CRI-O and Podman: its own, then the lists of all."""
         places = [
             b"%s/%s-containers/" % (root, driver) for root in self._storage() for driver in _DRIVERS
         ]

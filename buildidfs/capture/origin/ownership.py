@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what a file says of its owner to be believed: can only root have put these bytes there.
+"""Trust in the owner that a file tells: True only if root alone can have put its bytes there.
 
 A file in the host's mount namespace that belongs to root is trusted, so all ways by which the
 bytes of others come to look like that are ruled out here. One cannot be: the root of a container
 without a user namespace is the host's, and writes to the volumes that it was given. So files of
-root's also have a standing: directories that package managers keep are nobody's volume.
+root's also have a standing: directories that package managers keep are no container's volume.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Where container managers keep the files of images, in the host's mount namespace and owned by
-# root: whoever made the image wrote them.
+# root: the maker of the image wrote them.
 CONTAINER_STORAGE: Final = (
     b"/var/lib/docker/",
     b"/var/lib/containerd/",
@@ -56,7 +56,7 @@ _OTHERS_WRITE: Final = 0o022
 
 
 class Owners:
-    """What was learned of mounts in one mount namespace, whose ``mounts`` give its mountinfo."""
+    """The mounts of one mount namespace, as far as known; ``mounts`` reads its mountinfo."""
 
     def __init__(self, mounts: Callable[[], bytes]) -> None:
         self._mounts = mounts
@@ -64,11 +64,11 @@ class Owners:
         self._kept: dict[bytes, bool] = {}
 
     def believed(self, path: bytes, fd: int) -> bool:
-        """Whether the owner of an open file (O_PATH will do) seen at ``path`` counts.
+        """Return True if the owner of an open file (O_PATH will do) seen at ``path`` counts.
 
         Not on a mount that the namespace does not have: through /proc/PID/root its processes
         reach files of others. Not on one that is nosuid: that says that root's files there may be
-        anybody's. All that users can mount is (FUSE, removable media), and they could show any
+        any user's. All that users can mount is (FUSE, removable media), and they could show any
         owner. Raises OSError.
         """
         if path.startswith(CONTAINER_STORAGE) or _COPIES.search(path):
@@ -86,7 +86,7 @@ class Owners:
     def standing(self, path: bytes) -> Standing:
         """How far a file of root's at ``path``, whose owner is believed, is believed among others.
 
-        Counts only a place to which nobody but root can move a file. No filesystem is asked that
+        Counts only a place to which root alone can move a file. No filesystem is asked that
         may not answer. Does not raise.
         """
         if path.startswith(_INSTALLED):
@@ -125,7 +125,7 @@ class Owners:
 
 
 def _is_roots(directory: bytes) -> bool:
-    """Whether a directory is root's, and nobody else may write to it. Raises OSError."""
+    """Return True if a directory is root's, and root alone may write to it. Raises OSError."""
     root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = openat2.open_cached_in_root(root_fd, directory)

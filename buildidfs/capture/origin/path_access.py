@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who could get at a file along its path: the directories above it have permissions, too.
+"""The users who can get at a file along its path: the directories above it count, too.
 
 What is found out is meant for a mode that is shown elsewhere, with the owner and group of the file:
 for each of its three classes, whether *everybody* who is in it could search every directory down to
@@ -15,8 +15,8 @@ filesystem that the host has mounted, too, the way to that directory on the host
 - into a FUSE filesystem come all (allow_other) by the mode (default_permissions), or the one
   who mounted it;
 - a file that never had a name, like a memfd, one that was deleted or is not where its path leads
-  any more, and one whose users' root nobody can enter any more, is its owner's: of a directory that
-  has the name now nobody knows that it is the one in which the file was.
+  any more, and one whose users' root cannot be entered any more, is its owner's: a directory that
+  has the name now need not be the one in which the file was.
 
 Root reads everything, here as there.
 """
@@ -74,7 +74,7 @@ class Root(msgspec.Struct, frozen=True):
 
 
 class _Ground(NamedTuple):
-    """A mount. ``told`` says that its filesystem depends on somebody's answer, and that the bits of
+    """A mount. ``told`` says that its filesystem depends on a server, and that the bits of
     a mode may not be all there is to its permissions; ``only`` is who is let in, if not everybody.
     """
 
@@ -96,7 +96,7 @@ class _Barrier(NamedTuple):
         """Of a file's owner, its group and all others those of whom everybody may search it."""
         both = self.group and self.other
         reach = OWNER if uid == 0 or (self.owner if uid == self.uid else both) else 0
-        # Whoever owns the directory may be anybody but the owner of the file.
+        # The owner of the directory need not be the owner of the file.
         if self.owner or self.uid in (uid, 0):
             same = gid == self.gid
             reach |= GROUP if both or (same and self.group) else 0
@@ -105,7 +105,7 @@ class _Barrier(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """What was met from the root down to a directory, and the mount that this is on.
+    """The permissions from the root down to a directory, and the mount that this is on.
 
     ``place`` is device and inode of the directory, ``begun_ns`` the Unix time before the first of
     the directories was looked at.
@@ -148,12 +148,12 @@ class Reach:
 
     def _patiently(self, fd: int, identity: FileIdentity, root: Root, patience: Patience) -> int:
         """Raises OSError: TimeoutError if there is no answer in time."""
-        # In place of a device, since nobody knows which will be met. There is none of that number.
+        # In place of a device, since it is not known which will be met. No device has that number.
         device = (-3, root.mnt_ns_id)
         if patience.is_silent(device):
             return OWNER
         text = root.mountinfo()
-        # Whoever asks may be left behind, and then has descriptors that nobody else closes.
+        # The thread that asks may be left behind, and then has descriptors of its own to close.
         own_fd = os.dup(fd)
         try:
             own_root = os.dup(root.fd)
@@ -191,7 +191,7 @@ class Reach:
         return reach
 
     def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
-        """Whether a directory has that very file under that name."""
+        """Return True if a directory has that very file under that name."""
         try:
             fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
         except OSError:
@@ -252,7 +252,7 @@ class Reach:
         return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
 
     def _above(self, root: Root) -> set[_Barrier]:
-        """What the directories above a root keep out, up to the root of its mount namespace.
+        """Return the users kept out by the directories above a root, up to that of its namespace.
 
         Raises OSError.
         """
@@ -302,7 +302,7 @@ class Reach:
     def _kept_by(
         self, ground: _Ground, fd: int, identity: FileIdentity, root: Root
     ) -> frozenset[_Barrier]:
-        """What keeps out of a mount that ``fd`` is on. Raises OSError."""
+        """Return the users kept out of the mount that ``fd`` is on. Raises OSError."""
         barriers = self._outside(fd, identity, root) if root.maker is not None else frozenset()
         if ground.only is not None:
             barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
@@ -311,12 +311,12 @@ class Reach:
     # --- what the host has mounted as well ---------------------------------------------------
 
     def _outside(self, fd: int, identity: FileIdentity, root: Root) -> frozenset[_Barrier]:
-        """What keeps out, on the host, of a directory that is mounted in another mount namespace.
+        """Return the users kept out, on the host, of a directory mounted in another namespace.
 
         Nothing if the host does not have that filesystem: then it belongs to the container. Nor if
         it is the root that root has given to a container, or lies where engines keep what belongs
         to containers: of both the container's own users count, see SECURITY.md. Raises OSError,
-        ValueError if nobody can tell.
+        ValueError if that cannot be told.
         """
         assert root.maker is not None
         number = mounts.mount_id(fd)
@@ -332,7 +332,7 @@ class Reach:
         if ways and not all(path.startswith(CONTAINER_STORAGE) for path in ways):
             return self._least(fd, identity, number, ways)
         if not ways and shown.fstype == b"overlay" and shown.mount_point != b"/":
-            raise OSError(errno.ENOENT, "an overlay, whose layers nobody can tell")
+            raise OSError(errno.ENOENT, "an overlay, whose layers are not known")
         if ways or made_by_root or shown.root == b"/":
             return frozenset()
         raise OSError(errno.ENOENT, "a part of what the host does not have")
@@ -353,8 +353,9 @@ class Reach:
     def _least(
         self, fd: int, identity: FileIdentity, number: int, ways: list[bytes]
     ) -> frozenset[_Barrier]:
-        """What keeps out along the way that keeps out least, of those that lead to the root of the
-        mount with that number. Raises OSError, ValueError if none does.
+        """Return the barriers of the way with the fewest, of those to the root of a mount.
+
+        Raises OSError, ValueError if no way leads to the mount with that number.
         """
         if stat.S_ISDIR(identity.mode):
             identity = self._root_of_mount(fd, number)
@@ -386,7 +387,7 @@ class Reach:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _along(self, host: Root, way: bytes, identity: FileIdentity) -> frozenset[_Barrier] | None:
-        """What keeps out along a path of the host; None if it leads to something else."""
+        """Return the users kept out along a path of the host; None if it leads to another file."""
         directory, _, name = way.rpartition(b"/")
         try:
             if stat.S_ISDIR(identity.mode):
@@ -416,7 +417,7 @@ class Reach:
         raise OSError(errno.ENOENT, "not mounted where it was seen")
 
     def _mounter(self, mount: mountinfo.MountInfo, root: Root) -> int | None:
-        """Who alone is let in, None if that is not so."""
+        """Return the only user who is let in; None if there are others."""
         options = mount.super_options
         if mount.fstype not in (b"fuse", b"fuseblk") and not mount.fstype.startswith(b"fuse."):
             return None
@@ -427,7 +428,7 @@ class Reach:
             return None
         if self._slow.is_users(root.user):
             # It says who mounted it in the numbers of the user namespace it was mounted in.
-            raise OSError(errno.EPERM, "mounted by somebody unknown")
+            raise OSError(errno.EPERM, "mounted by an unknown user")
         return int(mountinfo.option(options, b"user_id") or b"0")
 
     def _searchers(self, fd: int, mode: int, ground: _Ground) -> int:
@@ -454,7 +455,7 @@ class Reach:
 
 
 def _inside(path: bytes, root: bytes) -> bytes:
-    """What is called ``path`` by us, as those call it whose root is called ``root``."""
+    """Turn our name of a file into that of processes whose root we call ``root``."""
     if not path.startswith(b"/"):
         raise OSError(errno.ENOENT, "has no path", path)
     if root == b"/":

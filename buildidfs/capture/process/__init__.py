@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running process has mapped, found in /proc."""
+"""The files that running processes have mapped, found in /proc.
+
+`scanner.ProcScanner` captures them, `inventory` only counts them, `mapped_by` finds the processes
+that map a build ID. `process` is one process, pinned; `fuse_files` are files that root
+may not read.
+"""

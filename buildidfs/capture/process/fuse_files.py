@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has mapped from a FUSE filesystem of its user that root is not let into.
+"""Mapped files on a FUSE filesystem of a user that root is not let into.
 
 The kernel tells the build ID of such a file even so. Its bytes are to be had as the user who
 mounted it (`unresponsive.as_owner`), and count only if they have that build ID.
@@ -49,7 +49,7 @@ class Owned(msgspec.Struct):
 
 
 class FuseFiles:
-    """What root was refused, read as the owner if there is an ``as_owner`` to do it."""
+    """Reads files that root was refused, through ``as_owner`` if there is one."""
 
     def __init__(self, memo: Memo, helper: FileHelper, as_owner: AsOwner | None = None) -> None:
         self._memo = memo
@@ -83,12 +83,12 @@ class FuseFiles:
             lacking = _NEEDED - credentials.effective_capabilities()
             if refusal.errno == errno.EPERM and lacking:
                 reason += f"; needs {', '.join(sorted(lacking))}"
-            silent = refusal.errno == errno.ETIMEDOUT  # and then nobody else is to wait for it
+            silent = refusal.errno == errno.ETIMEDOUT  # and no further process is to wait
             build_id = None if silent else self._build_id(process, mapping)
             return Unreadable(path, reason, refusal.errno or errno.EIO, build_id)
 
     def _mounter(self, process: Process, mapping: Mapping) -> Mounter | None:
-        """Who mounted the filesystem of a mapping, if that is FUSE. Raises OSError."""
+        """Return the mounter of the filesystem of a mapping, if it is FUSE. Raises OSError."""
         key = process.mount_namespace, mapping.dev
         if key not in self._mounters:
             from buildidfs.capture.unresponsive import (
@@ -102,7 +102,7 @@ class FuseFiles:
         return self._mounters.get(key)
 
     def _build_id(self, process: Process, mapping: Mapping) -> BuildId | None:
-        """What the kernel says of a mapped file, if that can be had without waiting for long."""
+        """Return the build ID of a mapped file by the kernel, unless that takes too long."""
         try:
             return self._helper.build_id(mapping.dev, process.pid, mapping)
         except OSError:
@@ -115,7 +115,7 @@ class FuseFiles:
         mapping: Mapping,
         mounter: Mounter,
     ) -> Owned:
-        """Raises OSError."""
+        """Read a file as its owner, unless the memo knows it. Raises OSError."""
         from buildidfs.capture.unresponsive.as_owner import OwnedFile
 
         name = procfs.map_file_name(mapping.start, mapping.end)

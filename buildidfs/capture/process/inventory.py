@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Census(msgspec.Struct):
-    """What was counted; of ``refused`` processes something could not be looked at, and nothing of
+    """The counts; of ``refused`` processes something could not be looked at, and nothing of
     ``unseen`` ones, which are among them.
 
     ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs it: the processes that have a file with a given build ID mapped, right now.
+"""The processes that have a file with a given build ID mapped, right now.
 
 Nothing is captured. A file is looked into once for each mount namespace, however many processes
 map it; one that may not be opened is identified by what is in memory of it.
@@ -95,7 +95,7 @@ class Mappers:
                     yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
 
     def _process(self, process: Process) -> list[Mapper | Nameless]:
-        """What one process maps of it, each file once. Raises OSError."""
+        """Yield the files with that build ID that one process maps, each once. Raises OSError."""
         for _ in range(_ATTEMPTS):
             mappings = process.executable_mappings()
             if not mappings:
@@ -135,7 +135,7 @@ class Mappers:
         self._devices.learn(text, overlays_answer=by_root)
 
     def _build_id(self, process: Process, namespace: str, mapping: Mapping) -> BuildId | None:
-        """That of a mapped file, None if it has none or nobody can tell. Raises `Moved`."""
+        """Return the build ID of a mapped file; None if there is none known. Raises `Moved`."""
         key = (namespace, mapping.dev, mapping.inode, mapping.path)
         try:
             return self._known[key]

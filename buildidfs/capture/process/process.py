@@ -59,7 +59,7 @@ class Ways:
         self.labels: dict[bytes, bytes] = {}
 
     def cgroup_path(self, text: bytes) -> bytes:
-        """What `formats.container.cgroup.path` says; the same text comes again and again."""
+        """Return `formats.container.cgroup.path` of a text, which comes again and again."""
         path = self.labels.get(text)
         if path is None:
             path = self.labels[text] = cgroup.path(text)
@@ -91,7 +91,7 @@ class Process:
             os.close(self._root_fd)
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
-        """Find out namespaces, cgroup and container. Raises OSError."""
+        """Find out its surroundings and root. Raises OSError."""
         self.surroundings = builder.surroundings_of(
             self.fd, initial, container_namespaces, self._ways.cgroup_path
         )
@@ -108,7 +108,7 @@ class Process:
         return self.surroundings.container
 
     def is_gone(self) -> bool:
-        """Whether it has ended, be it that its parent has yet to notice."""
+        """Return True if the process has ended, even if its parent has not reaped it yet."""
         try:
             procfs.exe(self.fd)
         except OSError as error:
@@ -117,7 +117,7 @@ class Process:
 
     @property
     def mount_namespace(self) -> int:
-        """What tells its mount namespace from all others, at least during this scan."""
+        """The number of its mount namespace, unique at least during this scan."""
         return self.surroundings.mnt_ns_id or self.namespaces.mnt
 
     @property
@@ -141,7 +141,7 @@ class Process:
         try:
             root_fd = self.root_fd
         except OSError:
-            return OWNER  # it is gone, and from where its paths began nobody can tell
+            return OWNER  # it is gone, and the root of its paths with it
         root = Root(
             root_fd,
             self.root_path,
@@ -267,7 +267,7 @@ class Process:
         return fd, identity
 
     def _proven(self, path_fd: int, mapping: Mapping) -> bool:
-        """Whether a file has the build ID that the mapped one has in memory. Raises OSError."""
+        """Return True if a file has the build ID of the mapped one in memory. Raises OSError."""
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             return False
         in_memory = self.build_id_in_memory(mapping)

@@ -148,7 +148,7 @@ class ProcScanner:
 
 
 class _Scan:
-    """What one pass remembers from process to process."""
+    """The memory of one pass from process to process."""
 
     def __init__(
         self,
@@ -424,7 +424,7 @@ class _Scan:
 
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
         if process.mount_namespace in self._slow_namespaces:
-            return True  # nobody knows without waiting
+            return True  # it cannot be told without waiting
         key = process.mount_namespace, process.root_path
         has = self._debug_roots.get(key)
         if has is None:
@@ -439,7 +439,7 @@ class _Scan:
                 yield item
                 continue
             with item:
-                # Names and links that lead there come with the binary: whoever made that may have
+                # Names and links that lead there come with the binary: its maker may have
                 # led them to a file of root's that has nothing to do with it.
                 trust = min(binary, self._trust(process, item.path, item.identity, item.path_fd))
                 key = (process.mount_namespace, process.container, item.identity, trust)
@@ -555,7 +555,7 @@ def found(
 
 
 def may_differ(mappings: Iterable[Mapping]) -> bool:
-    """Whether a process may have another vDSO than ours: all it runs is below 4 GiB."""
+    """Return True if a process may have another vDSO than ours: all it runs is below 4 GiB."""
     ends = [mapping.end for mapping in mappings]
     return bool(ends) and max(ends) <= _FOUR_GIB
 

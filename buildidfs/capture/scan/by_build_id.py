@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture what somebody asks for by name: files that have, or had, a certain build ID.
+"""Capture files by build ID, from the places where they were seen or are said to be.
 
 They are looked for where they may still be: in what processes have mapped, at their paths in our
 own mount namespace, and at their paths in the mount namespaces of processes that run. What is found
@@ -51,7 +51,7 @@ File = tuple[bytes, tuple[int, int], int]
 
 
 class Wanted(msgspec.Struct):
-    """What is looked for.
+    """The files that are looked for.
 
     ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
     `Origin.mnt_ns_id`) that ``elsewhere`` has. ``files`` are known by their inodes only.
@@ -146,7 +146,7 @@ class WantedScanner:
         patience = Patience()
         for path in sorted(self._wanted.paths | inodes.keys()):
             try:
-                # Whoever made the profile chose the path. What does not answer is given up, all
+                # The maker of the profile chose the path. What does not answer is given up, all
                 # of it, for there may be more where that came from.
                 status = patience.ask((-1, 0), partial(_status, path), lambda status: None)
             except OSError:
@@ -202,7 +202,7 @@ class WantedScanner:
 
 
 def _status(path: bytes) -> os.stat_result:
-    """What is at a path here, which must not lead through another process. Raises OSError."""
+    """Open a path here, which must not lead through another process. Raises OSError."""
     root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = openat2.open_in_root(root_fd, path, os.O_PATH)

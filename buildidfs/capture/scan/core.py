@@ -74,7 +74,7 @@ class CoreFile:
     def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
         """The vDSO that is in the core, if it is one of ``wanted``.
 
-        The process could have written to it, and whoever has the core can have. Raises OSError.
+        The process could have written to it, and so could each owner of the core. Raises OSError.
         """
         place = self.core.vdso
         for module in self.core.modules:
@@ -90,7 +90,7 @@ class CoreFile:
 
 
 def is_core(path: bytes) -> bool:
-    """Whether there is an ELF core file; False for what cannot be read."""
+    """Return True if there is an ELF core file; False if it cannot be read."""
     try:
         fd = _open(path)
     except UsageError:

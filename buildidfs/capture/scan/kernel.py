@@ -272,7 +272,7 @@ def module_paths(dep_file: bytes) -> dict[bytes, bytes]:
 
 MODULES: Final = b"/lib/modules"
 PACKED: Final = (b".gz", b".xz", b".zst")
-"""What the names of compressed modules end in, after ``.ko``."""
+"""The suffixes of compressed modules, after ``.ko``."""
 
 _PLACES: Final = (
     b"/boot",
@@ -358,7 +358,7 @@ class InstalledKernels:
             yield Unreadable(self._root, "has neither /boot nor /lib/modules")
 
     def _is_new(self, fd: int) -> bool:
-        """Whether a directory was not entered yet: /lib may be a link to /usr/lib."""
+        """Return True if a directory was not entered yet: /lib may be a link to /usr/lib."""
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
         if identity in self._entered:
@@ -417,7 +417,7 @@ def debug_files(path: bytes, build_id: BuildId) -> list[bytes]:
 
 
 class _Packed(NamedTuple):
-    """What is compressed in a file, and how many bytes may come out of it."""
+    """The compressed part of a file, and the most bytes that may come out of it."""
 
     packing: Packing
     where: ByteRange
@@ -425,7 +425,7 @@ class _Packed(NamedTuple):
 
 
 class KernelFiles:
-    """What `InstalledKernels` and `capture.scan.kernel` do with each file."""
+    """The work of `InstalledKernels` and `KernelScanner` on each file."""
 
     def __init__(self, memo: Memo, here: Here, spool: Spool) -> None:
         self._memo = memo
@@ -492,7 +492,7 @@ class KernelFiles:
 
 
 def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
-    """What is in a module that is compressed, or in a vmlinuz; None if it is neither.
+    """Find the content of a compressed module or a vmlinuz; None for any other file.
 
     Raises OSError, `CannotDecompress` if nothing here can read it.
     """
@@ -527,7 +527,7 @@ def _packing(head: bytes) -> Packing | None:
 
 
 def _limited(fd: int, packed: _Packed) -> Iterator[bytes]:
-    """What comes out. Raises OSError, `CannotDecompress`."""
+    """Return a file with the content. Raises OSError, `CannotDecompress`."""
     size = 0
     packed_bytes = decompress.chunks(fd, packed.where.offset, packed.where.size)
     for piece in decompress.plain(packed_bytes, packed.packing):

@@ -134,7 +134,7 @@ class Profile:
         return headers.feature(self.read_at, self.header, number)
 
     def text(self, number: int) -> bytes:
-        """What a feature that is one string says."""
+        """Return the text of a feature that is one string."""
         return headers.text(self.feature(number), self.header.order)
 
     def build_ids(self) -> Iterator[Named]:
@@ -142,7 +142,7 @@ class Profile:
         return headers.build_id_table(self.read_at, self.header)
 
     def named(self, raw: Raw) -> Named | None:
-        """What a record says of the build ID of a file, if it is of that kind."""
+        """Return the build ID of a file in a record, if it is of that kind."""
         if raw.kind != records.HEADER_BUILD_ID:
             return None
         return headers.named(raw.data, raw.at, raw.size, raw.misc, self.header.order)

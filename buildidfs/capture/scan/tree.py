@@ -77,7 +77,7 @@ def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
 def _judged(
     file: walk.OpenFile, open_at: Callable[[bytes], int]
 ) -> tuple[BuildId | Absence, Kind | None]:
-    """What a file is kept under, or why it is not; its kind where the file does not tell it.
+    """Return the build ID to keep a file under, or why it has none, and its kind if not told.
 
     Raises OSError.
     """
