@@ -18,7 +18,7 @@ from benchmarks.stores import whole
 from buildidfs import config
 from buildidfs.app import capture
 from buildidfs.store import Store
-from buildidfs.store.write import sidecar
+from buildidfs.store.blobs import files
 from tests.support.crashing import OPERATIONS, Crashes
 from tests.support.powercuts import PowerCuts
 
@@ -123,15 +123,15 @@ def capturing(bench: Bench) -> Iterator[Row]:
     tree = Path("/usr/lib")
     with_it: list[float] = []
     without: list[float] = []
-    real = sidecar.attach
+    real = files.attach_origin
     for number in range(bench.rounds):
         bench.say(f"capturing: round {number + 1} of {bench.rounds}")
         with_it.append(_captured(bench, tree))
-        sidecar.attach = lambda fd, data: True
+        files.attach_origin = lambda fd, data: True
         try:
             without.append(_captured(bench, tree))
         finally:
-            sidecar.attach = real
+            files.attach_origin = real
     yield Row(
         "scan tree, keeping beside blobs where they come from", "<=", 1.05,
         min(with_it) / min(without), detail=f"{min(with_it):.2f} s, {min(without):.2f} s",

@@ -29,12 +29,10 @@ from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.linux import file_ops, machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture
-from buildidfs.store.blobs import hashing
-from buildidfs.store.blobs.export import open_draft, open_through
-from buildidfs.store.bundle import archive
-from buildidfs.store.bundle.archive import BundleFile
-from buildidfs.store.bundle.store import captures, sightings
+from buildidfs.store.blobs import files
+from buildidfs.store.bundle import BundleFile, captures, sightings, write_bundle
 from buildidfs.store.errors import show
+from buildidfs.store.export import open_draft, open_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -226,9 +224,7 @@ def create(
         manifest = msgspec.structs.replace(manifest, sources=about)
         if isinstance(output, int):
             try:
-                archive.write(
-                    store, manifest, given, output, sources=listed.fileno(), progress=tell
-                )
+                write_bundle(store, manifest, given, output, sources=listed.fileno(), progress=tell)
             except BrokenPipeError:
                 raise
             except OSError as error:
@@ -275,12 +271,12 @@ def _write_file(
         through = open_through(output)
         if through is not None:
             with open(through, "wb", buffering=0) as stream:
-                return archive.write(
+                return write_bundle(
                     store, manifest, inputs, stream.fileno(), sources=listed, progress=progress
                 )
         fd = open_draft(draft)
         try:
-            kept = archive.write(
+            kept = write_bundle(
                 store, manifest, inputs, fd, sources=listed, resume=True, progress=progress
             )
             os.fsync(fd)
@@ -475,7 +471,7 @@ class _List:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._hasher = hashing.sha256()
+        self._hasher = files.sha256()
         self.size = 0
         self.files = 0
 

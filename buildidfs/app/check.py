@@ -20,9 +20,9 @@ from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
 from buildidfs.store import Store, layout
-from buildidfs.store.fsck import rebuild, repair
+from buildidfs.store.fsck import repair
 from buildidfs.store.fsck.faults import Fault
-from buildidfs.store.fsck.probe import is_readable
+from buildidfs.store.index.environment import is_readable
 from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
             made += count
             options.progress("Making a new index", made, 0)
 
-        rebuilt = rebuild.run(path, progress)
+        rebuilt = repair.rebuild(path, progress)
         checked.unknown = len(rebuilt.unknown)
         for digest in rebuilt.damaged:
             yield Result(Fault(f"blob {digest} has other bytes", digest), "found")

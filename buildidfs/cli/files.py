@@ -96,7 +96,7 @@ def get(session: Session, id_: str, kind: str | None, output: str | None) -> Non
     FILE appears whole or not at all. Writing to a terminal is refused.
     """
     from buildidfs.errors import UsageError
-    from buildidfs.store.blobs import export
+    from buildidfs.store import export
 
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")

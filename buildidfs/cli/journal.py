@@ -13,7 +13,7 @@ import click
 
 from buildidfs.cli.common import Session, container_of, exit_status, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable
-from buildidfs.store.lost_files import Lost
+from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.service.status import Running, Status
     from buildidfs.app.service.supervise import Part
-    from buildidfs.store.retention.evicted import Evictions
+    from buildidfs.store.retention.eviction import Evictions
     from buildidfs.store.retention.policy import Policy
 
 

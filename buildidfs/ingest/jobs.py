@@ -22,7 +22,7 @@ from buildidfs.ingest.store_health import delay
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 from buildidfs.store.errors import show
-from buildidfs.store.retention.evicted import is_fresh
+from buildidfs.store.retention.eviction import is_fresh
 
 if TYPE_CHECKING:
     from buildidfs.errors import BuildIdFsError

@@ -27,7 +27,7 @@ from buildidfs.ingest.batch import BATCH_ROWS, Batch, at_another_place
 from buildidfs.model import Absence, FileIdentity, Sighting
 from buildidfs.store import CommitResult, NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.errors import show
-from buildidfs.store.retention.evicted import Tally
+from buildidfs.store.retention.eviction import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import errors
-from buildidfs.store.blobs import export
+from buildidfs.store import export
 
 if TYPE_CHECKING:
     from collections.abc import Callable

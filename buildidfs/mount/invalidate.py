@@ -33,7 +33,7 @@ from buildidfs.errors import BuildIdFsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from buildidfs.store.notify import Listener
+    from buildidfs.store.coordination import Listener
     from buildidfs.view import View
 
 log = logging.getLogger(__name__)

@@ -82,8 +82,7 @@ def _opened(options: MountOptions) -> Store:
     if not options.bundle:
         return Store.open(options.store, read_only=True)
     from buildidfs.capture.origin.builder import access_of
-    from buildidfs.store.bundle.archive import BundleFile
-    from buildidfs.store.bundle.store import open_bundle
+    from buildidfs.store.bundle import BundleFile, open_bundle
 
     file = BundleFile(options.store)
     return open_bundle(file, access_of(file.fileno()))

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.blobs.verify import Blob
-from buildidfs.store.index.containers import Container, ContainerEntry, is_of
-from buildidfs.store.index.queries import is_withheld
+from buildidfs.store.index.containers import is_of
+from buildidfs.store.index.ranking import is_withheld
 from buildidfs.store.records import (
     CommitResult,
     Held,
-    JournalRecord,
     NewAbsence,
     NewCapture,
     NewSeen,
@@ -20,6 +19,8 @@ from buildidfs.store.records import (
     Remembered,
     StoreStats,
 )
+from buildidfs.store.schema.containers import Container, ContainerEntry
+from buildidfs.store.schema.locations import JournalRecord
 from buildidfs.store.store import Store
 
 __all__ = [

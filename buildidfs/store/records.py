@@ -15,7 +15,6 @@ from buildidfs.model import (
     Digest,
     FileIdentity,
     Kind,
-    NamespaceSet,
     Origin,
     Quality,
     Sighting,
@@ -117,30 +116,6 @@ class OriginRecord(msgspec.Struct, frozen=True):
     digest: Digest
     first_seen_ns: int
     last_seen_ns: int
-
-
-class JournalRecord(msgspec.Struct, frozen=True):
-    """That a path had this build ID, for whom, and when first and last (Unix time, ns).
-
-    The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
-    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` is what identifies a
-    file that there was no room for, None for others.
-    """
-
-    build_id: BuildId
-    path: bytes
-    namespaces: NamespaceSet
-    apart: int
-    mnt_ns_id: int
-    cgroup: bytes
-    container: str
-    host: str
-    boot: bytes
-    scanner: str
-    first_seen_ns: int
-    last_seen_ns: int
-    cgroup_id: int = 0
-    noted: FileIdentity | None = None
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -20,34 +20,30 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import StoreError
 from buildidfs.model import Kind
-from buildidfs.store import layout, lost_files
-from buildidfs.store.blobs.files import Blobs, Staged
-from buildidfs.store.blobs.hashing import digest_of
+from buildidfs.store import layout
+from buildidfs.store.blobs.files import Blobs, Staged, digest_of
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
 from buildidfs.store.index.containers import ContainerTree
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.journal import Journal
 from buildidfs.store.index.paths import FileNames, PathTree
-from buildidfs.store.index.pins import Pins
-from buildidfs.store.index.queries import Index
+from buildidfs.store.index.queries import Index, Pins
 from buildidfs.store.records import Held, StoreStats
-from buildidfs.store.write.transaction import load_counters
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId, Digest, Origin, Sighting, Standing, Trust
-    from buildidfs.store.blobs.compress import Compressed
+    from buildidfs.store.commit import Commits
+    from buildidfs.store.coordination import Listener
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
-    from buildidfs.store.lost_files import Lost
-    from buildidfs.store.notify import Listener
     from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
-    from buildidfs.store.retention.evicted import Evictions, Tally
-    from buildidfs.store.retention.eviction import AltLinks
-    from buildidfs.store.retention.gc import Collected
+    from buildidfs.store.retention.compress import Compressed
+    from buildidfs.store.retention.eviction import AltLinks, Evictions, Tally
     from buildidfs.store.retention.policy import Choice, Keeper, Policy
-    from buildidfs.store.retention.removal import Removed
-    from buildidfs.store.write.commit import Commits
+    from buildidfs.store.retention.removal import Collected, Removed
+    from buildidfs.store.run_files import Lost
 
 StorePath = str | bytes | os.PathLike[str]
 
@@ -171,9 +167,9 @@ class Store:
         """Leave what was opened since the last time for whoever writes next; never fails."""
         used, self._used = self._used, set()
         if used:
-            from buildidfs.store.write import use_log
+            from buildidfs.store.write import uses
 
-            use_log.leave(self.path, list(used))
+            uses.leave(self.path, list(used))
 
     def _note_use(self, digest: Digest) -> None:
         if len(self._used) < _MOST_USES:
@@ -289,7 +285,7 @@ class Store:
 
     def evictions(self) -> Evictions:
         """What was removed to make room since the store was made, and what was only noted."""
-        from buildidfs.store.retention import evicted as evictions
+        from buildidfs.store.retention import eviction as evictions
 
         env = self._opened()
         with env.read() as txn:
@@ -309,7 +305,7 @@ class Store:
     @property
     def tally(self) -> Tally:
         """What was removed to keep within the policy since `take_tally` was called."""
-        from buildidfs.store.retention.evicted import Tally
+        from buildidfs.store.retention.eviction import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
 
@@ -334,33 +330,33 @@ class Store:
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
-        from buildidfs.store.index import pins
+        from buildidfs.store.index import queries
 
-        return pins.pin(self._writable(), build_ids, name, time.time_ns())
+        return queries.pin(self._writable(), build_ids, name, time.time_ns())
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
         """Take back pins without a name; returns how many there were."""
-        from buildidfs.store.index import pins
+        from buildidfs.store.index import queries
 
-        return pins.unpin(self._writable(), build_ids)
+        return queries.unpin(self._writable(), build_ids)
 
     def unpin_name(self, name: bytes) -> int:
         """Take back all pins with a name; returns how many there were."""
-        from buildidfs.store.index import pins
+        from buildidfs.store.index import queries
 
-        return pins.unpin_name(self._writable(), name)
+        return queries.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
         """Take in what readers have opened; returns how much of it was new. Raises `StoreError`."""
-        from buildidfs.store.write import use_log
+        from buildidfs.store.write import uses
 
-        return use_log.fold(self._writable())
+        return uses.fold(self._writable())
 
     def collect(self) -> Collected:
         """Remove what killed processes have left behind. Raises `StoreError`."""
-        from buildidfs.store.retention import gc
+        from buildidfs.store.retention import removal
 
-        return gc.collect(self._writable())
+        return removal.collect(self._writable())
 
     def remove(
         self, digests: Iterable[Digest], *, quarantine: bool = False, forget: bool = False
@@ -385,7 +381,7 @@ class Store:
         They take less room, and are read as before. ``enough`` ends it early. Raises `StoreFull`,
         `StoreError` (also where the package zstandard is missing).
         """
-        from buildidfs.store.blobs.compress import Compressor
+        from buildidfs.store.retention.compress import Compressor
 
         return Compressor(self._writable(), self._files, self.blobs).run(unused_since, enough)
 
@@ -393,7 +389,7 @@ class Store:
 
     def why(self, ordinal: int, kept: Sequence[Artifact]) -> list[str]:
         """For each of the `variants` of an artifact, why it is served or is not, in words."""
-        from buildidfs.store.explain import why
+        from buildidfs.store.index.ranking import why
 
         build_id = self.index.build_id(ordinal)
         floor = 0 if build_id is None else self.index.floor(build_id)
@@ -401,7 +397,9 @@ class Store:
 
     def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
         """The files that were seen at ``since_ns`` or later, and lost, in order of time."""
-        return lost_files.since(self.path, since_ns)
+        from buildidfs.store import run_files
+
+        return run_files.lost_since(self.path, since_ns)
 
     def listen(self) -> Listener:
         """Hear of commits, by whatever process; raises `StoreError` where nobody could commit."""
@@ -411,7 +409,7 @@ class Store:
             with env.read() as txn:
                 return load_counters(env, txn).announced
 
-        from buildidfs.store.notify import Listener
+        from buildidfs.store.coordination import Listener
 
         return Listener(self.path, count)
 
@@ -451,7 +449,7 @@ class Store:
         return Checker(self._opened(), self._files, self.blobs)
 
     def _commits(self) -> Commits:
-        from buildidfs.store.write.commit import Commits  # which who only reads does without
+        from buildidfs.store.commit import Commits  # which who only reads does without
 
         return Commits(
             self._writable(),

@@ -21,8 +21,8 @@ from buildidfs.capture.live import protocol
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Digest, Kind, Trust
 from buildidfs.store import Store, run_files
+from buildidfs.store.coordination import Listener
 from buildidfs.store.index.queries import whole
-from buildidfs.store.notify import Listener
 from buildidfs.store.schema import locations, schema
 from buildidfs.view import View, nodes
 from tests.fuzz import elf_mutation

@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.app import bundle, symbolizers
 from buildidfs.store import Store
-from buildidfs.store.bundle.archive import BundleFile
+from buildidfs.store.bundle import BundleFile
 from tests.support.clients import Result, run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, build_id_of

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from buildidfs.model import ByteRange, Kind, Quality, Trust
-from buildidfs.store import Store, notify
+from buildidfs.store import Store, coordination
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.clients import tool
 
@@ -394,7 +394,7 @@ def test_a_commit_that_does_not_say_what_changed(
     with buildidfs.mounted("-o", loop) as mount:
         assert not any(_look(mount, names))
         assert (mount / "0101/elf").read_bytes() == b"old"
-        monkeypatch.setattr(notify, "_MOST_ORDINALS", 0)
+        monkeypatch.setattr(coordination, "_MOST_ORDINALS", 0)
         store.commit(
             [
                 capture(store, b"x", ID),

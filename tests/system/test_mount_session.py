@@ -19,7 +19,7 @@ import pytest
 from buildidfs.errors import MountError
 from buildidfs.linux.sdnotify import Inbox
 from buildidfs.mount import mountpoint, options
-from buildidfs.store import Store, notify
+from buildidfs.store import Store, coordination
 from buildidfs.store.run_files import present
 from tests.support.captures import capture
 from tests.support.clients import run, tool
@@ -301,7 +301,7 @@ def test_an_older_kernel(
     with Store.open(buildidfs.store) as store, _serving(buildidfs, script=_OLD_KERNEL):
         names = [place / build_id.hex() / "elf" for build_id in ids]
         assert not any(name.exists() for name in names)
-        monkeypatch.setattr(notify, "_MOST_ORDINALS", 0)
+        monkeypatch.setattr(coordination, "_MOST_ORDINALS", 0)
         store.commit([capture(store, build_id, build_id) for build_id in ids])
         assert all(name.exists() for name in names)
         assert len(os.listdir(place)) == 113

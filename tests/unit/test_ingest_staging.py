@@ -20,7 +20,7 @@ from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx
 from buildidfs.model import Absence, Artifact, BuildId, Origin, Sighting
 from buildidfs.store import NewAbsence, Store
-from buildidfs.store.write import seen_files
+from buildidfs.store.write import transaction
 from tests.support.elfwriter import elf_file
 from tests.support.mapped import SharedMapping
 
@@ -164,7 +164,7 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
     path = tmp_path / "mapped"
     path.write_bytes(elf_file(build_id=build_id).ljust(4096, b"\0"))
     monkeypatch.setattr(staging, "_RESTING_NS", 0)
-    monkeypatch.setattr(seen_files, "_RACY_NS", 0)
+    monkeypatch.setattr(transaction, "_RACY_NS", 0)
     with Store.create(tmp_path / "store") as store:
         with SharedMapping(path) as shared:
             first = tree(store, path)

@@ -16,9 +16,8 @@ import pytest
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
-from buildidfs.store.blobs import sync
-from buildidfs.store.blobs.files import Blobs, Staged, Standing
-from buildidfs.store.blobs.hashing import digest_of
+from buildidfs.store.blobs import files
+from buildidfs.store.blobs.files import Blobs, Staged, Standing, digest_of
 from tests.support.clients import run, tool
 
 _MIB = 1 << 20
@@ -196,14 +195,14 @@ def test_a_blob_linked_in_between_is_left_alone(
 ) -> None:
     """Another process captures the same bytes at the same time, and is faster."""
     faster, slower = _stage(blobs, b"same"), _stage(blobs, b"same")
-    real = sync.sync
+    real = files.sync_all
 
     def overtaken(fds: list[int]) -> None:
-        monkeypatch.setattr(sync, "sync", real)
+        monkeypatch.setattr(files, "sync", real)
         _seal(blobs, faster)
         real(fds)
 
-    monkeypatch.setattr(sync, "sync", overtaken)
+    monkeypatch.setattr(files, "sync", overtaken)
     _seal(blobs, slower)
     assert _read(blobs, _sha256(b"same")) == b"same"
     assert list(blobs.names()) == [_sha256(b"same")]

@@ -13,9 +13,9 @@ import pytest
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Digest
 from buildidfs.store import Store
-from buildidfs.store.blobs import hashing
+from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
-from buildidfs.store.schema import raw, schema
+from buildidfs.store.schema import schema
 from tests.support import damages
 from tests.support.captures import capture, commit, read_blob
 
@@ -33,13 +33,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each file that was read as a whole."""
     read: list[int] = []
-    real = hashing.content_digest
+    real = files.content_digest
 
     def counted(fd: int, *arguments: object) -> Digest:
         read.append(fd)
         return real(fd, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hashing, "content_digest", counted)
+    monkeypatch.setattr(files, "content_digest", counted)
     return read
 
 
@@ -140,7 +140,7 @@ def test_a_capture_of_what_is_missing_heals(store: Store) -> None:
 
 def test_what_no_row_speaks_of_is_read(store: Store, hashed: list[int]) -> None:
     """A crash leaves blobs without a row, and anybody could."""
-    digest = Digest(hashing.sha256().digest())
+    digest = Digest(files.sha256().digest())
     path = Path(os.fsdecode(store.blobs.path(digest)))
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
@@ -181,7 +181,7 @@ def test_a_row_of_the_file(store: Store) -> None:
     assert (row.stored, row.inode, row.ctime_ns) == (
         status.st_size, status.st_ino, status.st_ctime_ns,
     )  # fmt: skip
-    assert raw.is_file(value, row.stored, row.inode, row.ctime_ns)
+    assert schema.is_file(value, row.stored, row.inode, row.ctime_ns)
     for other in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
         changed = (row.stored + other[0], row.inode + other[1], row.ctime_ns + other[2])
-        assert not raw.is_file(value, *changed)
+        assert not schema.is_file(value, *changed)

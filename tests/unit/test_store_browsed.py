@@ -17,13 +17,19 @@ import pytest
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import EVERYBODY, OWNER, Kind
 from buildidfs.store import Store
-from buildidfs.store.fsck import rebuild, repair
-from buildidfs.store.index import containers, environment
-from buildidfs.store.index.containers import VALUE, ContainerRow, pack_container, pack_entry
+from buildidfs.store.fsck import repair
+from buildidfs.store.index import environment
 from buildidfs.store.index.paths import NAMES
-from buildidfs.store.retention import gc
+from buildidfs.store.retention import removal
 from buildidfs.store.retention.policy import Policy
 from buildidfs.store.schema import schema
+from buildidfs.store.schema.containers import (
+    VALUE,
+    ContainerRow,
+    pack_container,
+    pack_entry,
+    unpack_container,
+)
 from buildidfs.store.write import containers as write_containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from tests.support.browsed import (
@@ -149,7 +155,7 @@ def test_places_are_as_public_in_a_new_index(tmp_path: Path) -> None:
         before = _public(store, ordinal_of(store, b"\x02\x02"))
         assert not store.paths.has_publicly(_path(store, b"a", b".dwz", b"app"), 1)
     (tmp_path / "store/index/data.mdb").unlink()
-    rebuild.run(tmp_path / "store")
+    repair.rebuild(tmp_path / "store")
     with Store.open(tmp_path / "store") as store:
         private, public = (ordinal_of(store, build_id) for build_id in (b"\x01\x01", b"\x02\x02"))
         app = _path(store, b"a", b".dwz", b"app")
@@ -225,12 +231,12 @@ def test_one_variant_of_several(store: Store) -> None:
 def test_retention_and_gc_leave_nothing(store: Store, env: Environment) -> None:
     for number in range(5):
         see(store, b"%d" % number, seen_in(f"box{number}", b"/d/%d" % number))
-    gc.collect(env)
+    removal.collect(env)
     assert len(container_names(store)) == 5
     plan = store.plan(Policy(max_size=0), lambda digest: None)
     removed = store.remove([choice.candidate.digest for choice in plan])
     assert removed.blobs == 5
-    gc.collect(env)
+    removal.collect(env)
     assert container_names(store) == []
     for table in ("contents", "labels", "containers", "nameids", "pathids", "paths", "names"):
         assert env.entries()[table] == 0, table
@@ -241,11 +247,11 @@ def test_a_removal_that_was_cut_off_is_finished(
 ) -> None:
     digest = see(store, b"1", seen_in("box"))
     with monkeypatch.context() as patch:
-        patch.setattr("buildidfs.store.notify.announce", lambda *args: False)
+        patch.setattr("buildidfs.store.coordination.announce", lambda *args: False)
         store.remove([digest])
     assert container_names(store) == [b"box"], "until the mounts were told"
     assert files_of(store, b"box") == {}
-    gc.collect(env)
+    removal.collect(env)
     assert container_names(store) == []
     assert list(store.check()) == []
 
@@ -257,7 +263,7 @@ def test_places_that_were_forgotten(store: Store, monkeypatch: pytest.MonkeyPatc
         digest = see(store, b"x", seen_in(f"box{number}", b"/d/%d" % number, at=number * 100))
     assert len(store.index.origins(1)) == 3
     store.remove([digest])
-    gc.collect(store.checker().env)
+    removal.collect(store.checker().env)
     assert all(files_of(store, name) == {} for name in container_names(store))
     assert list(store.check()) == []
     assert by_name(store) == {}
@@ -350,7 +356,7 @@ def test_debuginfo_at_the_path_of_its_executable(store: Store) -> None:
 
 def _container_row(env: Environment, number: int) -> tuple[int, int, ContainerRow]:
     value = row_of(env, "containers", schema.U32.pack(number))
-    found, row = containers.unpack_container(number, value)
+    found, row = unpack_container(number, value)
     return found.first_seen_ns, found.last_seen_ns, row
 
 
@@ -580,13 +586,13 @@ def test_any_order_of_commits_and_removals(
             known = sorted(store.blobs.names())
             store.remove(chosen.sample(known, min(len(known), chosen.randint(1, 3))))
         if chosen.random() < 0.1:
-            gc.collect(env)
+            removal.collect(env)
         assert list(store.check()) == [], turn
         for name in container_names(store):
             assert len(files_of(store, name)) <= 12
     _expect_names(store)
     store.remove(list(store.blobs.names()))
-    gc.collect(env)
+    removal.collect(env)
     assert list(store.check()) == []
     for table in ("nameids", "pathids", "paths", "names"):
         assert env.entries()[table] == 0, table
@@ -615,7 +621,7 @@ def test_an_index_that_is_made_again(tmp_path: Path) -> None:
             at = seen_in("box", b"/d/%d" % number, at=number, host=f"{DIGESTS[0]}/l")
             see(store, b"%d" % number, at, Kind.VDSO if number == 2 else Kind.EXECUTABLE)
         before = files_of(store, b"box"), by_name(store)
-    result = rebuild.run(tmp_path / "store")
+    result = repair.rebuild(tmp_path / "store")
     with Store.open(tmp_path / "store") as store:
         assert result.blobs == len(set(store.blobs.names())) == 3
         assert (files_of(store, b"box"), set(by_name(store))) == (

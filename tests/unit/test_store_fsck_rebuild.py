@@ -15,9 +15,9 @@ import pytest
 from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
 from buildidfs.model import Artifact, BuildId, Kind, Quality, Trust
 from buildidfs.store import Store, layout
-from buildidfs.store.fsck import rebuild
+from buildidfs.store.blobs import files
+from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
-from buildidfs.store.write import sidecar
 from tests.golden.make import fill
 from tests.support.captures import capture, commit, read_blob, sighting
 from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
@@ -73,7 +73,7 @@ def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) 
     damage(path)
     with pytest.raises(StoreDamaged, match="check --repair makes a new one"):
         Store.open(path)
-    done = rebuild.run(path)
+    done = repair.rebuild(path)
     assert (done.blobs, done.unknown, done.damaged) == (len(names), [], [])
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
@@ -101,7 +101,7 @@ def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: 
             commit(store, capture(store, data, build_id, at=at, kinds=kinds))
         assert store.index.supplementary(b"x86/other") is None, "this capture did not say so"
     _lose(path)
-    rebuild.run(path)
+    repair.rebuild(path)
     with Store.open(path) as store:
         assert store.index.supplementary(b"x86/other") == store.index.ordinal(common) is not None
 
@@ -113,7 +113,7 @@ def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:
     blob.chmod(0o600)
     blob.write_bytes(b"others")
     _lose(path)
-    assert rebuild.run(path).damaged == [victim]
+    assert repair.rebuild(path).damaged == [victim]
     with Store.open(path) as store:
         assert victim not in set(store.blobs.names())
         assert list(store.check(digests=True)) == []
@@ -124,10 +124,10 @@ def test_without_what_is_kept_beside_them_the_bytes_tell(path: Path) -> None:
     """Root alone may read them, and nothing is believed; what has no build ID is put aside."""
     with Store.open(path) as store:
         for name in store.blobs.names():
-            os.removexattr(store.blobs.path(name), sidecar.ATTRIBUTE)
+            os.removexattr(store.blobs.path(name), files.ORIGIN_ATTRIBUTE)
         before = _shown(store)
     _lose(path)
-    done = rebuild.run(path)
+    done = repair.rebuild(path)
     assert (len(done.unknown), done.damaged) == (1, [])
     assert (path / "quarantine" / done.unknown[0].hex()).exists()
     with Store.open(path) as store:
@@ -155,7 +155,7 @@ def test_what_is_kept_beside_a_blob_does_not_overrule_its_bytes(path: Path) -> N
             store.blobs.files.keep_origin(name, origin)
         before = _shown(store)
     _lose(path)
-    rebuild.run(path)
+    repair.rebuild(path)
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
         assert {build_id for build_id, _ in _shown(store)} <= {build_id for build_id, _ in before}
@@ -169,7 +169,7 @@ def test_compressed_blobs(path: Path) -> None:
         assert list(store.check(digests=True)) == []
         before = _shown(store)
     _lose(path)
-    rebuild.run(path)
+    repair.rebuild(path)
     with Store.open(path) as store:
         assert _shown(store) == before
         assert list(store.check(digests=True)) == []
@@ -184,7 +184,7 @@ def test_a_store_of_another_format(path: Path, version: int) -> None:
     with Store.open(path) as store:
         before = _shown(store)
     (path / "format").write_text(f"buildidfs store {version}\n")
-    rebuild.run(path)
+    repair.rebuild(path)
     assert layout.read_format(bytes(path)) == 1
     with Store.open(path) as store:
         assert _shown(store) == before
@@ -194,7 +194,7 @@ def test_a_store_of_another_format(path: Path, version: int) -> None:
 def test_not_while_it_is_in_use(path: Path) -> None:
     before = dict(environment._open)
     with Store.open(path), pytest.raises(StoreLocked, match="is open in this process"):
-        rebuild.run(path)
+        repair.rebuild(path)
     ready, release = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -207,7 +207,7 @@ def test_not_while_it_is_in_use(path: Path) -> None:
     try:
         os.read(ready[0], 1)
         with pytest.raises(StoreLocked, match="is in use"):
-            rebuild.run(path)
+            repair.rebuild(path)
     finally:
         os.write(release[1], b".")
         os.waitpid(child, 0)
@@ -218,14 +218,14 @@ def test_not_while_it_is_in_use(path: Path) -> None:
 
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
-        rebuild.run(tmp_path)
+        repair.rebuild(tmp_path)
 
 
 def test_killed_before_any_call(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one goes on with it."""
-    monkeypatch.setattr(rebuild, "_BATCH", 2)
+    monkeypatch.setattr(repair, "_BATCH", 2)
     with Store.open(path) as store:
         before = _shown(store)
     _cut(path)
@@ -236,16 +236,16 @@ def test_killed_before_any_call(
         shutil.copytree(path, trial, copy_function=_copy)
 
     fresh()
-    rebuild.run(trial)
+    repair.rebuild(trial)
     fresh()
-    calls = calls_of(lambda: rebuild.run(trial))
+    calls = calls_of(lambda: repair.rebuild(trial))
     assert calls > 300
     for moment in random.Random(5).sample(range(1, calls), 20):
         fresh()
 
         def work(moment: int = moment) -> None:
             kill_at_call(moment)
-            rebuild.run(trial)
+            repair.rebuild(trial)
             os.kill(os.getpid(), 9)
 
         assert is_killed(work)
@@ -255,7 +255,7 @@ def test_killed_before_any_call(
         except StoreDamaged:
             done = False
         if not done:
-            rebuild.run(trial)
+            repair.rebuild(trial)
         with Store.open(trial) as store:
             assert list(store.check(digests=True)) == []
             assert _shown(store) == before

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from buildidfs.model import Kind, Trust
 from buildidfs.store.index import environment
-from buildidfs.store.index.containers import offset_of, spelled
+from buildidfs.store.index.containers import spelled
+from buildidfs.store.schema.containers import offset_of
 from buildidfs.store.write import containers
 from tests.support.browsed import (
     by_name,

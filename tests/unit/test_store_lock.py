@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.errors import StoreError
-from buildidfs.store import Store, lock
+from buildidfs.store import Store, coordination
 from tests.support.captures import capture, commit, stage
 
 
@@ -28,7 +28,7 @@ def _started(work: object) -> threading.Thread:
 
 
 def test_several_may_name_at_a_time(root: bytes) -> None:
-    with lock.naming(root), lock.naming(root):
+    with coordination.naming(root), coordination.naming(root):
         assert os.path.exists(os.path.join(root, b"lock"))
 
 
@@ -37,10 +37,10 @@ def test_nobody_removes_beside_others(root: bytes, first: str) -> None:
     order: list[str] = []
 
     def remove() -> None:
-        with lock.removing(root):
+        with coordination.removing(root):
             order.append("removed")
 
-    with getattr(lock, first)(root):
+    with getattr(coordination, first)(root):
         thread = _started(remove)
         time.sleep(0.05)
         order.append("first is done")
@@ -53,14 +53,14 @@ def test_who_wants_to_remove_gets_a_turn(root: bytes) -> None:
 
     def name() -> None:
         while not ended.is_set():
-            with lock.naming(root):
+            with coordination.naming(root):
                 time.sleep(0.002)
 
     threads = [_started(name) for _ in range(4)]  # of which one has the lock at any time
     try:
         for _ in range(5):
             begun = time.monotonic()
-            with lock.removing(root):
+            with coordination.removing(root):
                 assert time.monotonic() - begun < 5
     finally:
         ended.set()
@@ -70,14 +70,14 @@ def test_who_wants_to_remove_gets_a_turn(root: bytes) -> None:
 
 def test_a_forked_child_does_not_keep_it(root: bytes) -> None:
     reading, writing = os.pipe()
-    with lock.naming(root):
+    with coordination.naming(root):
         pid = os.fork()
         if pid == 0:
             os.close(writing)
             os.read(reading, 1)
             os._exit(0)
     try:
-        with lock.removing(root):
+        with coordination.removing(root):
             pass
     finally:
         os.close(writing)
@@ -94,7 +94,7 @@ def test_a_commit_waits_for_a_removal(root: bytes) -> None:
             store.commit([staged])
             done.set()
 
-        with lock.removing(root):
+        with coordination.removing(root):
             thread = _started(work)
             assert not done.wait(0.1)
             assert store.blobs.size(staged.content.digest) is None  # type: ignore[union-attr]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.errors import StoreError
-from buildidfs.store import Store, notify
+from buildidfs.store import Store, coordination
 from tests.support.captures import capture, sighting
 
 if TYPE_CHECKING:
-    from buildidfs.store.notify import Listener
+    from buildidfs.store.coordination import Listener
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def test_commit_waits_for_the_acknowledgement(store: Store) -> None:
             listener.acknowledge()
             thread.join(10)
             assert not thread.is_alive()
-        assert time.monotonic() - start < notify._PATIENCE_S, "it did not give up"
+        assert time.monotonic() - start < coordination._PATIENCE_S, "it did not give up"
         assert listener.receive() is None
 
 
@@ -87,7 +87,7 @@ def test_nothing_changed_is_not_announced(store: Store) -> None:
 def test_a_listener_that_hangs_costs_a_bounded_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(coordination, "_PATIENCE_S", 0.2)
     with _listening(store), _listening(store):
         start = time.monotonic()
         store.commit([capture(store, b"x")])
@@ -98,7 +98,7 @@ def test_one_that_hangs_long_enough_to_miss_some_takes_everything_for_changed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue of a datagram socket is short."""
-    monkeypatch.setattr(notify, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(coordination, "_PATIENCE_S", 0.0)
     limit = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
     with _listening(store) as listener:
         for number in range(limit + 5):
@@ -112,7 +112,7 @@ def test_one_that_hangs_long_enough_to_miss_some_takes_everything_for_changed(
 
 
 def test_several_commits_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(coordination, "_PATIENCE_S", 0.0)
     with _listening(store) as listener:
         for number in range(3):
             store.commit([capture(store, b"%d" % number, number.to_bytes(2, "big"))])
@@ -123,8 +123,8 @@ def test_several_commits_are_read_at_once(store: Store, monkeypatch: pytest.Monk
 
 
 def test_a_large_batch_is_everything(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "_MOST_ORDINALS", 2)
-    monkeypatch.setattr(notify, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(coordination, "_MOST_ORDINALS", 2)
+    monkeypatch.setattr(coordination, "_PATIENCE_S", 0.0)
     with _listening(store) as listener:
         store.commit([capture(store, b"x", bytes([1, number])) for number in range(3)])
         assert listener.receive() == []
@@ -132,8 +132,8 @@ def test_a_large_batch_is_everything(store: Store, monkeypatch: pytest.MonkeyPat
 
 def test_the_longest_list_fits_a_message(store: Store) -> None:
     with _listening(store) as listener:
-        ordinals = [2**31 - 1] * notify._MOST_ORDINALS
-        thread = threading.Thread(target=notify.announce, args=(store.path, 1, ordinals))
+        ordinals = [2**31 - 1] * coordination._MOST_ORDINALS
+        thread = threading.Thread(target=coordination.announce, args=(store.path, 1, ordinals))
         thread.start()
         assert _heard(listener) == [2**31 - 1]
         listener.acknowledge()
@@ -156,7 +156,7 @@ def test_a_listener_that_closes_in_between_holds_nobody_up(store: Store) -> None
     with _committing(store, b"x", b"\x01\x01"):
         assert select.select([listener], [], [], 10)[0]
         listener.close()
-    assert time.monotonic() - start < notify._PATIENCE_S
+    assert time.monotonic() - start < coordination._PATIENCE_S
     listener.close()
     assert list((Path(os.fsdecode(store.path)) / "listeners").iterdir()) == []
 
@@ -186,7 +186,7 @@ def test_a_store_at_a_long_path(tmp_path: Path) -> None:
 def test_the_socket_of_an_earlier_process_with_our_number_is_replaced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "_numbers", iter([5, 5]))
+    monkeypatch.setattr(coordination, "_numbers", iter([5, 5]))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         path = Path(os.fsdecode(store.path)) / "listeners" / f"{os.getpid()}-5.sock"
         dead.bind(str(path))

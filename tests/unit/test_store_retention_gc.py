@@ -15,8 +15,8 @@ import pytest
 
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store.index import environment
-from buildidfs.store.retention import gc
-from buildidfs.store.retention.gc import Collected
+from buildidfs.store.retention import removal
+from buildidfs.store.retention.removal import Collected
 from buildidfs.store.schema import schema
 from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting, stage
 
@@ -36,7 +36,7 @@ def store(store: Store) -> Iterator[Store]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is too young."""
-    monkeypatch.setattr(gc, "GRACE_S", -10)
+    monkeypatch.setattr(removal, "GRACE_S", -10)
 
 
 def _stray(store: Store, content: bytes) -> bytes:

@@ -25,10 +25,9 @@ from buildidfs.linux import statx
 from buildidfs.model import BuildId, Digest, Kind, Origin, Sighting, Trust, archive_scope
 from buildidfs.store import Store
 from buildidfs.store.index import environment
-from buildidfs.store.retention import evicted, eviction
+from buildidfs.store.retention import eviction
 from buildidfs.store.retention import policy as retention_policy
 from buildidfs.store.retention.policy import Policy
-from buildidfs.store.write import transaction
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
 
@@ -279,7 +278,7 @@ def test_only_what_is_too_old_goes(store: Store) -> None:
     assert SIZE <= tally.aged_bytes < SIZE + 16384
     assert _ids(store) == {1, 2, 3}
     store.enforce()
-    assert store.tally == evicted.Tally()
+    assert store.tally == eviction.Tally()
 
 
 # --- how much ------------------------------------------------------------------------------------
@@ -291,7 +290,7 @@ def test_nothing_goes_that_no_limit_asks_for(store: Store) -> None:
     for policy in (Policy(), _room_for(store, 1), Policy(keep_free=1)):
         store.retain(policy)
         store.enforce()
-        assert store.tally == evicted.Tally()
+        assert store.tally == eviction.Tally()
     assert _ids(store) == {0, 1, 2, 3}
 
 
@@ -319,7 +318,7 @@ def _is_full(monkeypatch: pytest.MonkeyPatch, store: Store, free: int) -> None:
 
     def stored() -> int:
         with env.read() as txn:
-            return transaction.load_counters(env, txn).stored_bytes
+            return environment.load_counters(env, txn).stored_bytes
 
     start = stored()
 
@@ -483,7 +482,7 @@ def test_what_may_not_be_on_the_disk_is_not_tried_again(
         tries.append(fds)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("buildidfs.store.blobs.sync.sync", sync)
+    monkeypatch.setattr("buildidfs.store.blobs.files.sync_all", sync)
     with pytest.raises(StoreFull):
         _add(store, 2)
     assert len(tries) == 1

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, Store
+from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
 from buildidfs.store.schema import locations, schema
-from buildidfs.store.write import provenance, sidecar
+from buildidfs.store.write import provenance
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
 _BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -128,7 +129,7 @@ def test_the_believed_survive_when_there_are_too_many() -> None:
     assert [claim.trust for claim in kept] == [3] * 10 + [2] * 6
     big = [msgspec.structs.replace(claim, origin=bytes(30_000)) for claim in claims]
     data = provenance.pack(big)
-    assert 30_000 < len(data) <= sidecar.MAX_BYTES
+    assert 30_000 < len(data) <= files.MAX_ORIGIN_BYTES
     assert provenance.unpack(data) == (big[3], big[7])
 
 

@@ -21,10 +21,10 @@ import pytest
 from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
 from buildidfs.store import Store
 from buildidfs.store.index import environment
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.paths import PathWriter
 from buildidfs.store.schema import schema
 from buildidfs.store.write import containers
-from buildidfs.store.write.transaction import load_counters
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from buildidfs.view.layouts import missing
 from tests.support.browsed import put_row, row_of, see, seen_in

@@ -14,7 +14,7 @@ import msgspec
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.counters import Counters
 from buildidfs.model import BuildId, Sighting
-from buildidfs.store.retention.evicted import Tally
+from buildidfs.store.retention.eviction import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
 """The modes in which a watch cannot follow everything that starts on the machine."""

@@ -40,7 +40,7 @@ from buildidfs.ingest.follow import ANSWER_S, Follow
 from buildidfs.linux import machine, openat2
 from buildidfs.linux.fd_closer import Closer
 from buildidfs.model import BuildId, Sighting
-from buildidfs.store import lost_files
+from buildidfs.store import run_files
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Watch:
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._losses = Losses()
-        self._loss_log = lost_files.LossLog(store.path)
+        self._loss_log = run_files.LossLog(store.path)
         self._flooding: set[str] = set()
         self._restarts = 0
         self._why_ended = ""
@@ -167,9 +167,9 @@ class Watch:
         """Put the files that were lost since the last time into the journal."""
         now, host = time.time_ns(), machine.host_name()
         self._loss_log.append(
-            lost_files.Lost(
+            run_files.Lost(
                 now,
-                lost_files.text_of(each.path),
+                run_files.lost_text(each.path),
                 each.reason,
                 each.container,
                 each.mnt_ns_id,

@@ -28,7 +28,7 @@ from buildidfs.formats.perf import stream as perf_stream
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, Named
 from buildidfs.formats.perf.records import Events, Rewriter
 from buildidfs.model import BuildId, ByteRange
-from buildidfs.store.blobs.export import open_through
+from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -18,7 +18,7 @@ from buildidfs.app.service.supervise import Part
 from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.linux import machine, procfs
 from buildidfs.store import Store, StoreStats, run_files
-from buildidfs.store.retention.evicted import Evictions
+from buildidfs.store.retention.eviction import Evictions
 from buildidfs.store.run_files import Present
 
 _PROBE_S: Final = 2.0

@@ -23,16 +23,21 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import file_ops
 from buildidfs.model import Digest
-from buildidfs.store.blobs import hashing, sync
 from buildidfs.store.errors import FULL, full, show, translated
-from buildidfs.store.write import sidecar
+from buildidfs.store.schema import schema
 
-_ZEROS = bytes(hashing.CHUNK)
+if TYPE_CHECKING:
+    import hashlib
+    from collections.abc import Callable
+
+CHUNK: Final = 1 << 20
+
+_ZEROS = bytes(CHUNK)
 
 _BLOCK = 4096
 
@@ -207,7 +212,7 @@ class Blobs:
 
     def origin(self, digest: Digest) -> bytes:
         """What is kept beside a blob of where it comes from, see `provenance`; may be nothing."""
-        return sidecar.read(self._directory, _name(digest))
+        return read_origin(self._directory, _name(digest))
 
     def keep_origin(self, digest: Digest, data: bytes) -> None:
         """Replace it, of a blob that is there. Its change time is another then."""
@@ -215,20 +220,20 @@ class Blobs:
             fd = self.open(digest)
             try:
                 if self._keep_origin(fd, digest, data):
-                    self._unlink(_name(digest) + sidecar.SUFFIX)
+                    self._unlink(_name(digest) + ORIGIN_SUFFIX)
             finally:
                 os.close(fd)
 
     def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
         """Keep it in an attribute, which is True, or in a file beside."""
-        if not data or sidecar.attach(fd, data):
+        if not data or attach_origin(fd, data):
             return True
         name = _name(digest)
         self._make_bucket(name)
         with self._new_named() as draft:
             _write_all(draft.fd, memoryview(data), 0)
             os.fsync(draft.fd)
-            self._give_name(name + sidecar.SUFFIX, draft)
+            self._give_name(name + ORIGIN_SUFFIX, draft)
         return False
 
     def draft(self) -> Staged:
@@ -241,23 +246,23 @@ class Blobs:
         with translated(self.root):
             data = self.origin(digest)
             if data:
-                sidecar.attach(draft.fd, data)
-            sync.sync([draft.fd])
+                attach_origin(draft.fd, data)
+            sync_all([draft.fd])
             self._give_name(_name(digest), draft)
-            sync.sync_directories(self._directory, {digest.hex()[:2]})
+            sync_directories(self._directory, {digest.hex()[:2]})
 
     def unlink(self, digest: Digest) -> None:
         """Remove a blob and what is kept beside it; nothing happens if it is gone."""
         with translated(self.root):
             self._unlink(_name(digest))
-            self._unlink(_name(digest) + sidecar.SUFFIX)
+            self._unlink(_name(digest) + ORIGIN_SUFFIX)
 
     def set_aside(self, digest: Digest) -> None:
         """Move what lies in the place of a blob to ``quarantine/``, over what was there of it."""
         with translated(self.root):
             directory = os.path.join(self.root, b"quarantine")
             os.makedirs(directory, 0o700, exist_ok=True)
-            for suffix in ("", sidecar.SUFFIX):
+            for suffix in ("", ORIGIN_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     target = os.path.join(directory, (digest.hex() + suffix).encode())
                     os.rename(_name(digest) + suffix, target, src_dir_fd=self._directory)
@@ -301,7 +306,7 @@ class Blobs:
         staged = self._new_staged()
         try:
             if limit is None:
-                limit = hashing.limit(before.st_size)
+                limit = most_read(before.st_size)
             if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
                 if self._preallocates and 0 < expected >= before.st_size:
                     with translated(self.root):
@@ -371,21 +376,21 @@ class Blobs:
             return False  # it is the source's fault: reading it will tell
         with translated(self.root):
             staged.size = os.fstat(staged.fd).st_size
-            staged.digest = hashing.digest_of(staged.fd)
+            staged.digest = digest_of(staged.fd)
         return True
 
     def _copy(self, fd: int, limit: int, staged: Staged, grant: _Grant, sparse: bool) -> None:
         """Copy and hash in one pass; what is hashed is what was written."""
-        hasher = hashing.sha256()
+        hasher = sha256()
         offset, hole = 0, False
-        with hashing.Buffer() as buffer:
+        with Buffer() as buffer:
             while offset < limit:
                 got = os.preadv(fd, [buffer.view[: limit - offset]], offset)
                 if not got:
                     break
                 chunk = buffer.view[:got]
                 hasher.update(chunk)
-                hole = got == hashing.CHUNK and buffer.raw.startswith(_ZEROS)
+                hole = got == CHUNK and buffer.raw.startswith(_ZEROS)
                 if not hole:
                     pieces = _pieces(chunk) if sparse else ((0, chunk),)
                     for at, piece in pieces:
@@ -433,14 +438,12 @@ class Blobs:
                 self._keep_origin(staged.fd, digest, origin(digest))
             for staged in missing.values():
                 staged.doubtful = True
-            sync.sync([staged.fd for staged in missing.values()])
+            sync_all([staged.fd for staged in missing.values()])
             for staged in missing.values():
                 staged.doubtful = False
             for digest, staged in missing.items():
                 self._link(digest, staged)
-            sync.sync_directories(
-                self._directory, {digest.hex()[:2] for digest in (*missing, *present)}
-            )
+            sync_directories(self._directory, {digest.hex()[:2] for digest in (*missing, *present)})
         return set(missing)
 
     def _link(self, digest: Digest, staged: Staged) -> None:
@@ -531,3 +534,164 @@ def write_fully(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+#: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
+_UNSIZED_LIMIT: Final = 256 << 20
+
+
+def sha256() -> hashlib._Hash:
+    """What hashes."""
+    import hashlib  # with OpenSSL, which a process that only reads names does without
+
+    return hashlib.sha256()
+
+
+def most_read(size: int) -> int:
+    """How much is read of a file that says it has ``size`` bytes."""
+    return size or _UNSIZED_LIMIT
+
+
+def digest_of(fd: int, progress: Callable[[int], None] | None = None) -> Digest:
+    """Hash the bytes of an open file without copying them; raises OSError.
+
+    ``progress`` hears of the bytes of each piece that was read.
+    """
+    hasher = sha256()
+    with Buffer() as buffer:
+        offset, end = 0, most_read(os.fstat(fd).st_size)
+        while offset < end:
+            got = os.preadv(fd, [buffer.view[: end - offset]], offset)
+            if not got:
+                break
+            hasher.update(buffer.view[:got])
+            offset += got
+            if progress is not None:
+                progress(got)
+    return Digest(hasher.digest())
+
+
+def content_digest(fd: int, form: int, progress: Callable[[int], None] | None = None) -> Digest:
+    """Hash the content of a blob's open file, which is in it in that form (`schema.FORM_ZSTD`).
+
+    What cannot be decoded has the digest of nothing. Raises OSError, and `StoreError` where the
+    package that decodes is missing.
+    """
+    if form != schema.FORM_ZSTD:
+        return digest_of(fd, progress)
+    from buildidfs.store.blobs.zstd import FRAME_BYTES, CompressedBlob
+
+    hasher = sha256()
+    try:
+        with contextlib.closing(CompressedBlob(os.dup(fd))) as blob:
+            for offset in range(0, blob.size, FRAME_BYTES):
+                piece = blob.pread(FRAME_BYTES, offset)
+                hasher.update(piece)
+                if progress is not None:
+                    progress(len(piece))
+    except IntegrityError:
+        return Digest(bytes(32))
+    return Digest(hasher.digest())
+
+
+class Buffer:
+    """A read buffer that goes back to a pool, since a fresh one costs a page fault per page."""
+
+    _pool: list[bytearray] = []  # noqa: RUF012 - shared on purpose; append and pop are atomic
+
+    def __enter__(self) -> Buffer:
+        try:
+            self.raw = self._pool.pop()
+        except IndexError:
+            self.raw = bytearray(CHUNK)
+        self.view = memoryview(self.raw)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.view.release()
+        if len(self._pool) < 16:
+            self._pool.append(self.raw)
+
+
+_DIRECTORIES_AT_ONCE: Final = 32  # a descriptor each, beside those of the staged files
+
+
+def sync_all(fds: list[int]) -> None:
+    """fsync them all, at once: the journal of most filesystems commits them in groups."""
+    if len(fds) < 4:
+        for fd in fds:
+            os.fsync(fd)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # readers have no use for it
+
+    with ThreadPoolExecutor(min(16, len(fds))) as pool:
+        for _ in pool.map(os.fsync, fds):
+            pass
+
+
+def sync_directories(parent: int, names: set[str]) -> None:
+    """fsync an open directory, and those of its directories."""
+    ordered = sorted(names)
+    for start in range(0, len(ordered), _DIRECTORIES_AT_ONCE):
+        with contextlib.ExitStack() as stack:
+            fds = [] if start else [parent]
+            for name in ordered[start : start + _DIRECTORIES_AT_ONCE]:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                fds.append(os.open(name, flags, dir_fd=parent))
+                stack.callback(os.close, fds[-1])
+            sync_all(fds)
+
+
+ORIGIN_ATTRIBUTE: Final = b"user.buildidfs"
+ORIGIN_SUFFIX: Final = ".origin"
+
+MAX_ORIGIN_BYTES: Final = 64 << 10
+"""No filesystem has larger attributes (XATTR_SIZE_MAX); files are not made larger either."""
+
+_NO_ATTRIBUTE: Final = frozenset(
+    (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EPERM)
+)
+
+
+def attach_origin(fd: int, data: bytes) -> bool:
+    """Keep it in the attribute of a file of ours; False when that cannot be. Raises OSError."""
+    try:
+        try:
+            os.setxattr(fd, ORIGIN_ATTRIBUTE, data)
+        except PermissionError as error:
+            if error.errno != errno.EACCES:
+                raise
+            # Nobody may write to a blob, and who is not root has to be able to.
+            os.fchmod(fd, 0o600)
+            try:
+                os.setxattr(fd, ORIGIN_ATTRIBUTE, data)
+            finally:
+                os.fchmod(fd, 0o400)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTE:
+            return False
+        raise
+    return True
+
+
+def read_origin(directory: int, name: str) -> bytes:
+    """What is kept beside the file ``name`` of an open directory; nothing if nothing is."""
+    try:
+        fd = os.open(name + ORIGIN_SUFFIX, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return _attached(directory, name)
+    with open(fd, "rb") as file:
+        return file.read(MAX_ORIGIN_BYTES)
+
+
+def _attached(directory: int, name: str) -> bytes:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        return os.getxattr(fd, ORIGIN_ATTRIBUTE)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
-from buildidfs.store.blobs import hashing
+from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import BlobFile, Standing, read_fully, write_fully
 from buildidfs.store.errors import show
-from buildidfs.store.schema import raw, schema
+from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -81,7 +81,7 @@ class Blob:
 
     def computed(self) -> Digest:
         """The digest of the content, which is read for it."""
-        hasher = hashing.sha256()
+        hasher = files.sha256()
         for chunk in self.chunks():
             hasher.update(chunk)
         return Digest(hasher.digest())
@@ -179,7 +179,7 @@ class VerifiedBlobs:
         if row is not None and len(row) > schema.FORM_AT:
             # A form that the size belies is damage: then the bytes have to tell.
             form = row[schema.FORM_AT]
-            is_right = raw.is_file if form == schema.FORM_ZSTD else raw.is_plain_file
+            is_right = schema.is_file if form == schema.FORM_ZSTD else schema.is_plain_file
             if is_right(row, *file):
                 return form
         known = self._read.get(digest)
@@ -235,7 +235,7 @@ class VerifiedBlobs:
         self, digest: Digest, fd: int, form: int, progress: Callable[[int], None] | None
     ) -> bool:
         try:
-            return hashing.content_digest(fd, form, progress) == digest
+            return files.content_digest(fd, form, progress) == digest
         except OSError as error:
             if error.errno == errno.EIO:  # the disk cannot read it, or fs-verity refuses to
                 return False
@@ -249,7 +249,7 @@ class VerifiedBlobs:
     def is_untouched(self, digest: Digest) -> bool:
         """Whether the file of a blob is the one that was written, as far as stat(2) tells."""
         file, row = self.files.file(digest), self._env.get(self._rows, digest)
-        return file is not None and row is not None and raw.is_file(row, *file)
+        return file is not None and row is not None and schema.is_file(row, *file)
 
     def standing(self, staged: Staged) -> Standing:
         """What lies under the name that staged bytes are to get; may read all of it."""

@@ -18,12 +18,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.store.fsck import id_rules, location_counts, location_rules
+from buildidfs.store.fsck import id_rules, location_rules
 from buildidfs.store.fsck.faults import Fault, Mending, Rows, faults_of
 from buildidfs.store.fsck.scrub import Scrubber
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import raw, schema
-from buildidfs.store.write.transaction import load_counters
+from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,12 +127,12 @@ class Checker:
     def damaged(self) -> list[Digest]:
         """Blobs of which it is known that they are damaged, or gone."""
         scrubber = Scrubber(self.env, self.blobs, self.verified)
-        return [digest for digest, row in scrubber.digests() if raw.is_struck(row.pack())]
+        return [digest for digest, row in scrubber.digests() if schema.is_struck(row.pack())]
 
     def is_struck(self, digest: Digest) -> bool:
         """Whether that is known of a blob."""
         value = self.env.get(self.env.tables["digests"], digest)
-        return value is not None and raw.is_struck(value)
+        return value is not None and schema.is_struck(value)
 
     def ordinals_of(self, digest: Digest) -> set[int]:
         """The build IDs that have a blob."""
@@ -168,7 +168,7 @@ def wrong_counts(moment: Rows) -> Iterator[Fault]:
         text = f"{field} of {named.build_id if named else ordinal} are counted wrongly"
         mend = partial(_put_number, ordinal=ordinal, field=field, there=there)
         yield Fault(text, build_id=named.build_id if named else None, mend=mend)
-    yield from location_counts.wrong(moment)
+    yield from location_rules.wrong(moment)
 
 
 def _put_number(mending: Mending, ordinal: int, field: str, there: int) -> None:

@@ -17,10 +17,10 @@ import msgspec
 
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import DAMAGE, floor_of, prefixed
-from buildidfs.store.schema import raw, schema
-from buildidfs.store.write.last_used import UseWriter
-from buildidfs.store.write.transaction import load_counters
+from buildidfs.store.schema import schema
+from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class Rows:
         """Whether there is a variant, served or not, that has a blob."""
         ordinal, kind, number = ref
         value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
-        if raw.is_variant(value, number, digest):
+        if schema.is_variant(value, number, digest):
             return True
         value = self.get("variants", schema.ORDINAL_KIND_VARIANT.pack(*ref))
-        return raw.is_variant(value, number, digest)
+        return schema.is_variant(value, number, digest)
 
     def is_checked(self, artifact: Artifact) -> bool:
         """Whether the row of a variant says what it has to be: those of earlier versions do not."""

@@ -10,8 +10,9 @@ import msgspec
 from buildidfs.model import BuildId, Digest
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
 from buildidfs.store.index.paths import ROOT
-from buildidfs.store.index.queries import DAMAGE, executable_in, executable_key, is_withheld, rank
-from buildidfs.store.schema import raw, schema
+from buildidfs.store.index.queries import DAMAGE
+from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
+from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,14 +197,14 @@ def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
         )
     row = rows.get("digests", artifact.digest)
     ref = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
-    if row is None or not raw.has_ref(row, ref):
+    if row is None or not schema.has_ref(row, ref):
         yield Fault(
             f"artifact {spelled} has no blob",
             artifact.digest,
             named.build_id,
             lambda mending: _refer(mending, artifact),
         )
-    elif (size := raw.size_in(row)) != artifact.size:
+    elif (size := schema.size_in(row)) != artifact.size:
         yield Fault(
             f"artifact {spelled} has {artifact.size} bytes, and its blob {size}",
             artifact.digest,

@@ -9,24 +9,49 @@ rows are gone through until nothing is found.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+import os
+import time
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import lmdb
+import msgspec
 
-from buildidfs.errors import BuildIdFsError, IntegrityError
-from buildidfs.store import notify
-from buildidfs.store.fsck import rebuild
+from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
+from buildidfs.model import (
+    BuildId,
+    ByteRange,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Quality,
+    Sighting,
+    Standing,
+    Trust,
+)
+from buildidfs.store import coordination, layout
+from buildidfs.store.blobs.files import Blobs, Staged
+from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
+from buildidfs.store.commit import Commits
+from buildidfs.store.errors import translated
 from buildidfs.store.fsck.check import RULES, wrong_counts
 from buildidfs.store.fsck.faults import Fault, Mending, faults_of
-from buildidfs.store.fsck.rebuild import captures_of
+from buildidfs.store.fsck.scrub import GIVEN, describe
+from buildidfs.store.index import environment
+from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
+from buildidfs.store.records import NewCapture
 from buildidfs.store.retention import removal
-from buildidfs.store.write.commit import Commits
+from buildidfs.store.schema import locations, schema
+from buildidfs.store.write import provenance
+from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.model import Digest
+    from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Txn
 
@@ -93,7 +118,7 @@ def _in_transaction(checker: Checker, work: Callable[[Mending], list[Fault]]) ->
 
     found, announced, changed = env.write(write)
     if changed:
-        notify.announce(env.root, announced, changed)
+        coordination.announce(env.root, announced, changed)
     return found
 
 
@@ -101,7 +126,7 @@ def adopt(checker: Checker) -> list[Fault]:
     """Record blobs again whose rows were lost, as what they tell of themselves."""
     return [
         Fault(f"blob {digest} was recorded again", digest)
-        for digest, adopted in rebuild.adopt(checker.env, checker.blobs)
+        for digest, adopted in adopt_blobs(checker.env, checker.blobs)
         if adopted
     ]
 
@@ -126,3 +151,220 @@ def _read_again(checker: Checker, digest: Digest) -> None:
         removal.remove(env, blobs, [digest])
         commits = Commits(env, blobs, checker.verified)
         commits.commit([each.capture for each in adopted], (), ())
+
+
+_NEW: Final = b"index.new"
+_BATCH: Final = 64
+_NOBODY: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
+
+
+class Rebuilt(msgspec.Struct):
+    """What came of it: how many blobs are in the new index; those of which nothing is known, and
+    those that were damaged, which are in quarantine.
+    """
+
+    blobs: int = 0
+    unknown: list[Digest] = []
+    damaged: list[Digest] = []
+
+
+class Adopted(NamedTuple):
+    """A capture that a blob tells of, and what else there is to record (`Recorder.adopt`)."""
+
+    capture: NewCapture
+    shown: dict[str, Any]
+    form: int
+
+
+def rebuild(
+    path: str | bytes | os.PathLike[str], progress: Callable[[int], None] = lambda count: None
+) -> Rebuilt:
+    """Make a new index for a store of any format that nobody has open; ``progress`` hears of blobs
+    done.
+
+    Raises `StoreLocked` when anybody has it open, `StoreFull`, `StoreMissing`, `StoreError`.
+    """
+    root = os.path.abspath(os.fsencode(path))
+    layout.read_format(root)
+    with translated(root):
+        os.makedirs(os.path.join(root, b"index"), 0o700, exist_ok=True)
+        os.makedirs(os.path.join(root, _NEW), 0o700, exist_ok=True)
+    with environment.nobody(root):
+        blobs = Blobs(root, writable=False)
+        try:
+            with contextlib.closing(_begin(root)) as env:
+                result = _fill(env, blobs, progress)
+        finally:
+            blobs.close()
+        _take_over(root)
+    layout.write_format(root)
+    return result
+
+
+def _begin(root: bytes) -> Environment:
+    """The new index, or what there is of it."""
+    try:
+        env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
+    except StoreDamaged:
+        _to_quarantine(root, os.path.join(root, _NEW, b"data.mdb"))
+        env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
+    env.write(lambda txn: layout.begin(env, txn))
+    return env
+
+
+def _fill(env: Environment, blobs: Blobs, progress: Callable[[int], None]) -> Rebuilt:
+    result = Rebuilt()
+    for digest, adopted in adopt_blobs(env, blobs, progress):
+        if not adopted:
+            blobs.set_aside(digest)
+            (result.damaged if adopted is None else result.unknown).append(digest)
+    result.blobs = env.entries()["digests"]
+    return result
+
+
+def adopt_blobs(
+    env: Environment, blobs: Blobs, progress: Callable[[int], None] = lambda count: None
+) -> Iterator[tuple[Digest, list[Adopted] | None]]:
+    """Record all blobs that no row speaks of, as what they tell of themselves; gives each with what
+    that was, which is nothing for those that tell nothing, and None for those that are damaged.
+    """
+    verified = VerifiedBlobs(env, blobs)
+    table = env.tables["digests"]
+    missing = (digest for digest in blobs.names() if env.get(table, digest) is None)
+    while batch := list(islice(missing, _BATCH)):
+        found: list[tuple[Digest, list[Adopted] | None]] = []
+        with coordination.naming(env.root):
+            for digest in batch:
+                try:
+                    found.append((digest, _captures(blobs, verified, digest)))
+                except IntegrityError:
+                    found.append((digest, None))
+            adopted = [each for _, captures in found for each in captures or ()]
+            announced, changed = env.write(partial(_record, env, blobs, adopted))
+        coordination.announce(env.root, announced, changed)
+        progress(len(batch))
+        yield from found
+
+
+def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Adopted]:
+    """What is known of a blob in place; raises `IntegrityError` if it is damaged."""
+    fd = blobs.open(digest)
+    try:
+        form = verified.form_of(digest, fd)
+        if form is None:
+            raise IntegrityError(f"blob {digest} has other bytes")
+        status = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    with Blob(fd, form, status) as opened:
+        # Nothing is staged: the bytes have their name already.
+        content = Staged(-1, None)
+        content.digest, content.changed, content.size = digest, True, opened.size
+        return captures_of(blobs, digest, opened, content)
+
+
+def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> list[Adopted]:
+    """What an open blob tells of itself, as captures of ``content``; may be nothing."""
+    described = describe(opened)
+    own = described.build_id if described is not None and described.build_id != GIVEN else None
+    found = []
+    for claim in provenance.unpack(blobs.origin(digest)):
+        if own is None or claim.build_id == own:
+            with contextlib.suppress(*DAMAGE):
+                found.append(_claimed(claim, described, content, opened.form))
+    if not found and described is not None and own is not None:
+        sighting = Sighting(Origin(b"", _NOBODY, scanner="repair"), time.time_ns())
+        new = _capture(sighting, content, own, described.kinds, described)
+        found.append(Adopted(new, {}, opened.form))
+    return found
+
+
+def _claimed(
+    claim: provenance.Claim, described: ElfFile | None, content: Staged, form: int
+) -> Adopted:
+    kinds = schema.KINDS_OF_MASK[claim.kinds]
+    if described is not None:
+        elf = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+        kinds = tuple(kind for kind in kinds if kind not in elf or kind in described.kinds)
+    if not kinds:
+        raise ValueError("no kind that it could be")
+    if claim.origin:
+        _, _, origin, first, _ = locations.unpack_origin(claim.origin)
+    else:
+        origin, first = Origin(b"", _NOBODY, scanner="repair"), claim.first_seen_ns
+    shown = {
+        "trust": Trust(claim.trust),
+        "standing": Standing(claim.standing),
+        "mode": claim.mode & 0o555,
+        "uid": claim.uid,
+        "gid": claim.gid,
+        "mtime_ns": claim.mtime_ns,
+        "first_seen_ns": claim.first_seen_ns,
+    }
+    capture = _capture(Sighting(origin, first), content, BuildId(claim.build_id), kinds, described)
+    if described is None:
+        capture = msgspec.structs.replace(
+            capture,
+            quality=Quality(claim.quality),
+            scripts=tuple(ByteRange(*extent) for extent in claim.scripts),
+            segments=claim.segments,
+            truncated=claim.truncated,
+        )
+    return Adopted(capture, shown, form)
+
+
+def _capture(
+    sighting: Sighting,
+    content: Staged,
+    build_id: BuildId,
+    kinds: tuple[Kind, ...],
+    described: ElfFile | None,
+) -> NewCapture:
+    new = NewCapture(sighting, content, build_id, kinds)
+    if described is None:
+        return new
+    return msgspec.structs.replace(
+        new,
+        quality=described.quality,
+        scripts=described.scripts,
+        segments=described.segments,
+        supplement=described.supplement,
+        truncated=bool(described.truncated),
+    )
+
+
+def _record(
+    env: Environment, blobs: Blobs, adopted: list[Adopted], txn: Txn
+) -> tuple[int, list[int]]:
+    recorder = Recorder(env, txn, blobs)
+    now = int(time.time())
+    for each in adopted:
+        recorder.adopt(each.capture, each.shown, each.form, now)
+    recorder.finish()
+    return recorder.counters.announced, sorted(recorder.changed)
+
+
+def _take_over(root: bytes) -> None:
+    """Put the new index in the place of the old one, whose lock stays: somebody may wait for it."""
+    old, new = os.path.join(root, b"index"), os.path.join(root, _NEW)
+    with contextlib.suppress(FileNotFoundError):
+        _to_quarantine(root, os.path.join(old, b"data.mdb"))
+    with translated(root):
+        os.rename(os.path.join(new, b"data.mdb"), os.path.join(old, b"data.mdb"))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(new, b"lock.mdb"))
+        os.rmdir(new)
+        for name in (old, root):
+            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+
+def _to_quarantine(root: bytes, path: bytes) -> None:
+    """Raises FileNotFoundError."""
+    directory = os.path.join(root, b"quarantine")
+    os.makedirs(directory, 0o700, exist_ok=True)
+    os.rename(path, os.path.join(directory, b"index.%d" % time.time_ns()))

@@ -26,12 +26,12 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import identify
 from buildidfs.linux import file_ops
 from buildidfs.model import Absence, BuildId, Digest, Kind
-from buildidfs.store import notify
+from buildidfs.store import coordination
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import raw, schema
+from buildidfs.store.schema import schema
 from buildidfs.store.write import provenance
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Scrubber:
         try:
             for digest, value in self._rows(self._place):
                 file = self._blobs.file(digest)
-                untouched = file is not None and raw.is_file(value, *file)
+                untouched = file is not None and schema.is_file(value, *file)
                 if not untouched or whole(schema.DigestRow.unpack(value)):
                     yield from self.look(digest)
                 self._place = digest
@@ -122,7 +122,7 @@ class Scrubber:
                 table = self._env.tables["digests"]
                 found = list(islice(prefixed(txn, table, b"", start), _ROWS))
             for key, value in found:
-                if raw.is_digest_row(key, value):
+                if schema.is_digest_row(key, value):
                     yield Digest(key), value
             if len(found) < _ROWS:
                 return
@@ -221,7 +221,7 @@ class Scrubber:
 
         announced, changed = self._env.write(work)
         if changed:
-            notify.announce(self._env.root, announced, changed)
+            coordination.announce(self._env.root, announced, changed)
 
 
 def _file_in(row: schema.DigestRow) -> BlobFile:
@@ -288,7 +288,7 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
     if row is None or _file_in(row) != seen.row:
         return  # somebody else has written down what he saw
     if seen.file is None:
-        if raw.is_struck(row.pack()):
+        if schema.is_struck(row.pack()):
             return
         row.inode = row.ctime_ns = 0
         mending.changed.update(ref[0] for ref in row.refs)

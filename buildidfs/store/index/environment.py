@@ -17,16 +17,18 @@ import errno
 import fcntl
 import functools
 import os
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import lmdb
 
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
 from buildidfs.store.errors import FULL, full, not_to_be_written, show, translated
-from buildidfs.store.fsck.probe import is_readable
+from buildidfs.store.schema import schema
 from buildidfs.store.schema.schema import TABLES
 
 if TYPE_CHECKING:
@@ -410,3 +412,49 @@ def _text(path: bytes) -> Iterator[str]:
 
 def _on_read_only_filesystem(path: bytes) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+#: Reads every record, not too many in one transaction: somebody may be writing.
+_READ_ALL: Final = """
+import sys, lmdb
+def opened(lock):
+    size = int(sys.argv[1])
+    return lmdb.open(".", readonly=True, lock=lock, max_dbs=64, map_size=size, readahead=False)
+try:
+    env = opened(True)
+except lmdb.Error:
+    env = opened(False)
+for name in sys.argv[2:]:
+    try:
+        table = env.open_db(name.encode(), create=False)
+    except lmdb.NotFoundError:
+        continue  # for whoever opens the tables to say
+    key = b""
+    while key is not None:
+        with env.begin(db=table) as txn:
+            cursor = txn.cursor()
+            there = cursor.set_range(key) if key else cursor.first()
+            for count, (key, value) in enumerate(cursor if there else ()):
+                if count == 100000:
+                    break
+            else:
+                key = None
+"""
+
+
+def is_readable(directory: bytes, map_size: int) -> bool:
+    """Whether every record in the index in a directory can be read; takes as long as that does."""
+    import subprocess  # only for a store that looks damaged, or is to be checked
+
+    command = [sys.executable, "-I", "-c", _READ_ALL, str(map_size), *TABLES]
+    done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def load_counters(environment: Environment, txn: Txn) -> schema.Counters:
+    """The counters of a store; raises `StoreDamaged` where there are none."""
+    value = txn.get(schema.COUNTERS_KEY, db=environment.tables["meta"])
+    try:
+        return schema.Counters.unpack(value or b"")
+    except struct.error:
+        raise damaged(environment.root, "has no counters") from None

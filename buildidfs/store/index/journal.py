@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from buildidfs.model import BuildId, Origin
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.records import JournalRecord, NewSeen
+    from buildidfs.store.records import NewSeen
+    from buildidfs.store.schema.locations import JournalRecord
 
 #: Rows read in one transaction.
 _ROWS = 1024

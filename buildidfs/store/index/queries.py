@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import lmdb
 import msgspec
 
-from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.errors import (
+    AmbiguousBuildId,
+    ArtifactMissing,
+    IntegrityError,
+    InvalidBuildId,
+    UsageError,
+)
 from buildidfs.model import (
     Artifact,
     BuildId,
@@ -25,14 +31,13 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     Origin,
-    Standing,
-    Trust,
 )
-from buildidfs.store.records import Held, OriginRecord, Remembered
-from buildidfs.store.schema import locations, raw, schema
+from buildidfs.store.index.ranking import belief_in, executable_in, executable_key, rank
+from buildidfs.store.records import Held, OriginRecord, Pin, Remembered
+from buildidfs.store.schema import locations, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from buildidfs.store.index.environment import Environment, Table, Txn
 
@@ -319,7 +324,7 @@ class Index:
             return None if absence is None else Remembered(absence=absence)
         row = self._env.get(self._digests, value[schema.SEEN.size :])
         # What is damaged has to be read again.
-        ordinal = None if row is None or raw.is_struck(row) else schema.ordinal_in(row)
+        ordinal = None if row is None or schema.is_struck(row) else schema.ordinal_in(row)
         named = None if ordinal is None else self._env.get(self._ordinals, ordinal)
         return None if named is None else Remembered(build_id=schema.build_id_of(named))
 
@@ -478,81 +483,6 @@ def prefixed(
             yield from cursor
 
 
-def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
-    """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
-    return (
-        is_withheld(artifact, executable, floor),
-        artifact.truncated,
-        -artifact.trust,
-        -belief(artifact),
-        contradicts(artifact, executable),
-        artifact.first_seen_ns if is_settled(artifact) else 0,
-        -artifact.quality,
-        -artifact.size,  # no header tells what was cut off behind the last section
-        artifact.first_seen_ns,
-        artifact.variant,
-    )
-
-
-def is_settled(artifact: Artifact) -> bool:
-    """Return True if the variant seen first stays, however much another one tells.
-
-    Such are the host's executables: a container that can write to a directory of the host makes
-    any file of any quality. What the operator handed over may replace them.
-    """
-    return (
-        artifact.kind is Kind.EXECUTABLE
-        and artifact.trust is Trust.HOST
-        and artifact.standing is not Standing.GIVEN
-    )
-
-
-def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
-    """Whether debuginfo says something else of what is loaded where than the executable does."""
-    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
-        return False
-    return 0 not in (executable.segments, artifact.segments) and (
-        executable.segments != artifact.segments
-    )
-
-
-def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> bool:
-    """Return True for debuginfo that must not name the functions of the served executable.
-
-    That is debuginfo which is believed less, or less than the ``floor`` of the build ID. Packages
-    that the operator has handed over are believed enough for everything. An executable that is
-    truncated withholds nothing.
-    """
-    if artifact.kind is not Kind.DEBUGINFO:
-        return False
-    if executable is not None and not executable.truncated:
-        floor = max(floor, belief(executable))
-    return belief(artifact) < min(floor, _ENOUGH)
-
-
-def belief(artifact: Artifact) -> int:
-    """How far an artifact is believed, as one number: by trust, and then by standing."""
-    return belief_in(artifact.trust, artifact.standing)
-
-
-def belief_in(trust: Trust, standing: Standing) -> int:
-    """How far files of a place are believed, as one number."""
-    return _OF_PLACES + standing if trust >= Trust.PACKAGE else trust
-
-
-_OF_PLACES: Final = int(Trust.PACKAGE)
-_ENOUGH: Final = _OF_PLACES + int(Standing.GIVEN)
-
-
-def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
-    """The executable of a row of *artifacts*; None where there is none."""
-    return None if value is None else schema.unpack_artifact(ordinal, Kind.EXECUTABLE, value)
-
-
-def executable_key(ordinal: int) -> bytes:
-    return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)
-
-
 def floor_in(key: bytes, value: bytes | None) -> int:
     """The `belief` in a "floor" row of *meta*; 0 where there is none."""
     return 0 if value is None else belief_in(*schema.unpack_floor(key, value))
@@ -565,3 +495,64 @@ def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
         return 0
     key = schema.floor_key(named[_NAME_AT:])
     return floor_in(key, txn.get(key, db=meta))
+
+
+_ROWS = 4096
+
+
+def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int) -> int:
+    """Pin build IDs under a name; returns how many were not. Raises `UsageError`, `StoreError`."""
+    if len(name) > schema.MAX_PIN_NAME:
+        raise UsageError(
+            f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
+            f" ({schema.MAX_PIN_NAME} at most)"
+        )
+    keys = [schema.pin_key(build_id, name) for build_id in build_ids]
+    created = schema.U64.pack(now_ns)
+
+    def work(txn: Txn) -> int:
+        table = env.tables["pins"]
+        return sum(txn.put(key, created, overwrite=False, db=table) for key in keys)
+
+    return env.write(work)
+
+
+def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
+    """Take back the pins with the empty name; returns how many there were."""
+    return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])
+
+
+def unpin_name(env: Environment, name: bytes) -> int:
+    """Take back all pins with a name; returns how many there were. Looks at every pin."""
+    return _delete(env, [schema.pin_key(each.build_id, name) for each in Pins(env).every(name)])
+
+
+class Pins:
+    """Reads of the pins."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+
+    def every(self, name: bytes | None = None) -> Iterator[Pin]:
+        """All pins, or those with one name, in order of length and value of the build IDs."""
+        for key, value in Index(self._env).rows(self._env.tables["pins"], b"", None):
+            build_id, named = schema.pin_of(key)
+            if name is None or named == name:
+                yield Pin(build_id, named, int.from_bytes(value, "big"))
+
+    @whole
+    def of(self, build_id: BuildId) -> list[Pin]:
+        """The pins of one build ID."""
+        with self._env.read() as txn:
+            rows = list(prefixed(txn, self._env.tables["pins"], schema.pin_key(build_id, b"")))
+        return [
+            Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big"))
+            for key, value in rows
+        ]
+
+
+def _delete(env: Environment, keys: Sequence[bytes]) -> int:
+    def work(txn: Txn) -> int:
+        return sum(txn.delete(key, db=env.tables["pins"]) for key in keys)
+
+    return env.write(work)

@@ -24,20 +24,21 @@ import msgspec
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
 from buildidfs.store.errors import show
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.journal import Journal, JournalWriter
 from buildidfs.store.records import NewSeen, OriginRecord
-from buildidfs.store.retention import evicted, removal
-from buildidfs.store.retention.evicted import Evicted, Tally
+from buildidfs.store.retention import eviction, removal
 from buildidfs.store.retention.eviction import (
     Candidate,
     Candidates,
+    Evicted,
+    Tally,
     can_be_had,
     had_by_host,
     recapturable,
 )
 from buildidfs.store.schema import schema
-from buildidfs.store.write import use_log
-from buildidfs.store.write.transaction import load_counters
+from buildidfs.store.write import uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -258,7 +259,7 @@ class Keeper:
     def losses(self) -> int:
         """How many blobs were evicted, since the store was made, that cannot be had again."""
         with self._env.read() as txn:
-            return evicted.load(self._env, txn).losses
+            return eviction.load(self._env, txn).losses
 
     def take_tally(self) -> Tally:
         """What was removed since this was last called."""
@@ -312,7 +313,7 @@ class Keeper:
         usage = look(self._env, self._blobs)
         lack = self._lack(wanted, usage)
         with self._env.read() as txn:
-            row = evicted.load(self._env, txn)
+            row = eviction.load(self._env, txn)
         headroom = self._headroom(usage) + Room(row.reserved(), 0)
         if (lack + headroom).is_none:
             ample = Room(self._most(usage) // _AMPLE, 0)
@@ -320,12 +321,12 @@ class Keeper:
                 return
             raise Recapturable("there was no room when it was seen before")
         if origin is not None and can_be_had(self._env, origin):
-            idle_s = 0 if evicted.is_fresh(origin) else _DISPLACED_S
+            idle_s = 0 if eviction.is_fresh(origin) else _DISPLACED_S
             if not self._displace(lack + headroom, idle_s):
                 raise Recapturable(f"no room for {size} bytes that can be had again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
-            at_rest = origin is not None and origin.scanner == evicted.AT_REST
+            at_rest = origin is not None and origin.scanner == eviction.AT_REST
             self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
 
     def _stays_noted(self, origin: Origin | None) -> bool:
@@ -428,7 +429,7 @@ class Keeper:
     def _prepare(self) -> None:
         self._candidates.refresh()
         if time.monotonic() - self._folded > _FOLD_S:
-            use_log.fold(self._env)
+            uses.fold(self._env)
             self._folded = time.monotonic()
 
     def _expire(self) -> None:
@@ -539,10 +540,10 @@ class Keeper:
             journal = JournalWriter(self._env, txn)
             for digest in removed:
                 journal.add(entries.get(digest, ()))
-            row = evicted.load(self._env, txn)
+            row = eviction.load(self._env, txn)
             row.add(gone[digest] for digest in removed)
             row.noted += journal.noted
-            evicted.save(self._env, txn, row)
+            eviction.save(self._env, txn, row)
 
         freed = Room(0, 0)
         for start in range(0, len(chosen), _AT_ONCE):

@@ -17,7 +17,6 @@ from buildidfs.model import (
     Trust,
     fingerprint,
 )
-from buildidfs.store.records import JournalRecord
 from buildidfs.store.schema import schema
 
 TIMES: Final = Struct(">QQ")
@@ -160,6 +159,30 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
     Trust(row.trust)
     in_place = key[8:] == fingerprint(_encode(place)) and first <= last
     return Digest(row.digest) if in_place else None
+
+
+class JournalRecord(msgspec.Struct, frozen=True):
+    """That a path had this build ID, for whom, and when first and last (Unix time, ns).
+
+    The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
+    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` is what identifies a
+    file that there was no room for, None for others.
+    """
+
+    build_id: BuildId
+    path: bytes
+    namespaces: NamespaceSet
+    apart: int
+    mnt_ns_id: int
+    cgroup: bytes
+    container: str
+    host: str
+    boot: bytes
+    scanner: str
+    first_seen_ns: int
+    last_seen_ns: int
+    cgroup_id: int = 0
+    noted: FileIdentity | None = None
 
 
 class JournalRow(msgspec.Struct, array_like=True):

@@ -558,3 +558,45 @@ def clamped(ns: int) -> int:
 def stamp_of(ns: int) -> int:
     """A time in seconds, as far as 32 bits have it."""
     return min(max(ns // 1_000_000_000, 0), 2**32 - 1)
+
+
+_FILE: Final = Struct(">QQq")
+_PLAIN_FILE: Final = Struct(">QQQq")
+_REFS: Final = DIGEST.size
+_REF: Final = ORDINAL_KIND_VARIANT.size
+
+
+def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
+    """Whether a row of *digests* is of a file of which stat(2) says that."""
+    return value[8:32] == _FILE.pack(stored, inode, ctime_ns)
+
+
+def is_plain_file(value: bytes, size: int, inode: int, ctime_ns: int) -> bool:
+    """Return True if that is so of a row of *digests*, and the content has the size of the file."""
+    return value[:32] == _PLAIN_FILE.pack(size, size, inode, ctime_ns)
+
+
+def is_struck(value: bytes) -> bool:
+    """Whether a row of *digests* is of a blob that was found to be damaged, or gone."""
+    return value[16:32] == bytes(16)
+
+
+def is_digest_row(key: bytes, value: bytes) -> bool:
+    """Whether a row of *digests* decodes."""
+    refs = len(value) - _REFS
+    return len(key) == 32 and refs >= 0 and refs % _REF in (0, U32.size)
+
+
+def size_in(value: bytes) -> int:
+    """The size of the content, of a row of *digests*."""
+    return int.from_bytes(value[:8], "big")
+
+
+def has_ref(value: bytes, ref: bytes) -> bool:
+    """Whether a row of *digests* has an artifact whose key begins like that."""
+    return any(value.startswith(ref, at) for at in range(_REFS, len(value), _REF))
+
+
+def is_variant(value: bytes | None, number: int, digest: bytes) -> bool:
+    """Whether a row of *artifacts* or *variants* has that number, and that blob."""
+    return value is not None and value[:34] == number.to_bytes(2, "big") + digest

@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.formats.container import cgroup
 from buildidfs.model import Kind
 from buildidfs.store.index.containers import (
-    KEY,
     MAX_CONTAINERS,
     MAX_CONTENTS,
     MAX_ENTRIES,
-    PUBLIC_BIT,
     ROOT,
-    VALUE,
-    ContainerRow,
     as_bytes,
     image_of,
     label_of,
     names_of,
-    offset_of,
-    pack_container,
-    pack_entry,
     token_of,
-    unpack_container,
 )
 from buildidfs.store.index.paths import components
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.schema import schema
+from buildidfs.store.schema.containers import (
+    KEY,
+    PUBLIC_BIT,
+    VALUE,
+    ContainerRow,
+    offset_of,
+    pack_container,
+    pack_entry,
+    unpack_container,
+)
 from buildidfs.store.schema.locations import TIMES
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import Kind, Standing
+from buildidfs.store.blobs import files
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.schema import locations, schema
-from buildidfs.store.write import sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,7 @@ def pack(claims: Iterable[Claim]) -> bytes:
     """What is kept beside a blob: the claims believed most, as many as there is room for."""
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
     chosen = chosen[:_MAX_CLAIMS]
-    while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > sidecar.MAX_BYTES:
+    while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > files.MAX_ORIGIN_BYTES:
         chosen.pop()
     return data
 

@@ -10,15 +10,8 @@ import msgspec
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
-from buildidfs.store.index.queries import (
-    belief,
-    belief_in,
-    floor_in,
-    floor_of,
-    is_withheld,
-    prefixed,
-    rank,
-)
+from buildidfs.store.index.queries import floor_in, floor_of, prefixed
+from buildidfs.store.index.ranking import belief, belief_in, is_withheld, rank
 from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:

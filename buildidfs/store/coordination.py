@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import itertools
 import os
 import select
@@ -175,5 +176,51 @@ def _short(directory: bytes) -> Iterator[bytes]:
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield b"/proc/self/fd/%d/" % fd
+    finally:
+        os.close(fd)
+
+
+_FILE = b"lock"
+_GATE = b"blobs"
+
+
+@contextlib.contextmanager
+def naming(root: bytes) -> Iterator[None]:
+    """While blobs get names, until the commit that speaks of them. Raises `StoreError`."""
+    with contextlib.ExitStack() as stack:
+        with translated(root), _held(_opened_gate(root), fcntl.LOCK_SH):
+            stack.enter_context(_held(_opened_file(root), fcntl.LOCK_SH))
+        yield
+
+
+@contextlib.contextmanager
+def removing(root: bytes) -> Iterator[None]:
+    """While rows and then their blobs are removed. Raises `StoreError`."""
+    with contextlib.ExitStack() as stack:
+        with translated(root):
+            stack.enter_context(_held(_opened_gate(root), fcntl.LOCK_EX))
+            stack.enter_context(_held(_opened_file(root), fcntl.LOCK_EX))
+        yield
+
+
+def _opened_gate(root: bytes) -> int:
+    return os.open(os.path.join(root, _GATE), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _opened_file(root: bytes) -> int:
+    # Made by whoever is first: a store that comes from an earlier version has none.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(os.path.join(root, _FILE), flags, 0o600)
+
+
+@contextlib.contextmanager
+def _held(fd: int, how: int) -> Iterator[None]:
+    try:
+        fcntl.flock(fd, how)
+        try:
+            yield
+        finally:
+            # A child that was forked meanwhile has the description too, and would keep the lock.
+            fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)

@@ -17,12 +17,12 @@ import msgspec
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Digest
-from buildidfs.store import lock
-from buildidfs.store.blobs import hashing, sync
+from buildidfs.store import coordination
+from buildidfs.store.blobs import files
 from buildidfs.store.blobs.zstd import compress
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import prefixed
 from buildidfs.store.schema import schema
-from buildidfs.store.write.transaction import load_counters
 
 if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs, Staged
@@ -103,20 +103,20 @@ class Compressor:
         if row is None or row.size < _MIN_BYTES:
             return None
         with self._blobs.draft() as draft:
-            hasher = hashing.sha256()
+            hasher = files.sha256()
             with self._verified.open(digest) as blob:
                 compress(blob.fileno(), draft.fd, hasher)
             if hasher.digest() != digest:
                 raise IntegrityError(f"blob {digest} has other bytes")
             size = os.fstat(draft.fd).st_size
             # Nobody removes the blob meanwhile, and leaves its file without a row.
-            with lock.naming(self._env.root):
+            with coordination.naming(self._env.root):
                 if self._row(digest) is None:
                     return None
                 if size > row.size * _WORTH_IT:
                     self._env.write(lambda txn: self._note_dense(txn, digest))
                     return None
-                sync.sync([draft.fd])  # nobody else waits for that
+                files.sync_all([draft.fd])  # nobody else waits for that
                 self._env.write(lambda txn: self._replace(txn, digest, draft))
         return Compressed(row.stored, size)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from buildidfs.errors import StoreFull
-from buildidfs.store import lock, notify
+from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.journal import JournalWriter
 from buildidfs.store.records import CommitResult, NewSeen, Outcome
-from buildidfs.store.retention import evicted
+from buildidfs.store.retention import eviction
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
 
@@ -128,7 +128,7 @@ class Commits:
             return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
 
         def attempt() -> tuple[CommitResult, int]:
-            with lock.naming(self._env.root) if staged else contextlib.nullcontext():
+            with coordination.naming(self._env.root) if staged else contextlib.nullcontext():
                 if keeper is not None and staged:
                     crowd.drop(keeper.losses())
                     keeper.settle(staged)
@@ -151,9 +151,9 @@ class Commits:
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
         if keeper is not None and any(each.noted for each in seen):
-            row = evicted.load(self._env, txn)
+            row = eviction.load(self._env, txn)
             row.noted += journal.noted
-            evicted.save(self._env, txn, row)
+            eviction.save(self._env, txn, row)
 
     def _with_room(
         self,
@@ -227,4 +227,4 @@ class Commits:
 
     def _announce(self, count: int, ordinals: Sequence[int]) -> None:
         if ordinals:
-            notify.announce(self._env.root, count, ordinals)
+            coordination.announce(self._env.root, count, ordinals)

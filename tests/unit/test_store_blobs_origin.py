@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
+from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import Blobs
-from buildidfs.store.write import sidecar
 from tests.support.captures import capture, commit
 from tests.support.clients import run, tool
 
@@ -57,7 +57,7 @@ def test_a_capture_has_something_beside_it(store: Store, request: pytest.Fixture
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("size", [10, 5_000, sidecar.MAX_BYTES], ids=str)
+@pytest.mark.parametrize("size", [10, 5_000, files.MAX_ORIGIN_BYTES], ids=str)
 def test_any_size_finds_a_place(store: Store, size: int) -> None:
     blobs, digest = store.blobs.files, _captured(store)
     for data in (b"a" * size, b"short", b"b" * size):
@@ -72,7 +72,7 @@ def test_any_size_finds_a_place(store: Store, size: int) -> None:
 @pytest.mark.root
 def test_it_goes_with_the_blob(store: Store) -> None:
     blobs, digest = store.blobs.files, _captured(store)
-    blobs.keep_origin(digest, b"x" * sidecar.MAX_BYTES)
+    blobs.keep_origin(digest, b"x" * files.MAX_ORIGIN_BYTES)
     bucket = Path(os.fsdecode(os.path.dirname(blobs.path(digest))))
     blobs.unlink(digest)
     assert list(bucket.iterdir()) == []
@@ -83,7 +83,7 @@ def test_it_goes_with_the_blob(store: Store) -> None:
 @pytest.mark.root
 def test_it_is_set_aside_with_the_blob(store: Store) -> None:
     blobs, digest = store.blobs.files, _captured(store)
-    blobs.keep_origin(digest, b"x" * sidecar.MAX_BYTES)
+    blobs.keep_origin(digest, b"x" * files.MAX_ORIGIN_BYTES)
     blobs.set_aside(digest)
     assert list(blobs.names()) == []
     aside = Path(os.fsdecode(store.path), "quarantine")
@@ -92,7 +92,7 @@ def test_it_is_set_aside_with_the_blob(store: Store) -> None:
     try:
         fd = os.open(aside, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            assert sidecar.read(fd, digest.hex()) == b"x" * sidecar.MAX_BYTES
+            assert files.read_origin(fd, digest.hex()) == b"x" * files.MAX_ORIGIN_BYTES
         finally:
             os.close(fd)
     finally:
@@ -118,14 +118,14 @@ def test_an_owner_who_is_not_root_may_attach(tmp_path: Path) -> None:
             os.setgid(65534)
             os.setuid(65534)
             fd = os.open(path, os.O_RDONLY)
-            code = 0 if sidecar.attach(fd, b"data") else 2
+            code = 0 if files.attach_origin(fd, b"data") else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert path.stat().st_mode & 0o777 == 0o400
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert sidecar.read(directory, "blob") == b"data"
-        assert sidecar.read(directory, "none") == b""
+        assert files.read_origin(directory, "blob") == b"data"
+        assert files.read_origin(directory, "none") == b""
     finally:
         os.close(directory)

@@ -13,7 +13,8 @@ import pytest
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Trust
 from buildidfs.store import Store
-from buildidfs.store.blobs import compress, hashing
+from buildidfs.store.blobs import files
+from buildidfs.store.retention import compress
 from buildidfs.store.schema import schema
 from tests.support.captures import NOW, capture, commit, read_blob
 
@@ -115,7 +116,7 @@ def test_ends_early(store: Store) -> None:
     assert len(found) == 2
     found += [digest for digest, _ in store.compress(int(time.time()))]
     assert len(set(found)) == 3
-    assert all(hashing.content_digest(os.open(store.blobs.path(d), 0), 1) == d for d in found)
+    assert all(files.content_digest(os.open(store.blobs.path(d), 0), 1) == d for d in found)
 
 
 class _KilledError(Exception):

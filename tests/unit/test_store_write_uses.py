@@ -15,7 +15,7 @@ from buildidfs.store import Store
 from buildidfs.store import store as store_module
 from buildidfs.store.index import environment
 from buildidfs.store.schema import schema
-from buildidfs.store.write import use_log
+from buildidfs.store.write import uses
 from tests.support.captures import capture, commit
 
 IDS = [b"%08d" % number for number in range(3)]
@@ -109,7 +109,7 @@ def test_a_clock_that_was_ahead_does_not_protect_for_ever(store: Store) -> None:
 
 def test_what_nobody_takes_in_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_MOST_USES", 2)
-    monkeypatch.setattr(use_log, "_MOST_FILES", 3)
+    monkeypatch.setattr(uses, "_MOST_FILES", 3)
     for _ in range(5):
         for digest in _digests(store):
             store.open_blob(digest).close()
@@ -119,7 +119,7 @@ def test_what_nobody_takes_in_is_bounded(store: Store, monkeypatch: pytest.Monke
 
 def test_a_store_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"not a directory")
-    use_log.leave(os.fsencode(tmp_path), [Digest(bytes(32))])
+    uses.leave(os.fsencode(tmp_path), [Digest(bytes(32))])
     assert (tmp_path / "run").read_bytes() == b"not a directory"
 
 

@@ -21,8 +21,7 @@ from buildidfs.model import (
     Quality,
     Sighting,
 )
-from buildidfs.store import NewCapture, Store
-from buildidfs.store.blobs import export
+from buildidfs.store import NewCapture, Store, export
 
 BYTES = b"\x7fELF and the rest" * 1000
 BUILD_ID = BuildId(b"\x12" * 20)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of variants: which is served, which is withheld, and why, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.model import Artifact, Kind, Standing, Trust
+from buildidfs.store.schema import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.model import Artifact, Quality
+
+
+def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
+    """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
+    return (
+        is_withheld(artifact, executable, floor),
+        artifact.truncated,
+        -artifact.trust,
+        -belief(artifact),
+        contradicts(artifact, executable),
+        artifact.first_seen_ns if is_settled(artifact) else 0,
+        -artifact.quality,
+        -artifact.size,  # no header tells what was cut off behind the last section
+        artifact.first_seen_ns,
+        artifact.variant,
+    )
+
+
+def is_settled(artifact: Artifact) -> bool:
+    """Return True if the variant seen first stays, however much another one tells.
+
+    Such are the host's executables: a container that can write to a directory of the host makes
+    any file of any quality. What the operator handed over may replace them.
+    """
+    return (
+        artifact.kind is Kind.EXECUTABLE
+        and artifact.trust is Trust.HOST
+        and artifact.standing is not Standing.GIVEN
+    )
+
+
+def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
+    """Whether debuginfo says something else of what is loaded where than the executable does."""
+    if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
+        return False
+    return 0 not in (executable.segments, artifact.segments) and (
+        executable.segments != artifact.segments
+    )
+
+
+def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> bool:
+    """Return True for debuginfo that must not name the functions of the served executable.
+
+    That is debuginfo which is believed less, or less than the ``floor`` of the build ID. Packages
+    that the operator has handed over are believed enough for everything. An executable that is
+    truncated withholds nothing.
+    """
+    if artifact.kind is not Kind.DEBUGINFO:
+        return False
+    if executable is not None and not executable.truncated:
+        floor = max(floor, belief(executable))
+    return belief(artifact) < min(floor, _ENOUGH)
+
+
+def belief_in(trust: Trust, standing: Standing) -> int:
+    """How far files of a place are believed, as one number."""
+    return _OF_PLACES + standing if trust >= Trust.PACKAGE else trust
+
+
+def belief(artifact: Artifact) -> int:
+    """How far an artifact is believed, as one number: by trust, and then by standing."""
+    return belief_in(artifact.trust, artifact.standing)
+
+
+_OF_PLACES: Final = int(Trust.PACKAGE)
+
+
+_ENOUGH: Final = _OF_PLACES + int(Standing.GIVEN)
+
+
+def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
+    """The executable of a row of *artifacts*; None where there is none."""
+    return None if value is None else schema.unpack_artifact(ordinal, Kind.EXECUTABLE, value)
+
+
+def executable_key(ordinal: int) -> bytes:
+    return schema.ORDINAL_KIND.pack(ordinal, Kind.EXECUTABLE)
+
+
+def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -> list[str]:
+    """For each of the variants of an artifact, best first, why it is served or is not.
+
+    ``executable`` is the one that is served for the same build ID, ``floor`` that of the index.
+    Empty for the only one, unless it is withheld.
+    """
+    if not kept:
+        return []
+    best, *others = kept
+    if executable is not None and is_withheld(best, executable):
+        return [f"is believed less than the executable: {_less(each, executable)}" for each in kept]
+    if is_withheld(best, None, floor):
+        text = "is believed less than the executable, which is not here, or than what refers to it"
+        names = (each.standing if each.trust >= Trust.PACKAGE else each.trust for each in kept)
+        return [f"{text}: {_name(name)}" for name in names]
+    first = _better(best, others[0], executable) if others else ""
+    return [first, *(_worse(each, best, executable) for each in others)]
+
+
+def _better(best: Artifact, other: Artifact, executable: Artifact | None) -> str:
+    if other.truncated and not best.truncated:
+        return "is whole"
+    if best.trust != other.trust:
+        return f"is believed most: {_name(best.trust)}"
+    if belief(best) != belief(other):
+        return f"comes from the best place: {_name(best.standing)}"
+    if contradicts(other, executable):
+        return "is loaded where the executable is, and others are not"
+    if best.quality != other.quality and not is_settled(best):
+        return f"tells most: {_name(best.quality)}"
+    if best.size != other.size and not is_settled(best):
+        return "has more bytes"
+    return "was seen first" if best.first_seen_ns != other.first_seen_ns else "came first"
+
+
+def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> str:
+    if artifact.truncated and not best.truncated:
+        return "is truncated"
+    if artifact.trust != best.trust:
+        return f"is believed less: {_name(artifact.trust)}"
+    if belief(artifact) != belief(best):
+        return f"comes from a lesser place: {_name(artifact.standing)}"
+    if contradicts(artifact, executable) and not contradicts(best, executable):
+        return "is not loaded where the executable is"
+    if artifact.quality != best.quality and not is_settled(best):
+        return f"tells less: {_name(artifact.quality)}"
+    if artifact.size != best.size and not is_settled(best):
+        return "has fewer bytes"
+    return "was seen later" if artifact.first_seen_ns != best.first_seen_ns else "came later"
+
+
+def _less(artifact: Artifact, executable: Artifact) -> str:
+    """In what debuginfo is believed less than the executable, in one word."""
+    same = artifact.trust == executable.trust or artifact.trust is Trust.PACKAGE
+    return _name(artifact.standing if same else artifact.trust)
+
+
+def _name(value: Trust | Quality | Standing) -> str:
+    return value.name.lower()
