@@ -198,11 +198,11 @@ def test_a_blob_linked_in_between_is_left_alone(
     real = files.sync_all
 
     def overtaken(fds: list[int]) -> None:
-        monkeypatch.setattr(files, "sync", real)
+        monkeypatch.setattr(files, "sync_all", real)
         _seal(blobs, faster)
         real(fds)
 
-    monkeypatch.setattr(files, "sync", overtaken)
+    monkeypatch.setattr(files, "sync_all", overtaken)
     _seal(blobs, slower)
     assert _read(blobs, _sha256(b"same")) == b"same"
     assert list(blobs.names()) == [_sha256(b"same")]
