@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer forms of packages: headers of rpm, its cpio archives, and ar."""
+"""Packages: headers of rpm, its cpio archives, ar, and names."""
 
 from __future__ import annotations
 
@@ -301,3 +301,53 @@ def test_ar_content_not_taken_is_skipped() -> None:
 def test_damaged_ar(data: bytes, message: str) -> None:
     with pytest.raises(Damaged, match=message):
         list(packages.ar_members(Bytes(data)))
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_name_of_a_debian_package() -> None:
+    control = (
+        b"Package: zlib1g\nSource: zlib\nVersion: 1:1.2.13.dfsg-1\nArchitecture: amd64\n"
+        b"Description: compression library\n Version: of no meaning here\n"
+    )
+    name = packages.debian(control)
+    assert name == (b"zlib1g", b"1:1.2.13.dfsg-1", b"amd64")
+    assert name.text == "zlib1g-1:1.2.13.dfsg-1.amd64"
+
+
+def test_name_in_pkginfo() -> None:
+    text = b"# Generated\npkgname = gtk+3.0\npkgver = 3.24.43-r0\nsize = 1\narch = x86_64\n"
+    assert packages.pkginfo(text).text == "gtk+3.0-3.24.43-r0.x86_64"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"", ""),
+        (b"Version: 1\n", ""),
+        (b"Package: a\n", "a"),
+        (b"Package: a\x1b[31m\n", "a??31m"),
+        (b"Package: \xff/..\n", "??.."),
+        (b"Package: " + b"n" * 1000, "n" * 128),
+        (b"no fields at all", ""),
+    ],
+)
+def test_hostile_names_of_packages(text: bytes, shown: str) -> None:
+    assert packages.debian(text).text == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        (b".PKGINFO", True),
+        (b"./.PKGINFO", True),
+        (b".SIGN.RSA.builder.rsa.pub", True),
+        (b".MTREE", True),
+        (b"usr/.PKGINFO", False),
+        (b".profile", False),
+        (b"", False),
+    ],
+)
+def test_metadata_of_packages(name: bytes, is_one: bool) -> None:
+    assert packages.is_metadata(name) is is_one
