@@ -37,7 +37,7 @@ _FOREIGN = ("DEBUGINFOD_", "BUILDIDFS", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB",
 # Each commit of a store waits for its disk several times, and memory does not let it wait.
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 << 30
-_WATCHING = pytest.StashKey[Path]()
+_TURNS = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,12 +68,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker where the scheduler looks for the tests that watch."""
+    """Tell a worker where the scheduler looks for the tests that take turns."""
     from tests.support import distribution
 
-    place = node.config.stash.get(_WATCHING, None)
+    place = node.config.stash.get(_TURNS, None)
     if place is None:
-        place = node.config.stash[_WATCHING] = Path(tempfile.mkdtemp()) / "watching"
+        place = node.config.stash[_TURNS] = Path(tempfile.mkdtemp()) / "turns"
     node.workerinput[distribution.PLACE] = str(place)
 
 
@@ -84,13 +84,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         return None
     from tests.support.distribution import ByModule
 
-    return ByModule(config, log, config.stash[_WATCHING])
+    return ByModule(config, log, config.stash[_TURNS])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove what the workers wrote."""
-    if _WATCHING in config.stash:
-        shutil.rmtree(config.stash[_WATCHING].parent)
+    if _TURNS in config.stash:
+        shutil.rmtree(config.stash[_TURNS].parent)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

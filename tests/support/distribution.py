@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the tests are spread over workers: a module is one piece of work, the longest come first.
 
-Tests that watch the whole host must not run beside each other, so they are one piece, whatever
-their modules are; the suite takes at least as long as they do, so they are the first of all.
-Only workers know the markers of tests: the first of them tells the scheduler, in a file.
+Tests that watch the whole host, or must not run beside one that does, would wait for each other.
+They are one piece, whatever their modules are; the suite takes at least as long as they do, so they
+are the first of all. Only workers know the markers of tests: they tell the scheduler, in a file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     import pytest
 
-PLACE: Final = "buildidfs_watching"
-"""The name in a worker's input of the file with the IDs of tests that watch."""
+PLACE: Final = "buildidfs_turns"
+"""The name in a worker's input of the file with the IDs of those tests."""
 
-_WATCHING: Final = "tests that watch"
+_TURNS: Final = "tests that take turns"
 
 
 class ByModule(LoadScopeScheduling):
@@ -32,28 +32,31 @@ class ByModule(LoadScopeScheduling):
         super().__init__(config, log)
         config.option.loadscopereorder = False
         self._place = place
-        self._watching: frozenset[str] = frozenset()
+        self._turns: frozenset[str] = frozenset()
 
     def schedule(self) -> None:
         """Begin, or go on with another worker; all have collected."""
-        self._watching = frozenset(json.loads(self._place.read_text()))
+        self._turns = frozenset(json.loads(self._place.read_text()))
         super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:
-        return _WATCHING if nodeid in self._watching else nodeid.partition("::")[0]
+        return _TURNS if nodeid in self._turns else nodeid.partition("::")[0]
 
 
 def prepare(items: list[pytest.Item], place: Path) -> None:
-    """Sort tests and write down those that watch: they come first, then modules with slow ones.
+    """Sort tests and write down those that take turns: they come first, then the slow ones.
 
     Within each part, tests/system comes before tests/unit, whose short modules fill the end.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not item.get_closest_marker("watch"), item.path not in slow))
-    watching = [item.nodeid for item in items if item.get_closest_marker("watch")]
+    items.sort(key=lambda item: (not _takes_turns(item), item.path not in slow))
     part = place.with_name(f"{place.name}.{os.getpid()}")
-    part.write_text(json.dumps(watching))
+    part.write_text(json.dumps([item.nodeid for item in items if _takes_turns(item)]))
     part.replace(place)
+
+
+def _takes_turns(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("watch", "unwatched"))
 
 
 def workers() -> int:
