@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into the index together, for one scan as for one that never ends."""
+"""Rows that go into the index together, and sightings that wait for a store to be written."""
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from buildidfs.model import Sighting
+from buildidfs.model import BuildId, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from buildidfs.model import NamespaceSet
 
 # Enough to be worth a transaction: an fsync or two for each file, one for all rows.
 BATCH_FILES: Final = 128
 BATCH_BYTES: Final = 256 << 20
 # Rows without bytes cost next to nothing each.
 BATCH_ROWS: Final = 4096
+
+# About 1 KiB each.
+MOST_SIGHTINGS: Final = 50_000
+
+_Place = tuple[bytes, bytes, int, "NamespaceSet", bytes, str, str]
 
 Job = TypeVar("Job")
 
@@ -26,49 +37,53 @@ class WithMini(NewCapture, frozen=True, kw_only=True):
 
 
 class Batch(Generic[Job]):
-    """Captures to be committed, and the job that each came from."""
+    """Rows to be committed together: captures with the job that each came from, files without a
+    build ID, sightings of unknown files (``seen``) and of known ones (``touched``).
+    """
 
-    __slots__ = ("absent", "captures", "most", "seen", "size")
+    __slots__ = ("absent", "captures", "most", "seen", "size", "touched")
 
     def __init__(self, most: int | None = None) -> None:
         """``most`` bytes are staged for it at a time, if that is less than usual."""
         self.most = most
-        self.captures: list[tuple[NewCapture, Job]] = []
+        self.captures: list[tuple[NewCapture, Job, Sequence[NewSeen]]] = []
         self.absent: list[NewAbsence] = []
         self.seen: list[NewSeen] = []
+        self.touched: list[Sighting] = []
         self.size = 0
 
     def __bool__(self) -> bool:
-        return bool(self.captures or self.absent or self.seen)
+        return bool(self.captures or self.absent or self.seen or self.touched)
 
-    def add(self, capture: NewCapture, job: Job) -> None:
-        """Take in one capture; ``size`` counts the bytes that were staged for it."""
-        self.captures.append((capture, job))
+    def add(self, capture: NewCapture, job: Job, entries: Sequence[NewSeen] = ()) -> None:
+        """Add one capture, and its ``entries`` for the journal; ``size`` counts staged bytes."""
+        self.captures.append((capture, job, entries))
         for each in _parts(capture):
             if isinstance(each.content, Staged):
                 self.size += each.content.size
 
     def contents(self) -> list[NewCapture]:
-        """What to commit: the captures in their order, and then what came out of some of them."""
-        captures = [capture for capture, _ in self.captures]
+        """Return the captures in their order, and then what came out of some of them."""
+        captures = [capture for capture, _, _ in self.captures]
         return captures + [each.mini for each in captures if isinstance(each, WithMini)]
 
     def is_full(self) -> bool:
-        """Whether enough has come together to be worth a transaction."""
+        """Return True if enough has come together to be worth a transaction."""
         return (
             len(self.captures) >= BATCH_FILES
             or self.size >= min(BATCH_BYTES, self.most or BATCH_BYTES)
-            or len(self.absent) + len(self.seen) >= BATCH_ROWS
+            or len(self.absent) + len(self.seen) + len(self.touched) >= BATCH_ROWS
         )
 
     def split(self, limit: int) -> Batch[Job]:
-        """Take out the first captures, ``limit`` at most, and everything that is absent."""
+        """Take out the first captures, ``limit`` at most, and all rows without bytes."""
         first: Batch[Job] = Batch()
         taken, self.captures = self.captures[:limit], self.captures[limit:]
-        for capture, job in taken:
-            first.add(capture, job)
+        for each in taken:
+            first.add(*each)
         first.absent, self.absent = self.absent, []
         first.seen, self.seen = self.seen, []
+        first.touched, self.touched = self.touched, []
         self.size -= first.size
         return first
 
@@ -92,3 +107,110 @@ def discard(capture: NewCapture) -> None:
 
 def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
     return (capture, capture.mini) if isinstance(capture, WithMini) else (capture,)
+
+
+class _Row(msgspec.Struct):
+    """When a build ID was seen at a place, first and last; ``held``: the store has its bytes;
+    ``noted``: it has no room for them.
+    """
+
+    first: Sighting
+    last: Sighting
+    build_id: BuildId
+    held: bool
+    noted: bool
+
+
+class Sightings:
+    """Sightings that wait to be written, by place and build ID, each place once.
+
+    A build ID and its place are all that is left of a file whose bytes could not be kept: the last
+    thing to be lost while the store is full. ``dropped`` counts what had to be forgotten unwritten.
+    Belongs to one thread at a time.
+    """
+
+    def __init__(self, most: int = MOST_SIGHTINGS) -> None:
+        self._most = most
+        self._rows: dict[_Place, _Row] = {}
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
+    ) -> None:
+        """A file with ``build_id`` was seen; ``held`` says that its bytes were known then, and
+        ``noted`` that there was no room for them.
+        """
+        self._add(_Row(sighting, sighting, build_id, held, noted))
+        if len(self._rows) > self._most:
+            self._shrink()
+
+    def merge(self, others: Sightings) -> None:
+        """Take in what others have that could not be written."""
+        newer, self._rows = self._rows, others._rows
+        for row in newer.values():
+            self._add(row)
+        if len(self._rows) > self._most:
+            self._shrink()
+
+    def entries(self) -> list[NewSeen]:
+        """For the journal: each place, with two entries if it was seen at two times."""
+        entries = []
+        for row in self._rows.values():
+            entries.append(NewSeen(row.first, row.build_id, noted=row.noted))
+            if row.last is not row.first:
+                entries.append(NewSeen(row.last, row.build_id, noted=row.noted))
+        return entries
+
+    def touched(self) -> list[Sighting]:
+        """Of files whose bytes the store has, where they were seen last."""
+        return [row.last for row in self._rows.values() if row.held]
+
+    def _add(self, row: _Row) -> None:
+        origin = row.first.origin
+        place = (
+            row.build_id,
+            origin.path,
+            origin.mnt_ns_id,
+            origin.namespaces,
+            origin.cgroup,
+            origin.container,
+            origin.host,
+        )
+        old = self._rows.setdefault(place, row)
+        if old is not row:
+            old.first = min(old.first, row.first, key=_time)
+            old.last = max(old.last, row.last, key=_time)
+            old.held |= row.held
+            old.noted |= row.noted
+
+    def _shrink(self) -> None:
+        """Make room: what a path was for one container may stand for its namespaces.
+
+        So of the places that differ only in them the one seen last is kept. If that is not enough
+        a quarter goes, what was seen longest ago.
+        """
+        kept: dict[tuple[bytes, bytes, str], _Place] = {}
+        for place, row in self._rows.items():
+            alike = (row.build_id, place[1], place[5])
+            other = kept.get(alike)
+            if other is None or _time(self._rows[other].last) <= _time(row.last):
+                kept[alike] = place
+        if len(kept) > self._most * 3 // 4:
+            self._forget(self._by_age(kept.values())[: len(kept) - self._most * 3 // 4])
+            kept = {alike: place for alike, place in kept.items() if place in self._rows}
+        self._rows = {place: self._rows[place] for place in kept.values()}
+
+    def _by_age(self, places: Iterable[_Place]) -> list[_Place]:
+        return sorted(places, key=lambda place: _time(self._rows[place].last))
+
+    def _forget(self, places: list[_Place]) -> None:
+        self.dropped += len(places)
+        for place in places:
+            del self._rows[place]
+
+
+def _time(sighting: Sighting) -> int:
+    return sighting.seen_ns

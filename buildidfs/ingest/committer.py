@@ -1,85 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that commits what others stage, soon, and many at once when there are many.
+"""Commit in batches what a pipeline has staged.
 
-A capture on its own is committed at once, since somebody may be waiting for its name. When more is
-coming it is worth waiting a little: the disk takes as long for one transaction as for a hundred.
-
-While the store cannot be written its captures are handed back, and what was seen waits in memory.
+A disk takes as long for one transaction as for a hundred, so a scan commits full batches. A file
+that was caught live is committed at once, since a user may wait for its name, or a moment later
+when more is coming. While a store that is watched cannot be written its captures are handed back,
+and sightings wait in memory.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Generic
 
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError
-from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, discard
-from buildidfs.ingest.sightings import Sightings
-from buildidfs.ingest.store_health import Trouble
+from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, Job, Sightings, discard
+from buildidfs.model import Sighting
+from buildidfs.store import CommitResult
 
 if TYPE_CHECKING:
-    from buildidfs.ingest.counters import Counters
-    from buildidfs.model import BuildId, Sighting
-    from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
+    from buildidfs.ingest.results import Results
+    from buildidfs.ingest.store_health import Trouble
+    from buildidfs.model import BuildId
+    from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
 FAILURES: Final = (StoreError, IntegrityError)
-"""What the store says when it cannot do what it is asked for."""
+"""Errors of a store that cannot do what it is asked for."""
+
+Settled = Callable[[Batch[Job], CommitResult | BuildIdFsError, list[Sighting]], None]
+"""Called with a batch, its result or why nothing of it was written (what was staged for it is gone
+then), and the sightings of files that were taken for known and are not any more."""
 
 # The longest that anything waits for more to come.
 _LATEST_S: Final = 0.25
 # What a store must have room for to be taken for one that can be written.
 _PROBE_BYTES: Final = 1 << 20
 
-_log = logging.getLogger(__name__)
-
-Job = TypeVar("Job")
-_Job = TypeVar("_Job", contravariant=True)
-
-
-class Owner(Protocol[_Job]):
-    """What the thread asks of whom it commits for; none of it may take long."""
-
-    def is_idle(self) -> bool:
-        """Whether nothing is coming at the moment."""
-
-    def entries(self, capture: NewCapture, job: _Job) -> list[NewSeen]:
-        """What the journal is to say of a capture."""
-
-    def committed(self, capture: NewCapture, job: _Job, outcome: Outcome) -> None:
-        """A capture is durable and visible."""
-
-    def refused(self, jobs: Sequence[_Job], error: BuildIdFsError) -> None:
-        """These could not be committed; what was staged for them is gone."""
-
-    def forgotten(self, sighting: Sighting) -> None:
-        """A file that was taken for known is not known to the store any more."""
-
-    def recovered(self) -> None:
-        """The store can be written again, after something was lost."""
-
 
 class Committer(Generic[Job]):
-    """Takes captures from any thread; `close` ends it when everything is written."""
+    """Takes captures and rows from any thread, and commits them in the one that calls `run`.
 
-    def __init__(self, store: Store, counters: Counters, owner: Owner[Job]) -> None:
+    ``settled`` hears of each batch, in that thread, and must be quick. ``is_idle`` returns True
+    when nothing is coming at the moment; without it only full batches are committed before a
+    `flush`. ``trouble`` makes up for a store that cannot be written for a while.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        results: Results,
+        settled: Settled[Job],
+        *,
+        is_idle: Callable[[], bool] | None = None,
+        trouble: Trouble | None = None,
+    ) -> None:
         self._store = store
-        self._counters = counters
-        self._owner = owner
+        self._results = results
+        self._settled = settled
+        self._is_idle = is_idle
+        self._latest = math.inf if is_idle is None else _LATEST_S
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the thread
         self._room = threading.Condition(lock)  # for those who wait for it
-        self._batch: Batch[Job] = Batch(store.most_staged)
+        self._batch: Batch[Job] = Batch()
         self._batch_since = 0.0
         self._limit = BATCH_FILES
         self._rows = Sightings()
         self._rows_since = 0.0
-        self._trouble = Trouble(counters)
+        self._trouble = trouble
+        self._runs = False
         self._writing = False
         self._flushing = 0
         self._ending = False
@@ -88,30 +81,42 @@ class Committer(Generic[Job]):
 
     # --- for the threads that stage ----------------------------------------------------------
 
-    def add(self, capture: NewCapture, job: Job) -> None:
-        """Commit a capture soon."""
+    def add(self, capture: NewCapture, job: Job, entries: Sequence[NewSeen] = ()) -> None:
+        """Commit a capture soon, and with it ``entries`` of the journal."""
         with self._changed:
             if not self.ended:
                 self._begun()
-                self._batch.add(capture, job)
+                self._batch.add(capture, job, entries)
                 if self._batch.is_full():
                     self._changed.notify()
                 return
         discard(capture)
-        self._owner.refused([job], StoreError("nothing is written any more"))
+        unwritten: Batch[Job] = Batch()
+        unwritten.captures.append((capture, job, entries))
+        self._settled(unwritten, StoreError("nothing is written any more"), [])
 
-    def absent(self, new: NewAbsence) -> None:
-        """Remember soon that a file has no build ID."""
+    def add_rows(
+        self,
+        *,
+        absent: Sequence[NewAbsence] = (),
+        seen: Sequence[NewSeen] = (),
+        touched: Sequence[Sighting] = (),
+    ) -> None:
+        """Record soon that files have no build ID, or were seen, or that known ones were."""
         with self._changed:
             self._begun()
-            self._batch.absent.append(new)
+            self._batch.absent += absent
+            self._batch.seen += seen
+            self._batch.touched += touched
+            if self._batch.is_full():
+                self._changed.notify()
 
     def see(
         self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
     ) -> None:
-        """Put into the journal soon, for as long as that takes, that a file was seen.
+        """Put a sighting into the journal soon, or as soon as the store can be written.
 
-        ``held`` says that the store has its bytes, and takes this for one more place of them,
+        ``held`` says that the store has the bytes, and takes this for one more place of them,
         ``noted`` that there is no room for them, and that they can be had where it was seen.
         """
         with self._changed:
@@ -131,7 +136,7 @@ class Committer(Generic[Job]):
                 self._room.wait()
 
     def poke(self) -> None:
-        """The owner is idle now."""
+        """Have a look at ``is_idle``: it has changed."""
         with self._changed:
             if self._batch:
                 self._changed.notify()
@@ -139,16 +144,24 @@ class Committer(Generic[Job]):
     def failed(self, error: BuildIdFsError) -> None:
         """Staging failed because of the store."""
         with self._changed:
-            self._trouble.failed(error)
+            self._note_failure(error)
             self._changed.notify()
 
     def lost(self) -> None:
         """Something was let go because of the store, which may still be there later."""
         with self._changed:
-            self._trouble.lost()
+            if self._trouble is not None:
+                self._trouble.lost()
 
-    def flush(self, until: float) -> bool:
-        """Whether everything was written by that time of ``time.monotonic()``."""
+    def flush(self, until: float = math.inf) -> bool:
+        """Return True if everything was written by that time of ``time.monotonic()``.
+
+        Where no thread runs, the calling one does the work.
+        """
+        if not self._runs:
+            while self._batch:
+                self._write_batch(self._batch.split(self._limit), Sightings())
+            return True
         with self._changed:
             self._flushing += 1
             self._changed.notify()
@@ -157,22 +170,29 @@ class Committer(Generic[Job]):
                     left = until - time.monotonic()
                     if left <= 0 or self.ended:
                         return False
-                    self._room.wait(left)
+                    self._room.wait(None if left == math.inf else left)
                 return True
             finally:
                 self._flushing -= 1
 
+    def prepare(self, most_staged: int | None) -> None:
+        """Leave the work to a thread that calls `run`; a batch has at most so many bytes."""
+        self._runs = True
+        self._batch.most = most_staged
+
     def end(self) -> None:
         """Write what there is, once, and end `run`."""
+        if not self._runs:
+            self.flush()
         with self._changed:
             self._ending = True
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Nothing is written any more, because of a fault: let nobody wait."""
+        """Write nothing any more, because of a fault, and let no thread wait for it."""
         with self._changed:
             self.ended = self._ending = True
-            for capture, _ in self._batch.captures:
+            for capture, _, _ in self._batch.captures:
                 discard(capture)
             self._batch = Batch()
             self._changed.notify_all()
@@ -194,10 +214,11 @@ class Committer(Generic[Job]):
                 rows = Sightings()
             if batch:
                 self._write_batch(batch, rows)
-            self._look_after_trouble()
+            if self._trouble is not None:
+                self._look_after(self._trouble)
         with self._changed:
             self.ended = True
-            self._counters.unjournaled += len(self._rows)
+            self._results.unjournaled += len(self._rows)
             self._room.notify_all()
 
     def _next(self) -> tuple[Batch[Job], Sightings] | None:
@@ -217,16 +238,16 @@ class Committer(Generic[Job]):
             return batch, rows
 
     def _due(self, now: float) -> float:
-        """When there is something to do; ``now`` or before is at once."""
-        trouble = self._trouble
-        due = min(self._rows_due(now), trouble.recover_at, trouble.probe_at)
-        if self._ending:
-            due = self._rows_due(now)
+        """Return when there is something to do; ``now`` or before is at once."""
+        due = self._rows_due(now)
+        if self._trouble is not None and not self._ending:
+            due = min(due, self._trouble.recover_at, self._trouble.probe_at)
         if self._batch:
             hurry = self._ending or self._flushing or self._batch.is_full()
-            if hurry or self._limit < len(self._batch.captures) or self._owner.is_idle():
+            is_idle = self._is_idle is not None and self._is_idle()
+            if hurry or self._limit < len(self._batch.captures) or is_idle:
                 return now
-            due = min(due, self._batch_since + _LATEST_S)
+            due = min(due, self._batch_since + self._latest)
         return due
 
     def _rows_due(self, now: float) -> float:
@@ -240,7 +261,7 @@ class Committer(Generic[Job]):
         return now if self._flushing or len(self._rows) >= BATCH_ROWS else due
 
     def _write_rows(self, rows: Sightings) -> None:
-        """Write what was seen, and nothing else."""
+        """Write sightings, and nothing else."""
         try:
             unknown = self._store.touch(rows.touched())
             entries = rows.entries()
@@ -249,63 +270,66 @@ class Committer(Generic[Job]):
             self._keep(rows, error)
             return
         with self._changed:
-            self._trouble.passed(rows=True)
-            self._counters.journaled += len(entries)
-        for sighting in unknown:
-            self._owner.forgotten(sighting)
+            self._note_success(rows=True)
+            self._results.journaled += len(entries)
+        self._settled(Batch(), CommitResult(), unknown)
 
     def _keep(self, rows: Sightings, error: BuildIdFsError | None = None) -> None:
-        """What was seen could not be written: try again later."""
+        """Keep sightings that could not be written, for another try."""
         with self._changed:
             if error is not None:
-                self._trouble.failed(error, rows=True)
+                self._note_failure(error, rows=True)
             before = self._rows.dropped
             self._rows.merge(rows)
-            self._counters.unjournaled += self._rows.dropped - before
+            self._results.unjournaled += self._rows.dropped - before
             self._rows_since = time.monotonic()
             self._gave_up = self._ending
 
     def _write_batch(self, batch: Batch[Job], rows: Sightings) -> None:
         captures = batch.contents()
-        seen = [
-            entry for capture, job in batch.captures for entry in self._owner.entries(capture, job)
-        ]
-        entries = rows.entries()
+        own = [entry for _, _, entries in batch.captures for entry in entries]
+        entries = rows.entries() + own + batch.seen
+        result = CommitResult()
         try:
-            unknown = self._store.touch(rows.touched())
-            result = self._store.commit(captures, batch.absent, entries + seen)
+            unknown = self._store.touch(rows.touched() + batch.touched)
+            if captures or batch.absent or entries:
+                result = self._store.commit(captures, batch.absent, entries)
         except FAILURES as error:
             for capture in captures:
                 discard(capture)
-            for entry in seen:
+            for entry in own:
                 rows.add(entry.sighting, entry.build_id)
             self._keep(rows)
             self._refuse(batch, error)
             return
-        counters = self._counters
         with self._changed:
-            counters.journaled += len(entries) + len(seen)
-            counters.copied_bytes += result.bytes_added
+            self._results.journaled += len(entries)
+            self._results.copied_bytes += result.bytes_added
             self._limit = min(self._limit * 2, BATCH_FILES)
             if result.bytes_added:
-                self._trouble.passed()
-            self._trouble.passed(rows=True)
-        outcomes = result.outcomes[: len(batch.captures)]
-        for (capture, job), outcome in zip(batch.captures, outcomes, strict=True):
-            self._owner.committed(capture, job, outcome)
-        for sighting in unknown:
-            self._owner.forgotten(sighting)
+                self._note_success()
+            self._note_success(rows=True)
+        self._settled(batch, result, unknown)
 
     def _refuse(self, batch: Batch[Job], error: BuildIdFsError) -> None:
         """One that cannot be committed must not take the others with it again: do them singly."""
         with self._changed:
             self._limit = 1
-            self._trouble.failed(error)
-        if batch.captures:
-            self._owner.refused([job for _, job in batch.captures], error)
+            self._note_failure(error)
+        self._settled(batch, error, [])
 
-    def _look_after_trouble(self) -> None:
-        trouble, now = self._trouble, time.monotonic()
+    # --- a store that cannot be written ------------------------------------------------------
+
+    def _note_failure(self, error: BuildIdFsError, *, rows: bool = False) -> None:
+        if self._trouble is not None:
+            self._trouble.failed(error, rows=rows)
+
+    def _note_success(self, *, rows: bool = False) -> None:
+        if self._trouble is not None:
+            self._trouble.passed(rows=rows)
+
+    def _look_after(self, trouble: Trouble) -> None:
+        now = time.monotonic()
         if trouble.probe_at <= now:
             error = self._probed()
             with self._changed:
@@ -318,10 +342,10 @@ class Committer(Generic[Job]):
             if announce:
                 trouble.recovered()
         if announce:
-            self._owner.recovered()
+            trouble.announce()
 
     def _probed(self) -> BuildIdFsError | None:
-        """Whether bytes can be written, when no capture comes by to tell."""
+        """Try to write bytes, when no capture comes by to tell; return why that failed."""
         fd = memory_file(b"probe", os.urandom(_PROBE_BYTES))
         try:
             self._store.stage(fd).close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the store can be written: said once when it cannot, and once when it can again."""
+"""Health of the store of a watch: told once when it cannot be written, and once when it can."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.errors import StoreFull
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.errors import BuildIdFsError
-    from buildidfs.ingest.counters import Counters
+    from buildidfs.ingest.results import Counters
 
 FIRST_DELAY_S: Final = 1.0
 LAST_DELAY_S: Final = 10.0
@@ -27,18 +29,20 @@ _log = logging.getLogger(__name__)
 
 
 def delay(tries: int) -> float:
-    """Seconds until the next attempt, after so many that failed: 1, 2, 4, 8, 10, 10..."""
+    """Return the seconds until the next attempt, after so many that failed: 1, 2, 4, 8, 10..."""
     return min(FIRST_DELAY_S * 2.0 ** min(tries, 16), LAST_DELAY_S)
 
 
 class Trouble:
-    """Belongs to one lock. It tells of itself in ``counters``.
+    """True while the store cannot be written. Belongs to one lock, and tells in ``counters``.
 
     Bytes and rows fail apart: an index has free pages when its filesystem has none. ``recover_at``
-    is the time of ``time.monotonic()`` at which somebody should look for what was lost meanwhile.
+    is the time of ``time.monotonic()`` at which to `announce` that what was lost meanwhile can be
+    looked for.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, announce: Callable[[], None]) -> None:
+        self.announce = announce
         self._counters = counters
         self._told: dict[type, float] = {}
         self._tell_end = False
@@ -89,7 +93,7 @@ class Trouble:
         self._lost = True
 
     def recovered(self) -> None:
-        """Somebody looks now for what was lost."""
+        """What was lost is looked for now."""
         self._lost, self.recover_at = False, math.inf
         self._quiet_since = time.monotonic()
 

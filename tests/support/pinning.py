@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins of real files, as a watch would make them."""
+"""Pending files, as a watch would make them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 from buildidfs.capture import elf_file
-from buildidfs.capture.live.pending_files import Pin
+from buildidfs.capture.base import PinnedFile
+from buildidfs.capture.live.pending_files import PendingFile
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Origin, Sighting, Trust
 
 
-def pinned(path: Path, *, slow: bool = False, mnt_ns_id: int = 7) -> Pin:
+def pinned(path: Path, *, slow: bool = False, mnt_ns_id: int = 7) -> PendingFile:
     """A file, open; one that is ``slow`` was not looked at."""
     fd = os.open(path, os.O_RDONLY)
     found = None if slow else elf_file.identify(fd)
@@ -27,4 +28,4 @@ def pinned(path: Path, *, slow: bool = False, mnt_ns_id: int = 7) -> Pin:
     )
     hint = found if isinstance(found, BuildId) else None
     sighting = Sighting(origin, time.time_ns())
-    return Pin(sighting, fd, hint, os.urandom(16), time.monotonic(), slow)
+    return PendingFile(PinnedFile(sighting, fd), hint, os.urandom(16), time.monotonic(), slow)

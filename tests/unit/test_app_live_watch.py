@@ -22,6 +22,7 @@ from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
 from buildidfs.app.live.watch import Watch
 from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
+from buildidfs.ingest import caught as caught_module
 from buildidfs.linux import statx
 from buildidfs.model import BuildId
 from buildidfs.store import Store
@@ -68,7 +69,7 @@ class Caughts:
         self.hear(caught, fd)
 
     def settle(self) -> None:
-        assert self.watch._follow.flush(30)
+        assert self.watch._live.flush(30)
 
     @property
     def journal(self) -> dict[bytes, BuildId]:
@@ -224,7 +225,7 @@ def test_descriptors_are_closed_but_not_at_once(
     before = open_descriptors()
     soon.catch(some)
     until(lambda: open_descriptors() == before, "the descriptor to be closed")
-    monkeypatch.setattr(watch_module, "_CLOSE_AFTER_S", 3600.0)
+    monkeypatch.setattr(caught_module, "_CLOSE_AFTER_S", 3600.0)
     late = make(exclude=("*",))
     before = open_descriptors()
     late.catch(some)
@@ -489,7 +490,7 @@ def test_container_that_floods_is_named_once(
 
 def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: Path) -> None:
     watch = make()
-    live = watch.watch._live
+    live = watch.watch._sightings
     caught = Caught(
         KEY, 4711, time.time_ns(), os.fsencode(some), statx.identity_at(-1, os.fsencode(some)),
         Place(own_namespaces(), 77, b"/system.slice"),

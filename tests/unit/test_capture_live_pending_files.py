@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins are handed out smallest first, and let go when there are too many or their time is over."""
+"""Pending files are taken smallest first, and let go when too many wait or too long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.live import pending_files as module
-from buildidfs.capture.live.pending_files import HOST, LetGo, Pin, Pins
+from buildidfs.capture.live.pending_files import HOST, LetGo, PendingFile, PendingFiles
 from tests.support.captures import sighting
 from tests.support.scans import open_descriptors
 from tests.support.waiting import until
@@ -27,13 +28,15 @@ def _nothing_stays_open() -> Iterator[None]:
     until(lambda: open_descriptors() == before, "every descriptor to be closed")
 
 
-def pin(size: int = 100, *, age: float = 0.0, slow: bool = False) -> Pin:
+def pin(size: int = 100, *, age: float = 0.0, slow: bool = False) -> PendingFile:
     fd = os.open("/dev/null", os.O_RDONLY)
     path = b"/file/of/%d" % size
-    return Pin(sighting(path, size=size), fd, None, b"k" * 16, time.monotonic() - age, slow)
+    return PendingFile(
+        PinnedFile(sighting(path, size=size), fd), None, b"k" * 16, time.monotonic() - age, slow
+    )
 
 
-def taken(pins: Pins) -> list[int]:
+def taken(pins: PendingFiles) -> list[int]:
     """The sizes of what is handed out, in order."""
     sizes = []
     while (found := pins.take(0)) is not None:
@@ -43,17 +46,17 @@ def taken(pins: Pins) -> list[int]:
 
 
 def of(gone: list[LetGo]) -> list[int]:
-    return [item.pin.sighting.origin.identity.size for item in gone]
+    return [item.pending.sighting.origin.identity.size for item in gone]
 
 
 @pytest.fixture
-def pins() -> Iterator[Pins]:
-    made = Pins()
+def pins() -> Iterator[PendingFiles]:
+    made = PendingFiles()
     yield made
     made.close()
 
 
-def test_smallest_first_and_of_several_the_oldest(pins: Pins) -> None:
+def test_smallest_first_and_of_several_the_oldest(pins: PendingFiles) -> None:
     first, second = pin(5), pin(5)
     for item in (pin(7), first, pin(1), second, pin(6)):
         assert pins.put(item) == []
@@ -67,7 +70,9 @@ def test_smallest_first_and_of_several_the_oldest(pins: Pins) -> None:
     assert len(pins) == pins.held_bytes == 0
 
 
-def test_pin_whose_time_is_nearly_over_goes_first_but_only_one_at_a_time(pins: Pins) -> None:
+def test_pin_whose_time_is_nearly_over_goes_first_but_only_one_at_a_time(
+    pins: PendingFiles,
+) -> None:
     for item in (pin(1), pin(900, age=29), pin(2), pin(800, age=28)):
         pins.put(item)
     urgent = pins.take(0)
@@ -80,7 +85,7 @@ def test_pin_whose_time_is_nearly_over_goes_first_but_only_one_at_a_time(pins: P
     assert taken(pins) == [800, 2]
 
 
-def test_a_pin_that_is_given_back_waits(pins: Pins) -> None:
+def test_a_pin_that_is_given_back_waits(pins: PendingFiles) -> None:
     pins.put(pin(1))
     item = pins.take(0)
     assert item is not None
@@ -95,7 +100,7 @@ def test_a_pin_that_is_given_back_waits(pins: Pins) -> None:
     pins.done(item)
 
 
-def test_those_that_may_not_answer_are_asked_for_apart(pins: Pins) -> None:
+def test_those_that_may_not_answer_are_asked_for_apart(pins: PendingFiles) -> None:
     slow = pin(1, slow=True)
     pins.put(slow)
     pins.put(pin(2))
@@ -106,33 +111,33 @@ def test_those_that_may_not_answer_are_asked_for_apart(pins: Pins) -> None:
 
 
 def test_those_that_may_not_answer_leave_room() -> None:
-    pins = Pins(max_count=16)
+    pins = PendingFiles(max_count=16)
     assert pins.put(pin(1, slow=True)) == []
     assert pins.put(pin(2, slow=True)) == []
     (gone,) = pins.put(pin(3, slow=True))
-    assert gone.pin.sighting.origin.identity.size == 3
+    assert gone.pending.sighting.origin.identity.size == 3
     assert "may not answer" in gone.reason
     assert pins.put(pin(4)) == []
     pins.close()
 
 
 def test_too_many_bytes_let_the_biggest_go() -> None:
-    pins = Pins(max_bytes=10 * MIB)
+    pins = PendingFiles(max_bytes=10 * MIB)
     for size in (4, 1, 3):
         assert pins.put(pin(size * MIB)) == []
     (gone,) = pins.put(pin(3 * MIB))
-    assert gone.pin.sighting.origin.identity.size == 4 * MIB
-    assert gone.pin.fd == -1
+    assert gone.pending.sighting.origin.identity.size == 4 * MIB
+    assert gone.pending.file.fd == -1
     assert gone.reason == "more than 10 MiB wait to be copied"
     (gone,) = pins.put(pin(1 << 62))
-    assert gone.pin.sighting.origin.identity.size == 1 << 62, "it goes and takes nobody with it"
+    assert gone.pending.sighting.origin.identity.size == 1 << 62, "it goes and takes nobody with it"
     assert pins.held_bytes == 7 * MIB
     assert taken(pins) == [MIB, 3 * MIB, 3 * MIB]
     pins.close()
 
 
 def test_what_is_in_work_is_counted_but_leaves_half() -> None:
-    pins = Pins(max_bytes=10 * MIB)
+    pins = PendingFiles(max_bytes=10 * MIB)
     pins.put(pin(9 * MIB))
     big = pins.take(0)
     assert big is not None
@@ -144,7 +149,7 @@ def test_what_is_in_work_is_counted_but_leaves_half() -> None:
 
 
 def test_too_many_files_let_the_biggest_go() -> None:
-    pins = Pins(max_count=3)
+    pins = PendingFiles(max_count=3)
     gone = [item for size in (5, 9, 2, 7, 1) for item in pins.put(pin(size))]
     assert of(gone) == [9, 7]
     assert {item.reason for item in gone} == {"more than 3 files wait to be copied"}
@@ -153,7 +158,7 @@ def test_too_many_files_let_the_biggest_go() -> None:
 
 
 def test_one_that_waits_for_its_next_try_can_be_let_go() -> None:
-    pins = Pins(max_count=1)
+    pins = PendingFiles(max_count=1)
     pins.put(pin(9))
     item = pins.take(0)
     assert item is not None
@@ -168,13 +173,13 @@ def test_number_follows_the_limit_of_open_files() -> None:
     try:
         for limit, count in ((700, 64), (1000, 360)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            assert Pins().max_count == count
+            assert PendingFiles().max_count == count
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_time_is_over() -> None:
-    pins = Pins(seconds=10)
+    pins = PendingFiles(seconds=10)
     for item in (pin(1, age=11), pin(2, age=1), pin(3, age=12)):
         pins.put(item)
     gone = pins.expire()
@@ -185,20 +190,20 @@ def test_time_is_over() -> None:
     pins.close()
 
 
-def test_time_of_those_in_work_is_not_over_until_they_are_given_back(pins: Pins) -> None:
+def test_time_of_those_in_work_is_not_over_until_they_are_given_back(pins: PendingFiles) -> None:
     item = pin(1, age=29.9)
     pins.put(item)
     assert pins.take(0) is item
     assert pins.expire(0.2) == []
-    assert item.fd >= 0
+    assert item.file.fd >= 0
     pins.give_back(item, 60, "somebody keeps writing to it")
     (gone,) = pins.expire()
-    assert (gone.pin, gone.reason) == (item, "somebody keeps writing to it")
-    assert item.fd == -1
+    assert (gone.pending, gone.reason) == (item, "somebody keeps writing to it")
+    assert item.file.fd == -1
 
 
 def test_expiry_is_waited_for() -> None:
-    pins = Pins(seconds=0.2)
+    pins = PendingFiles(seconds=0.2)
     found: list[LetGo] = []
     waiter = threading.Thread(target=lambda: found.extend(pins.expire(None)))
     waiter.start()
@@ -210,7 +215,7 @@ def test_expiry_is_waited_for() -> None:
     pins.close()
 
 
-def test_closing_lets_go_of_all_and_wakes_everybody(pins: Pins) -> None:
+def test_closing_lets_go_of_all_and_wakes_everybody(pins: PendingFiles) -> None:
     waiters = [
         threading.Thread(target=pins.take, args=(60,)),
         threading.Thread(target=pins.take, args=(60,), kwargs={"slow": True}),
@@ -228,17 +233,17 @@ def test_closing_lets_go_of_all_and_wakes_everybody(pins: Pins) -> None:
     for waiter in waiters:
         waiter.join(20)
         assert not waiter.is_alive()
-    assert item.fd >= 0, "it is in work"
+    assert item.file.fd >= 0, "it is in work"
     pins.give_back(item, 1)
-    assert item.fd == -1
+    assert item.file.fd == -1
     assert of(pins.put(late := pin(5))) == [5]
-    assert late.fd == -1
+    assert late.file.fd == -1
     assert pins.take(0) is None
     assert pins.close() == []
 
 
 def test_descriptors_that_take_long_to_close_delay_nobody(
-    pins: Pins, monkeypatch: pytest.MonkeyPatch
+    pins: PendingFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the last one of a filesystem does; a pipe's stands for it here."""
     release, real = threading.Event(), os.close
@@ -258,7 +263,7 @@ def test_descriptors_that_take_long_to_close_delay_nobody(
 
 def test_many_threads_lose_nothing() -> None:
     """Each pin is copied or let go, once."""
-    pins = Pins(seconds=60, max_count=50)
+    pins = PendingFiles(seconds=60, max_count=50)
     count, copied, gone = 4000, [], []
 
     def work(number: int) -> None:
@@ -266,7 +271,7 @@ def test_many_threads_lose_nothing() -> None:
             item = pins.take(0.01)
             if item is None:
                 continue
-            os.fstat(item.fd)  # it is open as long as it is in work
+            os.fstat(item.file.fd)  # it is open as long as it is in work
             if item.tries < number % 3:
                 item.tries += 1
                 pins.give_back(item, 0.0005 * (number % 2))
@@ -289,9 +294,9 @@ def test_many_threads_lose_nothing() -> None:
     for worker in workers:
         worker.join(20)
     pins.close()
-    everything = copied + [item.pin for item in gone]
+    everything = copied + [item.pending for item in gone]
     assert len(everything) == len(set(everything)) == count
-    assert {item.fd for item in everything} == {-1}
+    assert {item.file.fd for item in everything} == {-1}
     assert len(copied) >= 50
     assert pins.held_bytes == 0
 
@@ -299,13 +304,13 @@ def test_many_threads_lose_nothing() -> None:
 # --- shares --------------------------------------------------------------------------------------
 
 
-def of_share(share: str, size: int = 100, *, slow: bool = False) -> Pin:
+def of_share(share: str, size: int = 100, *, slow: bool = False) -> PendingFile:
     made = pin(size, slow=slow)
     made.share = share
     return made
 
 
-def shares_taken(pins: Pins) -> list[str]:
+def shares_taken(pins: PendingFiles) -> list[str]:
     order = []
     while (found := pins.take(0)) is not None:
         order.append(found.share)
@@ -313,13 +318,13 @@ def shares_taken(pins: Pins) -> list[str]:
     return order
 
 
-def test_host_comes_first_and_containers_take_turns(pins: Pins) -> None:
+def test_host_comes_first_and_containers_take_turns(pins: PendingFiles) -> None:
     for share in ("flood", "flood", "flood", "flood", "b", "b", HOST, "c", HOST):
         pins.put(of_share(share, 1 if share == "flood" else 1000))
     assert shares_taken(pins) == [HOST, HOST, "flood", "b", "c", "flood", "b", "flood", "flood"]
 
 
-def test_container_that_comes_later_waits_for_one_turn(pins: Pins) -> None:
+def test_container_that_comes_later_waits_for_one_turn(pins: PendingFiles) -> None:
     for _ in range(10):
         pins.put(of_share("flood"))
     first = pins.take(0)
@@ -332,36 +337,36 @@ def test_container_that_comes_later_waits_for_one_turn(pins: Pins) -> None:
 @pytest.mark.parametrize("slow", [False, True])
 def test_too_many_files_are_let_go_of_the_share_that_has_most(slow: bool) -> None:
     most = 10
-    pins = Pins(max_count=most * module._SLOW_SHARE if slow else most)
+    pins = PendingFiles(max_count=most * module._SLOW_SHARE if slow else most)
     gone = []
     for number in range(most * 5):
         gone += pins.put(of_share("flood", 1, slow=slow))
         if number % 10 == 0:
             gone += pins.put(of_share("b", MIB, slow=slow))
-    assert {each.pin.share for each in gone} == {"flood"}
+    assert {each.pending.share for each in gone} == {"flood"}
     assert len(pins) == most
     pins.close()
 
 
 def test_too_many_bytes_are_let_go_of_the_share_that_has_most() -> None:
-    pins = Pins(max_bytes=100 * MIB)
+    pins = PendingFiles(max_bytes=100 * MIB)
     gone = pins.put(of_share("b", 30 * MIB)) + pins.put(of_share(HOST, 30 * MIB))
     for _ in range(1000):
         gone += pins.put(of_share("flood", MIB))
-    assert {each.pin.share for each in gone} == {"flood"}
+    assert {each.pending.share for each in gone} == {"flood"}
     assert pins.held_bytes <= 100 * MIB
     pins.close()
 
 
 def test_host_alone_is_bounded_too() -> None:
-    pins = Pins(max_count=10)
+    pins = PendingFiles(max_count=10)
     assert len([each for _ in range(30) for each in pins.put(of_share(HOST))]) == 20
     pins.close()
 
 
 def test_many_shares_cost_no_more_than_one() -> None:
     """Each file in a mount namespace of its own."""
-    pins = Pins(max_count=2000)
+    pins = PendingFiles(max_count=2000)
     for number in range(6000):
         pins.put(of_share(f"mnt:{number}"))
     assert len(pins) == 2000

@@ -18,7 +18,7 @@ from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadab
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, StoreFull, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, scan, staging
+from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, committer, scan, staging
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
@@ -44,6 +44,7 @@ from tests.support.elfwriter import (
     gdb_scripts,
 )
 from tests.support.scans import open_descriptors
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,11 @@ def store(tmp_path: Path) -> Iterator[Watched]:
         yield opened
         assert open_descriptors() == before
         assert list(opened.check()) == []
+
+
+def _batches_of(files: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "BATCH_FILES", files)
+    monkeypatch.setattr(committer, "BATCH_FILES", files)
 
 
 def sighting(path: Path | bytes, fd: int, **changes: object) -> Sighting:
@@ -312,7 +318,7 @@ def test_memo_of_an_unknown_file(store: Watched) -> None:
 def test_many_files_in_many_batches(
     store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BATCH_FILES", 7)
+    _batches_of(7, monkeypatch)
     count = 100
     files = tmp_path / "files"
     files.mkdir()
@@ -513,6 +519,7 @@ class FailingCommit(Watched):
     def commit(self, *args: object) -> CommitResult:  # type: ignore[override]
         if self.failures:
             self.failures -= 1
+            until(lambda: self.staged >= 4, "two more to be staged meanwhile")
             for capture in args[0]:  # type: ignore[attr-defined]
                 capture.content.close()
             raise StoreFull("full")
@@ -522,7 +529,7 @@ class FailingCommit(Watched):
 def test_commit_that_fails_is_told_and_the_rest_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BATCH_FILES", 2)
+    _batches_of(2, monkeypatch)
     monkeypatch.setattr(scan, "_WAITING_PER_WORKER", 1)
     paths = [write(tmp_path / f"{n}", elf_file(build_id=b"%020d" % n)) for n in range(6)]
     with FailingCommit.open(tmp_path / "store", create=True) as store:

@@ -10,7 +10,7 @@ import pytest
 
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import store_health as module
-from buildidfs.ingest.counters import Counters
+from buildidfs.ingest.results import Counters
 from buildidfs.ingest.store_health import Trouble, delay
 
 FULL = StoreFull("store /s: full")
@@ -23,7 +23,7 @@ def test_delays_grow_to_ten_seconds() -> None:
 
 def test_it_is_over_when_bytes_and_rows_can_be_written() -> None:
     counters = Counters()
-    trouble = Trouble(counters)
+    trouble = Trouble(counters, lambda: None)
     trouble.passed()
     assert not trouble
     trouble.failed(FULL)
@@ -43,13 +43,13 @@ def test_it_is_over_when_bytes_and_rows_can_be_written() -> None:
 
 def test_only_a_full_store_is_full() -> None:
     counters = Counters()
-    Trouble(counters).failed(StoreError("locked"))
+    Trouble(counters, lambda: None).failed(StoreError("locked"))
     assert (counters.store_error, counters.store_full_since) == ("locked", 0)
 
 
 def test_what_was_lost_is_looked_for_less_and_less_often() -> None:
     """A store without room for one huge file, and with room for the others."""
-    trouble = Trouble(Counters())
+    trouble = Trouble(Counters(), lambda: None)
     pauses = []
     for _ in range(9):
         trouble.failed(FULL)
@@ -64,7 +64,7 @@ def test_what_was_lost_is_looked_for_less_and_less_often() -> None:
 def test_each_kind_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trouble = Trouble(Counters())
+    trouble = Trouble(Counters(), lambda: None)
     for _ in range(5):
         trouble.failed(FULL)
         trouble.passed()

@@ -9,7 +9,6 @@ all that is left is to scan again and again, which misses what lives for less.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fnmatch
 import logging
 import os
@@ -22,10 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.live.rescans import Scans
 from buildidfs.app.live.state import STOPPED, Event, Losses, WatchOptions, WatchState, added
-from buildidfs.capture import elf_file
-from buildidfs.capture.base import PinnedFile, Unreadable, seen_again
+from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
-from buildidfs.capture.live.pending_files import Pin, Pins
+from buildidfs.capture.live.pending_files import PendingFiles
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Missed
 from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin import container
@@ -33,13 +31,11 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
-from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
-from buildidfs.ingest.follow import ANSWER_S, Follow
-from buildidfs.linux import machine, openat2
-from buildidfs.linux.fd_closer import Closer
-from buildidfs.model import BuildId, Sighting
+from buildidfs.ingest.caught import DENIED, CaughtFiles
+from buildidfs.ingest.live import ANSWER_S, Listener, Live
+from buildidfs.linux import machine
 from buildidfs.store import run_files
 from buildidfs.store.errors import show
 
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found
     from buildidfs.capture.live.protocol import Message
     from buildidfs.capture.unresponsive.as_owner import AsOwner
+    from buildidfs.model import BuildId, Sighting
     from buildidfs.store import Store
 
 POLL_S: Final = 2.0
@@ -59,10 +56,7 @@ _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
-_FIRST_LOOK_S: Final = 1.0
-_CLOSE_AFTER_S: Final = 0.5
 _MOST_FLOODING: Final = 256
-_DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
 
 FLOOD: Final = "more new files than the share of its container"
 """Reason of the losses that the catcher did not even look at; counts mappings, not files."""
@@ -73,7 +67,7 @@ UNPINNED: Final = "too many files waited to be handed over, so only the build ID
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class Watch(Listener):
     """Captures into ``store`` what is mapped from `start` to `close`.
 
     Call `tend` now and then, a few times a second, in the thread that called `start`.
@@ -98,21 +92,15 @@ class Watch:
         self._as_owner = as_owner
         self._memo = StoreMemo(store)
         self._slow = SlowMounts()
-        self._live = LiveSightings(options.container_namespaces, slow=self._slow)
+        self._sightings = LiveSightings(options.container_namespaces, slow=self._slow)
         self._excluded = _globs(options.exclude)
         _prepare_process()
-        self._pins = Pins(options.pin_seconds, options.pin_bytes)
+        self._pending = PendingFiles(options.pin_seconds, options.pin_bytes)
         self._helper = FileHelper(min(ANSWER_S, options.pin_seconds))
-        self._follow = Follow(
-            store,
-            self._pins,
-            failed=self._not_captured,
-            captured=lambda sighting, build_id: tell(Event("captured", sighting, build_id)),
-            forget=lambda pin: self._watcher.forget((pin.key,)),
-            recovered=self._recovered,
-            helper=self._helper,
+        self._live = Live(store, self._pending, self, helper=self._helper)
+        self._caught = CaughtFiles(
+            store, self._live, self._pending, self, self._sightings, self._slow
         )
-        self._patience = Patience(_FIRST_LOOK_S)
         self._scans = Scans(self._look)
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
@@ -128,8 +116,6 @@ class Watch:
         self._followed_since = 0.0
         self._named = 0
         self._named_since = 0.0
-        # The catcher closes its copies first, see `protocol.Outbox`.
-        self._closer = Closer(delay=_CLOSE_AFTER_S)
 
     def start(self) -> None:
         """Begin; returns when nothing is missed any more, or only scans are possible.
@@ -149,7 +135,7 @@ class Watch:
 
     def tend(self) -> None:
         """Start the catcher again when that is due. Raises what ended the work, if anything did."""
-        self._follow.check()
+        self._live.check()
         self._log_losses()
         if self._restart_at is None or time.monotonic() < self._restart_at:
             return
@@ -191,12 +177,12 @@ class Watch:
             mode,
             degraded,
             added(self._earlier, self._counts),
-            self._follow.counters,
-            len(self._pins),
-            self._pins.held_bytes,
+            self._live.counters,
+            len(self._pending),
+            self._pending.held_bytes,
             self._scans.count,
             self._restarts,
-            self._scans.is_idle and not len(self._pins),
+            self._scans.is_idle and not len(self._pending),
             self._losses.rows(),
             self._losses.recent_events(),
             self._store.tally,
@@ -211,10 +197,10 @@ class Watch:
         self._watcher.close()
         self._scans.close()
         with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
-            self._follow.flush(_DRAIN_S)
-        self._follow.close()
+            self._live.flush(_DRAIN_S)
+        self._live.close()
         self._log_losses()
-        self._closer.finish(_DRAIN_S)
+        self._caught.close()
 
     # --- the catcher -----------------------------------------------------------------------
 
@@ -245,7 +231,7 @@ class Watch:
 
     def _heard(self, message: Message, fd: int) -> None:
         if isinstance(message, Caught):
-            self._caught(message, fd)
+            self._caught.take(message, fd)
         elif isinstance(message, Counts):
             self._counts = message
         elif isinstance(message, Lost):
@@ -254,16 +240,16 @@ class Watch:
         elif isinstance(message, Flooded):
             self._flooded(message)
         elif isinstance(message, Missed):
-            label = self._live.label(message.place)
+            label = self._sightings.label(message.place)
             self._losses.add(message.reason, label, message.place.mnt_ns_id, path=message.path)
             _log.info("missed %s: %s", show(message.path), message.reason)
-            if message.errno in _DENIED:
+            if message.errno in DENIED:
                 self._scans.process(message.pid, label)
 
     def _flooded(self, message: Flooded) -> None:
         """A container maps more new files than its share: count them, and say so once."""
         place = message.place
-        label = self._live.label(place)
+        label = self._sightings.label(place)
         path = message.paths[0] if message.paths else b""
         self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
         if label not in self._flooding:
@@ -276,87 +262,6 @@ class Watch:
                 where, place.namespaces.mnt, ", ".join(show(path) for path in message.paths[:2]),
             )  # fmt: skip
 
-    def _caught(self, caught: Caught, fd: int) -> None:
-        sighting = self._live.of(caught, fd)
-        if not self._is_wanted(sighting):
-            self._closer.close([fd])
-            return
-        if fd < 0 and caught.build_id is None:
-            # We had no descriptor left to receive it with.
-            self._not_opened(caught, sighting, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-            return
-        if caught.build_id is not None:
-            self._follow.note(sighting, caught.build_id)
-            origin = sighting.origin
-            self._losses.add(
-                UNPINNED,
-                origin.container,
-                origin.mnt_ns_id,
-                path=origin.path,
-                build_id=caught.build_id,
-            )
-            self._watcher.forget((caught.key,))
-            return
-        known = self._memo.recall(caught.identity)
-        if known is not None:
-            if known.build_id is not None:
-                again = seen_again(
-                    self._memo, sighting, known, lambda each: self._live.reached(each, caught, fd)
-                )
-                self._follow.seen(again.sighting, known.build_id)
-            self._closer.close([fd])
-            return
-        sighting = self._live.reached(sighting, caught, fd)
-        place = caught.place
-        share = self._live.share(sighting.origin)
-        if self._slow.is_slow(fd, caught.identity, place.mnt_ns_id, place.namespaces.user):
-            pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
-        else:
-            try:
-                readable, build_id = self._first_look(caught, fd)
-            except TimeoutError:
-                pin = Pin(sighting, fd, None, caught.key, time.monotonic(), slow=True, share=share)
-            except OSError as error:
-                self._closer.close([fd])
-                self._not_opened(caught, sighting, error)
-                return
-            else:
-                self._closer.close([fd])
-                now = time.monotonic()
-                pin = Pin(sighting, readable, build_id, caught.key, now, share=share)
-        self._follow.let_go(self._pins.put(pin))
-        self._scans.process(caught.pid, share)
-
-    def _first_look(self, caught: Caught, path_fd: int) -> tuple[int, BuildId | None]:
-        """A descriptor to read a file from, and the build ID on its first page.
-
-        Raises OSError: TimeoutError if what its filesystem is made of does not answer.
-        """
-        if not self._slow.is_stacked(path_fd):
-            return _opened(path_fd)
-        own = os.dup(path_fd)  # whoever asks may be left behind with it
-
-        def question() -> tuple[int, BuildId | None]:
-            try:
-                return _opened(own)
-            finally:
-                os.close(own)
-
-        identity = caught.identity
-        mount = int.from_bytes((identity.scope or b"")[-8:], "little")
-        if self._patience.is_silent((identity.dev, mount)):
-            os.close(own)
-            raise TimeoutError
-        return self._patience.ask((identity.dev, mount), question, lambda found: os.close(found[0]))
-
-    def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
-        self._watcher.forget((caught.key,))
-        if error.errno in _DENIED:
-            # Which knows other ways.
-            self._scans.process(caught.pid, self._live.share(sighting.origin))
-        else:
-            self._not_captured(sighting, error.strerror or str(error))
-
     # --- scans -----------------------------------------------------------------------------
 
     def _look(self, pids: Sequence[int] | None, ending: threading.Event) -> None:
@@ -367,14 +272,14 @@ class Watch:
                 return
             if isinstance(item, Unreadable):
                 # Around a catch it is usual that the process is gone.
-                if pids is not None and item.errno not in _DENIED:
+                if pids is not None and item.errno not in DENIED:
                     continue
                 _log.info("cannot read %s: %s", show(item.path), item.reason)
-            elif not self._is_wanted(item.sighting):
+            elif not self.is_wanted(item.sighting):
                 if isinstance(item, PinnedFile):
                     item.close()
                 continue
-            self._follow.take(item)
+            self._live.take(item)
 
     def _found(self, pids: Sequence[int] | None) -> Iterator[Found]:
         namespaces = self._options.container_namespaces
@@ -388,24 +293,19 @@ class Watch:
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
 
-    def _recovered(self) -> None:
-        self._scans.everything("the store can be written again")
+    # --- what becomes of files ------------------------------------------------------------
 
-    # --- both ------------------------------------------------------------------------------
-
-    def _is_wanted(self, sighting: Sighting) -> bool:
+    def is_wanted(self, sighting: Sighting) -> bool:
         origin = sighting.origin
         if self._excluded is not None and self._excluded.match(origin.path):
             return False
         wanted = self._options.containers
         return not wanted or any(container.fits(text, origin.container) for text in wanted)
 
-    def _not_captured(self, what: Pin | Sighting, reason: str) -> None:
-        if isinstance(what, Pin):
-            self._watcher.forget((what.key,))
-            sighting, build_id = what.sighting, what.build_id
-        else:
-            sighting, build_id = what, None
+    def captured(self, sighting: Sighting, build_id: BuildId) -> None:
+        self._tell(Event("captured", sighting, build_id))
+
+    def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
         self._losses.add(
             reason, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
@@ -418,6 +318,21 @@ class Watch:
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
         where = f" in {origin.container}" if origin.container else ""
         _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+
+    def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
+        origin = sighting.origin
+        self._losses.add(
+            UNPINNED, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
+        )
+
+    def forget(self, key: bytes) -> None:
+        self._watcher.forget((key,))
+
+    def look_at(self, pid: int, share: str) -> None:
+        self._scans.process(pid, share)
+
+    def recovered(self) -> None:
+        self._scans.everything("the store can be written again")
 
 
 def _blind_spots() -> tuple[str, ...]:
@@ -432,16 +347,6 @@ def _prepare_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _opened(path_fd: int) -> tuple[int, BuildId | None]:
-    fd = openat2.reopen_regular(path_fd)
-    try:
-        found = elf_file.identify(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, found if isinstance(found, BuildId) else None
 
 
 def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:

@@ -5,10 +5,10 @@ An open file keeps its filesystem alive, and a deleted one its room: as long as 
 device of a container that has ended cannot be detached. So each has its time, and what there is
 too much of is let go, the biggest first: for the bytes of one of those a hundred others are kept.
 
-The size of a pin is the one that the file claims. What it takes on the disk would be nearer to what
+The size of a pending file is the one it claims. What it takes on the disk would be nearer to what
 waiting costs, but is no more to be believed (FUSE says what it likes, and often nothing) and says
-less of how long copying takes, since holes are read and hashed like everything else. Who makes a
-huge file of holes has it let go first, and nobody else's.
+less of how long copying takes, since holes are read and hashed like everything else. A user with a
+huge file of holes has that let go first, and harms no others.
 
 To close a file may take long: the last one of a filesystem unmounts it, and a FUSE server is asked
 first and may never answer. So a thread of its own closes, and another one what may not answer.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.capture.base import PinnedFile
 from buildidfs.linux.fd_closer import Closer
 from buildidfs.model import BuildId, Sighting
 
@@ -43,24 +44,23 @@ _FEWEST: Final = 64
 _MOST: Final = 16_384
 # Of all places those that files may take which may not answer.
 _SLOW_SHARE: Final = 8
-# A pin that has waited for this part of its time goes before smaller ones.
+# A file that has waited for this part of its time goes before smaller ones.
 _URGENT: Final = 0.75
 # What close() waits for descriptors to be closed; those that take longer are left to the thread.
 _CLOSING_S: Final = 5.0
 
 
-class Pin(msgspec.Struct, eq=False):
-    """A file that was seen in use and is open, so that it is there until it is copied.
+class PendingFile(msgspec.Struct, eq=False):
+    """A pinned file that was caught in use, and waits until it is copied.
 
-    ``sighting`` has its origin in full; ``build_id`` is what a first look at the head of the file
-    said, None if nobody looked; ``key`` is what its catcher knows it by. ``since`` is the time of
-    ``time.monotonic()`` at which it was pinned. ``slow`` says that its filesystem may not answer.
-    ``tries`` counts the attempts to copy it. `Pins` closes ``fd``, which then is -1. ``share`` says
-    whose file it is, ``noted`` that there was no room for it while it could be had again.
+    ``file`` has a sighting with its origin in full; `PendingFiles` closes it. ``build_id`` is that
+    of the file when it was caught, None if nothing looked. ``key`` is the catcher's name of the
+    file. ``since`` is the time of ``time.monotonic()`` at which it was pinned. ``slow`` says that
+    its filesystem may not answer. ``tries`` counts the attempts to copy it. ``share`` says whose
+    file it is, ``noted`` that there was no room for it while it could be had again.
     """
 
-    sighting: Sighting
-    fd: int
+    file: PinnedFile
     build_id: BuildId | None
     key: bytes
     since: float
@@ -69,11 +69,16 @@ class Pin(msgspec.Struct, eq=False):
     share: str = HOST
     noted: bool = False
 
+    @property
+    def sighting(self) -> Sighting:
+        """The sighting of the pinned file."""
+        return self.file.sighting
+
 
 class LetGo(msgspec.Struct, frozen=True):
-    """A pin that was closed without having been copied, and why, in words for a person."""
+    """A pending file that was closed without having been copied, and why, for a person."""
 
-    pin: Pin
+    pending: PendingFile
     reason: str
 
 
@@ -81,13 +86,13 @@ _Share = tuple[str, bool]  # of those whose filesystems may not answer apart
 
 
 class _Entry:
-    __slots__ = ("after", "number", "overdue", "pin", "reason", "share", "size")
+    __slots__ = ("after", "number", "overdue", "pending", "reason", "share", "size")
 
-    def __init__(self, pin: Pin, number: int, overdue: float) -> None:
-        self.pin = pin
-        self.share: _Share = (pin.share, pin.slow)
+    def __init__(self, pending: PendingFile, number: int, overdue: float) -> None:
+        self.pending = pending
+        self.share: _Share = (pending.share, pending.slow)
         self.number = number  # in order of arrival
-        self.size = max(pin.sighting.origin.identity.size, 0)
+        self.size = max(pending.sighting.origin.identity.size, 0)
         self.overdue = overdue  # when its time is over
         self.after = 0.0  # not to be taken before
         self.reason = ""
@@ -169,9 +174,9 @@ class _Waiting:
         self._count(entry, -1)
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        weight = sign * (1 if entry.pin.share == HOST else 2)
+        weight = sign * (1 if entry.pending.share == HOST else 2)
         self._most_files.add(entry.share, weight)
-        if entry.pin.slow:
+        if entry.pending.slow:
             self._most_slow.add(entry.share, weight)
         # A file counts for a byte at least, so that the largest share has one to let go.
         self._most_bytes.add(entry.share, weight * (entry.size + 1))
@@ -212,17 +217,17 @@ class _Queue:
         self.changed.notify()
 
     def _ripe(self, entry: _Entry) -> None:
-        self.ready.setdefault(entry.pin.share, _Sorted()).add(entry.size, entry)
+        self.ready.setdefault(entry.pending.share, _Sorted()).add(entry.size, entry)
         self._ready_by_age.add(entry.overdue, entry)
 
     def remove(self, entry: _Entry) -> None:
         if entry.after:
             self.later.remove(entry.after, entry)
             return
-        files = self.ready[entry.pin.share]
+        files = self.ready[entry.pending.share]
         files.remove(entry.size, entry)
         if not files:
-            del self.ready[entry.pin.share]
+            del self.ready[entry.pending.share]
         self._ready_by_age.remove(entry.overdue, entry)
 
     def next(self, now: float, margin: float) -> _Entry | None:
@@ -247,8 +252,8 @@ class _Queue:
             self._urgent = None
 
 
-class Pins:
-    """Keeps pins until they are copied, ``seconds`` at most; safe to use from several threads.
+class PendingFiles:
+    """Keeps files open until they are copied, ``seconds`` at most. Thread-safe.
 
     ``max_bytes`` bounds the sum of their sizes, ``max_count`` their number; the default is what
     the limit of open files (RLIMIT_NOFILE, as it is now) allows. Those in work count, too, but
@@ -262,15 +267,15 @@ class Pins:
         self.max_bytes = max_bytes
         self.max_count = _places() if max_count is None else max_count
         self._lock = threading.Lock()
-        self._queues = (_Queue(self._lock), _Queue(self._lock))  # by Pin.slow
+        self._queues = (_Queue(self._lock), _Queue(self._lock))  # by PendingFile.slow
         self._aged = threading.Condition(self._lock)
-        self._entries: dict[Pin, _Entry] = {}
+        self._entries: dict[PendingFile, _Entry] = {}
         self._waiting = _Waiting()
         self._bytes_in_work = 0
         self._slow = 0
         self._number = 0
         self._closed = False
-        self._closers: dict[bool, Closer] = {}  # by Pin.slow, from the first one on
+        self._closers: dict[bool, Closer] = {}  # by PendingFile.slow, from the first one on
         self._finished = False
 
     def __len__(self) -> int:
@@ -300,23 +305,23 @@ class Pins:
                 entry.reason for entry in self._entries.values()
             )
 
-    def put(self, pin: Pin) -> list[LetGo]:
-        """Take over a pin; returns what had to be let go for it, be it the pin itself."""
+    def put(self, pending: PendingFile) -> list[LetGo]:
+        """Take over a file; returns what had to be let go for it, be it the file itself."""
         with self._lock:
             if self._closed:
-                return [self._drop(pin, "the recorder is ending")]
+                return [self._drop(pending, "the recorder is ending")]
             self._number += 1
-            entry = _Entry(pin, self._number, pin.since + self.seconds)
-            self._entries[pin] = entry
-            self._slow += pin.slow
+            entry = _Entry(pending, self._number, pending.since + self.seconds)
+            self._entries[pending] = entry
+            self._slow += pending.slow
             self._wait(entry)
             gone = []
             while (excess := self._excess()) is not None:
                 gone.append(self._let_go(*excess))
             return gone
 
-    def take(self, timeout: float | None = None, *, slow: bool = False) -> Pin | None:
-        """The pin to copy next: of the share whose turn it is the smallest, of several the oldest.
+    def take(self, timeout: float | None = None, *, slow: bool = False) -> PendingFile | None:
+        """The file to copy next: of the share whose turn it is the smallest, of several the oldest.
 
         The host's share has each turn. One at a time goes first because its time is nearly over.
         It stays held until `done` or `give_back`. None after ``timeout`` seconds (None: no limit),
@@ -330,7 +335,7 @@ class Pins:
                 if (entry := line.next(now, self.seconds * (1 - _URGENT))) is not None:
                     line.remove(entry)
                     self._work(entry)
-                    return entry.pin
+                    return entry.pending
                 ends = [] if until is None else [until]
                 if (later := line.later.first()) is not None:
                     ends.append(later.after)
@@ -340,23 +345,23 @@ class Pins:
                 line.changed.wait(wait)
         return None
 
-    def done(self, *pins: Pin) -> None:
+    def done(self, *files: PendingFile) -> None:
         """These are copied, or never will be: close them."""
         with self._lock:
-            for pin in pins:
-                self._forget(self._entries[pin])
-                self._drop(pin, "")
+            for pending in files:
+                self._forget(self._entries[pending])
+                self._drop(pending, "")
 
-    def give_back(self, pin: Pin, delay: float, reason: str = "") -> None:
+    def give_back(self, pending: PendingFile, delay: float, reason: str = "") -> None:
         """Copying failed for a ``reason`` that may pass: let it wait again until its time is over.
 
         It can be taken after ``delay`` seconds. When closed meanwhile it is closed.
         """
         with self._lock:
-            entry = self._entries[pin]
+            entry = self._entries[pending]
             if self._closed:
                 self._forget(entry)
-                self._drop(pin, "")
+                self._drop(pending, "")
                 return
             self._rest(entry)
             entry.after = time.monotonic() + delay if delay > 0 else 0.0
@@ -367,7 +372,7 @@ class Pins:
         """Let those that there was no room for be taken now: they may have been deleted."""
         with self._lock:
             for line in self._queues:
-                for entry in [each for each in line.later if each.pin.noted]:
+                for entry in [each for each in line.later if each.pending.noted]:
                     line.remove(entry)
                     entry.after, entry.reason = 0.0, ""
                     line.add(entry)
@@ -434,7 +439,7 @@ class Pins:
     def _wait(self, entry: _Entry) -> None:
         first = self._waiting.by_age.first()
         self._waiting.add(entry)
-        self._queues[entry.pin.slow].add(entry)
+        self._queues[entry.pending.slow].add(entry)
         if first is None or entry.overdue < first.overdue:
             self._aged.notify()
 
@@ -444,29 +449,29 @@ class Pins:
 
     def _rest(self, entry: _Entry) -> None:
         self._bytes_in_work -= entry.size
-        self._queues[entry.pin.slow].rested(entry)
+        self._queues[entry.pending.slow].rested(entry)
 
     def _forget(self, entry: _Entry) -> None:
         self._rest(entry)
-        self._slow -= entry.pin.slow
-        del self._entries[entry.pin]
+        self._slow -= entry.pending.slow
+        del self._entries[entry.pending]
 
     def _let_go(self, entry: _Entry, reason: str) -> LetGo:
-        self._queues[entry.pin.slow].remove(entry)
+        self._queues[entry.pending.slow].remove(entry)
         self._work(entry)
         self._forget(entry)
-        return self._drop(entry.pin, reason)
+        return self._drop(entry.pending, reason)
 
-    def _drop(self, pin: Pin, reason: str) -> LetGo:
-        fd, pin.fd = pin.fd, -1
+    def _drop(self, pending: PendingFile, reason: str) -> LetGo:
+        fd, pending.file.fd = pending.file.fd, -1
         if self._finished:
             with contextlib.suppress(OSError):  # as in `Closer`
                 os.close(fd)
-            return LetGo(pin, reason)
-        if pin.slow not in self._closers:
-            self._closers[pin.slow] = Closer()
-        self._closers[pin.slow].close((fd,))
-        return LetGo(pin, reason)
+            return LetGo(pending, reason)
+        if pending.slow not in self._closers:
+            self._closers[pending.slow] = Closer()
+        self._closers[pending.slow].close((fd,))
+        return LetGo(pending, reason)
 
 
 def _places() -> int:

@@ -95,7 +95,7 @@ class LiveSightings:
         return container.label_by(place.cgroup, place.namespaces, apart, names)
 
     def share(self, origin: Origin) -> str:
-        """The `Pin.share` of a file: its container, else its mount namespace; of the host its user.
+        """Return whose a file is: of its container, else mount namespace; on the host of its user.
 
         In the host's mount namespace only root can make files of root's. In a container users are
         nothing to go by, since whoever made it may be any of them.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from buildidfs.ingest.sightings import Sightings
+from buildidfs.ingest.batch import Sightings
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, SECOND, sighting
 

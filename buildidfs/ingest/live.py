@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a watch sees, into the store: a pipeline that goes on until it is closed.
+
+Two workers take the pending files, smallest first. The pending files of a filesystem that may not
+answer have a worker of their own, so that they delay no others, and so have the files of scans,
+which belong to processes that live: they can wait, and the scanner waits with them.
+
+A file that cannot be taken now for a reason that may pass (the store is full, the file is being
+written to) is tried again until its time in `PendingFiles` is over; then it is told of, and its
+build ID is in the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import Found, PinnedFile, Unreadable
+from buildidfs.capture.live.pending_files import LetGo, PendingFile, PendingFiles
+from buildidfs.capture.unresponsive.file_helper import FileHelper
+from buildidfs.errors import StoreError
+from buildidfs.ingest import staging
+from buildidfs.ingest.pipeline import Job, Pipeline
+from buildidfs.ingest.results import Counters
+from buildidfs.ingest.store_health import Trouble, delay
+from buildidfs.model import BuildId, FileIdentity, Sighting
+from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
+from buildidfs.store.retention.eviction import is_fresh
+
+if TYPE_CHECKING:
+    from buildidfs.errors import BuildIdFsError
+    from buildidfs.ingest.staging import Outcome as Staging
+
+ANSWER_S: Final = 10.0
+"""How long, in seconds, a filesystem may take for an answer."""
+
+# Files of scans that wait, open, to be staged.
+_SCANNED_AT_ONCE: Final = 16
+_POLL_S: Final = 0.01
+# The one whose filesystem may not answer is left behind.
+_SLOW_END_S: Final = 1.0
+# Attempts at a file that is being written to are frequent at first: most writers are about to end.
+_FIRST_DELAY_S: Final = 0.1
+_LAST_DELAY_S: Final = 1.0
+# Between two looks whether a file that was only noted is still there.
+_NOTED_S: Final = 1.0
+# Reasons for not being able to read a file that may pass.
+_PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+
+class Listener:
+    """Hears what becomes of files, in threads of `Live`; each method must be quick."""
+
+    def is_wanted(self, sighting: Sighting) -> bool:
+        """Return True if a file that was seen there is to be captured."""
+        return True
+
+    def captured(self, sighting: Sighting, build_id: BuildId) -> None:
+        """The bytes of a file, new to the store, are there for good."""
+
+    def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
+        """A file was not captured, for a ``reason`` in words."""
+
+    def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
+        """The catcher could not keep a file open: only its build ID is known."""
+
+    def forget(self, key: bytes) -> None:
+        """The catcher is to send the file of this key again when it is mapped again."""
+
+    def look_at(self, pid: int, share: str) -> None:
+        """A process is to be scanned soon, at the expense of a share of the scans."""
+
+    def recovered(self) -> None:
+        """The store can be written again after something was lost that a scan may find."""
+
+
+class Live(Pipeline):
+    """Takes into ``store`` what waits in ``pending``, with so many ``workers``, until `close`.
+
+    ``listener`` hears what becomes of it. ``helper`` copies files on filesystems that may not
+    answer, and is closed with this.
+
+    Methods may be called from any thread. They raise what ended a thread, should that happen: then
+    nothing goes into the store any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pending: PendingFiles,
+        listener: Listener,
+        *,
+        workers: int = 2,
+        helper: FileHelper | None = None,
+    ) -> None:
+        self.counters = Counters()
+        super().__init__(
+            store,
+            self.counters,
+            workers=workers,
+            most_queued=_SCANNED_AT_ONCE,
+            is_idle=self._is_idle,
+            trouble=Trouble(self.counters, listener.recovered),
+        )
+        self._pending = pending
+        self._listener = listener
+        self._helper = helper or FileHelper(min(ANSWER_S, pending.seconds))
+        self._scanned = 0  # files of scans that are not done with
+        self._start()
+        self._threads += [self._started(self._work_on_pending, "capture") for _ in range(workers)]
+        self._threads.append(self._started(self._watch_time, "expire"))
+        self._slow = self._started(self._work_slowly, "capture-slow")
+
+    # --- what is seen ------------------------------------------------------------------------
+
+    def take(self, item: Found) -> None:
+        """Take what a scan found; waits while too much of it is waiting."""
+        self.check()
+        if isinstance(item, PinnedFile):
+            self._take_pinned(item)
+        elif isinstance(item, Unreadable):
+            self._count(unreadable=1)
+        elif item.known.build_id is not None:
+            self._count(held=1)
+            self._committer.wait_for_room()
+            self._committer.see(item.sighting, item.known.build_id, held=True)
+        elif item.known.absence is not None:
+            self._count(absent=1)
+
+    def seen(self, sighting: Sighting, build_id: BuildId) -> None:
+        """Record the sighting of a file that the store holds under that build ID."""
+        self.check()
+        self._committer.see(sighting, build_id, held=True)
+
+    def note(self, sighting: Sighting, build_id: BuildId) -> None:
+        """Put a file into the journal whose bytes are not to be had."""
+        self.check()
+        self._committer.see(sighting, build_id)
+
+    def absent(self, new: NewAbsence) -> None:
+        """Remember that a file has no build ID."""
+        self.check()
+        self._count(absent=1)
+        self._committer.add_rows(absent=[new])
+
+    def let_go(self, gone: Iterable[LetGo]) -> None:
+        """Count files that were closed uncopied (`PendingFiles.put`), and keep their build IDs."""
+        for item in gone:
+            pending, reason = item.pending, item.reason
+            if pending.noted:
+                if self._store.can_be_had(pending.sighting.origin):
+                    self._count(noted=1)
+                    continue
+                reason = "there was no room, and it was deleted before the next look"
+            self._count(let_go=1)
+            self._keep_id(pending.file, pending)
+            if self.counters.store_error:
+                self._committer.lost()
+            self._tell_failed(pending.sighting, pending, reason)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that can be captured now is durable and visible.
+
+        Returns False if it is not within ``timeout`` seconds. Files that wait for the end of a
+        writer, or for room in the store, are not waited for.
+        """
+        until = time.monotonic() + timeout
+        self._pending.look_again()
+        while self._scanned or not self._pending.at_rest:
+            self.check()
+            if time.monotonic() >= until:
+                return False
+            self._committer.flush(min(until, time.monotonic() + _POLL_S))
+            time.sleep(_POLL_S)  # rare, and then short: nothing else needs to be told for it
+        return self._committer.flush(until)
+
+    def close(self) -> None:
+        """Commit what is staged and what was seen, let go of the rest, and end all threads.
+
+        Closes the pending files. Does not raise; safe to call twice.
+        """
+        waiting = self._pending.close()
+        for job in self._end_threads():
+            self._release([job])
+        self._helper.close()
+        self._slow.join(_SLOW_END_S)
+        self.let_go(waiting)
+        self._end_commits()
+        self._pending.close()
+
+    # --- threads -----------------------------------------------------------------------------
+
+    def _fail(self, fault: BaseException) -> None:
+        super()._fail(fault)
+        self._committer.abandon()
+        self._pending.close()
+
+    def _is_idle(self) -> bool:
+        return not self._busy and not self._queue and self._pending.idle
+
+    def _work_on_pending(self) -> None:
+        while (pending := self._pending.take()) is not None:
+            try:
+                wait, reason = staging.premature(pending.file.fd)
+            except OSError:
+                wait, reason = 0.0, ""  # the attempt will tell
+            if wait:
+                self._put_off(pending, wait, reason)
+            else:
+                self._stage_pending(pending)
+
+    def _work_slowly(self) -> None:
+        while (pending := self._pending.take(slow=True)) is not None:
+            self._stage_pending(pending)
+
+    def _stage_pending(self, pending: PendingFile) -> None:
+        with self._lock:
+            self._busy += 1
+        self._stage(Job(pending.sighting, pending.file, pending))
+        self._rest()
+
+    def _watch_time(self) -> None:
+        while not self._pending.closed:
+            self.let_go(self._pending.expire(None))
+
+    def _take_pinned(self, pinned: PinnedFile) -> None:
+        self._count_scanned(1)
+        job = Job(pinned.sighting, pinned)
+        if not self._put(job):
+            self._release([job])
+
+    def _count_scanned(self, more: int) -> None:
+        with self._lock:
+            self._scanned += more
+
+    # --- one file ----------------------------------------------------------------------------
+
+    def _stage(self, job: Job) -> None:
+        if self._begin(job):
+            super()._stage(job)
+
+    def _capture(self, job: Job) -> Staging:
+        if job.pending is None or not job.pending.slow:
+            return super()._capture(job)
+        # This process neither reads such a file nor asks for its attributes (`file_helper`), and
+        # what the kernel had in memory when it was caught may be old.
+        origin = job.sighting.origin
+        device = _device(origin.identity)
+        path_fd = job.pending.file.fd
+        try:
+            identity = self._helper.look(device, path_fd)
+            identity, fd = self._helper.copy(device, path_fd, identity.size)
+        except OSError as error:
+            return Unreadable(origin.path, error.strerror or str(error), error.errno or 0)
+        sighting = staging.sighting_of(job.sighting, identity)
+        return staging.capture(self._store, PinnedFile(sighting, fd, is_copy=True))
+
+    def _entries(self, capture: NewCapture, job: Job) -> Sequence[NewSeen]:
+        """A watch journals each sighting, and the build ID that was there when it was caught."""
+        entries = [NewSeen(capture.sighting, capture.build_id)]
+        caught = job.pending.build_id if job.pending is not None else None
+        if caught is not None and caught != capture.build_id:
+            entries.append(NewSeen(job.sighting, caught))
+        return entries
+
+    def _put_off(self, pending: PendingFile, wait: float, reason: str) -> None:
+        """It is too early for this one, for a ``reason`` that may not pass, or for none."""
+        if reason:
+            wait = min(_FIRST_DELAY_S * 2.0 ** min(pending.tries, 16), _LAST_DELAY_S)
+            pending.tries += 1
+            self._count(retried=1)
+            self._keep_id(pending.file, pending)
+        self._pending.give_back(pending, wait, reason)
+
+    # --- what becomes of a file ---------------------------------------------------------------
+
+    def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
+        if outcome.refused:
+            self._count(unreadable=1)
+            self._tell_failed(job.sighting, job.pending, outcome.refused)
+        else:
+            self._count_captured(capture, outcome)
+            if outcome.new_blob:
+                self._listener.captured(capture.sighting, capture.build_id)
+        self._revisit([job], capture)
+        self._release([job])
+
+    def _gone(self, job: Job, build_id: BuildId) -> None:
+        self._not_committed([job], StoreError("the store has removed its bytes meanwhile"))
+
+    def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
+        """Note files that are still there, and that there is no room for.
+
+        One that was just made waits for as long as pending files do: if it is deleted meanwhile,
+        it cannot be had again, and room is made for it.
+        """
+        for job in jobs:
+            pending = job.pending
+            is_known = is_recorded and job is jobs[0]
+            if not is_known and (pending is None or not pending.noted):
+                self._committer.see(job.sighting, build_id, noted=True)
+            if pending is not None and is_fresh(job.sighting.origin):
+                pending.noted = True
+                reason = "there is no room, and it is still there"
+                self._pending.give_back(pending, _NOTED_S, reason)
+                continue
+            self._count(noted=1)
+            self._release([job])
+
+    def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
+        self._count(absent=len(jobs))
+        for each in jobs:
+            self._keep_id(each.file, each.pending)  # the bytes that had its build ID are gone
+        self._revisit(jobs, outcome)
+        self._release(jobs)
+
+    def _unreadable(self, jobs: list[Job], why: Unreadable) -> None:
+        for job in jobs:
+            if why.errno in _PASSING:
+                self._try_later(job, why.reason)
+                continue
+            self._count(unreadable=1)
+            self._keep_id(job.file, job.pending)
+            self._tell_failed(job.sighting, job.pending, why.reason)
+            self._release([job])
+
+    def _try_later(self, job: Job, reason: str) -> None:
+        if job.pending is not None:
+            self._put_off(job.pending, 0.0, reason)
+            return
+        # The file of a scan waits like one that was caught.
+        assert job.file is not None
+        self._count(retried=1)
+        pending = PendingFile(job.file, None, b"", time.monotonic(), tries=1)
+        self.let_go(self._pending.put(pending))
+        self._count_scanned(-1)
+
+    def _not_staged(self, job: Job, error: BuildIdFsError) -> None:
+        self._committer.failed(error)
+        self._not_committed([job], error)
+
+    def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
+        """Have pending files wait for another try; scans find theirs again."""
+        for job in [each for of in jobs for each in self._finished(of)]:
+            self._keep_id(job.file, job.pending)
+            pending = job.pending
+            if pending is not None:
+                wait, pending.tries = delay(pending.tries), pending.tries + 1
+                self._count(retried=1)
+                self._pending.give_back(pending, wait, str(error))
+            else:
+                self._committer.lost()
+                self._listener.failed(job.sighting, str(error))
+                self._release([job])
+
+    def _forgotten(self, sighting: Sighting) -> None:
+        """Its bytes made way for others then, which is no loss while they can be had again."""
+        if self._store.can_be_had(sighting.origin):
+            self._count(noted=1)
+        else:
+            self._listener.failed(sighting, "the store has forgotten it")
+
+    def _revisit(self, jobs: list[Job], outcome: NewCapture | NewAbsence) -> None:
+        """Have files that are not to be remembered caught again when they are mapped again."""
+        for job in jobs:
+            if not outcome.remember and job.pending is not None:
+                self._listener.forget(job.pending.key)
+
+    def _tell_failed(self, sighting: Sighting, pending: PendingFile | None, reason: str) -> None:
+        if pending is not None:
+            self._listener.forget(pending.key)
+        self._listener.failed(sighting, reason, pending.build_id if pending is not None else None)
+
+    def _keep_id(self, file: PinnedFile | None, pending: PendingFile | None) -> None:
+        """Put the build ID of an uncaptured file into the journal: that much is not to be lost."""
+        if file is None:
+            return
+        build_id = pending.build_id if pending is not None else file.build_id
+        if build_id is None and pending is None and file.fd >= 0:
+            with contextlib.suppress(OSError):
+                found = elf_file.identify(file.fd)
+                build_id = found if isinstance(found, BuildId) else None
+        if build_id is not None:
+            self._committer.see(file.sighting, build_id)
+
+    def _release(self, jobs: list[Job]) -> None:
+        """Close files that are done with."""
+        self._pending.done(*(job.pending for job in jobs if job.pending is not None))
+        for job in jobs:
+            if job.pending is None and job.file is not None:
+                job.file.close()
+                self._count_scanned(-1)
+
+
+def _device(identity: FileIdentity) -> tuple[int, int]:
+    """The number of the mount, since device numbers are handed out again."""
+    return identity.dev, int.from_bytes((identity.scope or b"")[-8:], "little")

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of files into the store: found, staged by workers, committed in batches, counted.
+
+    source -> queue -> workers (`staging`) -> `committer` -> results
+
+`Pipeline` is the way, the same for a scan and for a watch. `scan.Scan` ends: its source is a
+scanner, a store that fails ends it, and its result is a summary. `live.Live` goes on until it is
+closed: files that were caught wait beside the queue, open and with a deadline, and a store that
+fails is tried again.
+
+Everything is bounded: the files that wait in the queue, those in a batch, and the bytes staged.
+Threads start when there is a file to read, because the usual scan finds only known files.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from buildidfs.errors import BuildIdFsError
+from buildidfs.ingest import staging
+from buildidfs.ingest.batch import at_another_place
+from buildidfs.ingest.committer import FAILURES, Committer
+from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from buildidfs.capture.base import PinnedFile, Unreadable
+    from buildidfs.capture.live.pending_files import PendingFile
+    from buildidfs.ingest.batch import Batch
+    from buildidfs.ingest.results import Counters, Summary
+    from buildidfs.ingest.staging import Outcome as Staging
+    from buildidfs.ingest.store_health import Trouble
+    from buildidfs.model import BuildId, FileIdentity, Sighting
+    from buildidfs.store import CommitResult, Outcome
+
+
+class Job:
+    """A file in work, and others that are the same file seen at other places.
+
+    ``file`` is None for a place of which only the sighting is at hand. ``pending`` is the pending
+    file that ``file`` belongs to, if it was caught live.
+    """
+
+    __slots__ = ("file", "more", "pending", "sighting")
+
+    def __init__(
+        self, sighting: Sighting, file: PinnedFile | None, pending: PendingFile | None = None
+    ) -> None:
+        self.sighting = sighting
+        self.file = file
+        self.pending = pending
+        self.more: list[Job] = []
+
+
+class Pipeline(ABC):
+    """Takes files into ``store`` with so many ``workers``; ``most_queued`` files wait for them.
+
+    ``is_idle`` and ``trouble`` are those of `Committer`. Subclasses say what becomes of a file, in
+    methods that are called in any thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        results: Summary | Counters,
+        *,
+        workers: int,
+        most_queued: int,
+        is_idle: Callable[[], bool] | None = None,
+        trouble: Trouble | None = None,
+    ) -> None:
+        self._store = store
+        self._results = results
+        self._not_started = workers
+        self._most_queued = most_queued
+        self._committer: Committer[Job] = Committer(
+            store, results, self._settled, is_idle=is_idle, trouble=trouble
+        )
+        self._commits: threading.Thread | None = None
+        self._most_staged: int | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for workers
+        self._room = threading.Condition(self._lock)  # for those who wait for them
+        self._queue: deque[Job] = deque()
+        self._jobs: dict[FileIdentity, Job] = {}
+        self._threads: list[threading.Thread] = []  # that stage what is queued
+        self._waiting = 0  # threads without work
+        self._busy = 0  # threads that stage a file
+        self._closing = False
+        self._fault: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what ended the work, if anything did."""
+        if self._fault is not None:
+            raise self._fault
+
+    # --- threads -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start to commit in a thread."""
+        self._most_staged = self._store.most_staged
+        self._committer.prepare(self._most_staged)
+        self._commits = self._started(self._commit, "commit")
+
+    def _started(self, work: Callable[[], None], name: str) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as fault:  # the top of the thread: raised where it is seen
+                self._fail(fault)
+
+        thread = threading.Thread(target=guarded, name=f"buildidfs-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _commit(self) -> None:
+        try:
+            self._committer.run()
+        except BaseException:
+            self._committer.abandon()
+            raise
+
+    def _fail(self, fault: BaseException) -> None:
+        """Let everybody know that nothing more is taken."""
+        with self._lock:
+            self._fault = self._fault or fault
+            self._changed.notify_all()
+            self._room.notify_all()
+
+    def _put(self, job: Job) -> bool:
+        """Queue a file, after a wait while too many are queued; False if none is taken any more."""
+        with self._lock:
+            while len(self._queue) >= self._most_queued and not self._is_over():
+                self._room.wait()
+            if self._is_over():
+                return False
+            self._queue.append(job)
+            self._changed.notify()
+            if self._waiting < len(self._queue) and self._not_started:
+                self._not_started -= 1
+                self._threads.append(self._started(self._work, "stage"))
+        return True
+
+    def _is_over(self) -> bool:
+        return self._closing or self._fault is not None
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._stage(job)
+            self._rest()
+
+    def _next(self) -> Job | None:
+        with self._lock:
+            self._waiting += 1
+            while not self._queue and not self._is_over():
+                self._changed.wait()
+            self._waiting -= 1
+            if self._is_over():
+                return None
+            self._busy += 1
+            self._room.notify_all()
+            return self._queue.popleft()
+
+    def _rest(self) -> None:
+        """A thread has staged its file."""
+        with self._lock:
+            self._busy -= 1
+            is_last = not self._busy
+            if is_last:
+                self._room.notify_all()
+        if is_last:
+            self._committer.poke()
+
+    def _drain(self) -> None:
+        """Wait until all that is queued is staged. Raises what ended the work."""
+        with self._lock:
+            while (self._queue or self._busy) and self._fault is None:
+                self._room.wait()
+        self.check()
+
+    def _end_threads(self) -> list[Job]:
+        """End the threads that stage; returns what they have not begun with."""
+        with self._lock:
+            self._closing = True
+            left = list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+            self._room.notify_all()
+        for thread in self._threads:
+            thread.join()
+        return left
+
+    def _end_commits(self) -> None:
+        """Commit what is staged, and end the thread that does so."""
+        self._committer.end()
+        if self._commits is not None:
+            self._commits.join()
+
+    # --- one file ----------------------------------------------------------------------------
+
+    def _begin(self, job: Job) -> bool:
+        """Return False if the same file is in work, and has taken the job along."""
+        identity = job.sighting.origin.identity
+        with self._lock:
+            same = self._jobs.get(identity)
+            if same is not None and (job.file is None or identity.scope is not None):
+                same.more.append(job)
+                return False
+            if job.file is None:
+                return True
+            self._jobs[identity] = job
+            return True
+
+    def _stage(self, job: Job) -> None:
+        """Stage one file; returns when it waits to be committed, or its fate is known."""
+        self._committer.wait_for_room()
+        try:
+            outcome = self._capture(job)
+        except FAILURES as error:
+            self._not_staged(job, error)
+        else:
+            self._take(job, outcome)
+
+    def _take(self, job: Job, outcome: Staging) -> None:
+        """Go on with what became of a file when it was staged."""
+        if isinstance(outcome, NewCapture):
+            self._committer.add(outcome, job, self._entries(outcome, job))
+            return
+        jobs = self._finished(job)
+        if isinstance(outcome, NewSeen):
+            self._noted(jobs, outcome.build_id)
+        elif isinstance(outcome, NewAbsence):
+            self._committer.add_rows(absent=[outcome])
+            self._absent(jobs, outcome)
+        else:
+            self._unreadable(jobs, outcome)
+
+    def _settled(
+        self, batch: Batch[Job], result: CommitResult | BuildIdFsError, unknown: list[Sighting]
+    ) -> None:
+        """Go on with a batch that was committed, or could not be."""
+        if isinstance(result, BuildIdFsError):
+            self._not_committed([job for _, job, _ in batch.captures], result)
+            return
+        outcomes = result.outcomes[: len(batch.captures)]
+        for (capture, job, _), outcome in zip(batch.captures, outcomes, strict=True):
+            self._committed(capture, job, outcome)
+        for sighting in unknown:
+            self._forgotten(sighting)
+
+    def _committed(self, capture: NewCapture, job: Job, outcome: Outcome) -> None:
+        if outcome.gone:
+            self._gone(job, capture.build_id)
+            return
+        jobs = self._finished(job)
+        if outcome.noted:
+            self._noted(jobs, capture.build_id, is_recorded=True)
+            return
+        self._captured(job, capture, outcome)
+        for other in jobs[1:]:
+            there = at_another_place(capture, other.sighting)
+            self._committer.add(there, other, self._entries(there, other))
+
+    def _finished(self, job: Job) -> list[Job]:
+        """Return the job and those it took along; the next one of that file is staged again."""
+        identity = job.sighting.origin.identity
+        with self._lock:
+            if self._jobs.get(identity) is job:
+                del self._jobs[identity]
+            more, job.more = job.more, []
+        return [job, *more]
+
+    def _count_captured(self, capture: NewCapture, outcome: Outcome) -> None:
+        """Count a file whose bytes the store has by now."""
+        self._count(new_ids=outcome.new_id)
+        if not outcome.new_blob:
+            self._count(held=1)
+            return
+        self._count(captured=1)
+        import logging  # a scan that finds only known files does without
+
+        log = logging.getLogger(__name__)
+        if log.isEnabledFor(logging.INFO):
+            log.info("captured %s (%s)", show(capture.sighting.origin.path), capture.build_id)
+
+    def _count(self, **more: int) -> None:
+        """Add to the counts of these names."""
+        with self._lock:
+            for name, number in more.items():
+                setattr(self._results, name, getattr(self._results, name) + number)
+
+    # --- what becomes of a file ---------------------------------------------------------------
+
+    def _capture(self, job: Job) -> Staging:
+        """Stage a file, whose descriptor stays open. Raises `StoreError`, `IntegrityError`."""
+        assert job.file is not None
+        return staging.take(self._store, job.file)
+
+    def _entries(self, capture: NewCapture, job: Job) -> Sequence[NewSeen]:
+        """Return what the journal is to say of a capture."""
+        return ()
+
+    @abstractmethod
+    def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
+        """The bytes are durable and visible, or were refused because of what they are."""
+
+    @abstractmethod
+    def _gone(self, job: Job, build_id: BuildId) -> None:
+        """The store has removed the bytes, which it had, before they were recorded."""
+
+    @abstractmethod
+    def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
+        """There is no room for a file that is still there; the first may be in the journal."""
+
+    @abstractmethod
+    def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
+        """A file has no build ID."""
+
+    @abstractmethod
+    def _unreadable(self, jobs: list[Job], why: Unreadable) -> None:
+        """A file could not be read."""
+
+    @abstractmethod
+    def _not_staged(self, job: Job, error: BuildIdFsError) -> None:
+        """The store could not take the bytes."""
+
+    @abstractmethod
+    def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
+        """The store could not record these (none: only rows); what was staged for them is gone."""
+
+    @abstractmethod
+    def _forgotten(self, sighting: Sighting) -> None:
+        """A file that was taken for known is not known to the store any more."""
