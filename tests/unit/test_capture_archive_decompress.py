@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was compressed comes out again, a bounded piece at a time, or it is said why not."""
+"""Compressed data comes out in bounded pieces, or with the reason why not."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_hard_link_to_a_name_that_is_hidden() -> None:
     assert second.data(b"/b") == ELF
 
 
-def test_everybody_who_sees_it() -> None:
+def test_all_viewers_see_a_file() -> None:
     archive = Archive(tar([("a", ELF), ("b", ELF), ("c", ELF)]))
     archive.shown |= {b"/a": (WHOSE, OTHER), b"/b": (OTHER,), b"/c": ()}
     result = archive.read()
@@ -333,9 +333,7 @@ def test_small_files_are_in_memory_and_large_ones_in_the_directory(tmp_path: Pat
     assert large.fd == -1
 
 
-def test_directory_whose_filesystem_knows_no_unnamed_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filesystem_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def refusing(path: bytes, flags: int, mode: int = 0o777, **rest: int) -> int:
@@ -403,17 +401,17 @@ def test_room_is_waited_for() -> None:
     assert events == ["second is closed", "third is written"]
 
 
-def test_who_has_all_the_room_and_closes_nothing_is_given_more(
+def test_consumer_that_closes_nothing_is_given_more_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is short of room in the store is held until there are others to be done with."""
+    """A consumer that is short of room holds a file until it has others to close."""
     monkeypatch.setattr(elf_members, "_PATIENCE_S", 0.01)
     files = Spool(open_bytes=1)
     with files.pin(SIGHTING, 1, [b"x"]), files.pin(SIGHTING, 1, [b"y"]) as second:
         assert content(second.fd) == b"y"
 
 
-def test_nobody_waits_when_it_has_ended() -> None:
+def test_end_of_the_spool_ends_all_waiting() -> None:
     files = Spool(open_bytes=1)
     first = files.pin(SIGHTING, 1, [b"x"])
     ended: list[bool] = []

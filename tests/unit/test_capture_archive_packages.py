@@ -91,7 +91,7 @@ def test_files_that_are_no_packages_or_cannot_be_read(directory: Path) -> None:
     assert reasons[b"secret"][1] == errno.EACCES
 
 
-def test_damaged_package_says_so_and_keeps_what_came_before(tmp_path: Path) -> None:
+def test_damaged_package_keeps_the_files_before_the_damage(tmp_path: Path) -> None:
     data = tar([("a", ELF), ("b", ELF * 50)])
     (tmp_path / "short").write_bytes(deb(data)[:-25_000])
     (tmp_path / "whole").write_bytes(app())
@@ -108,7 +108,7 @@ def test_damaged_package_says_so_and_keeps_what_came_before(tmp_path: Path) -> N
 
 
 def remembered(found: PackageScanner) -> Memory:
-    """The memory of somebody who keeps what the scanner wants to be kept."""
+    """A memo that keeps all that the scanner wants it to keep."""
     return Memory({mark: Known(absence=Absence.NOT_ELF) for mark in found.whole})
 
 
@@ -203,7 +203,7 @@ def test_links_are_of_the_same_identity(tmp_path: Path) -> None:
 # --- threads -------------------------------------------------------------------------------------
 
 
-def test_who_stops_early_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_consumer_that_stops_early_leaves_nothing_behind(tmp_path: Path) -> None:
     for number in range(10):
         members = [(f"{number}-{member}", ELF) for member in range(50)]
         (tmp_path / str(number)).write_bytes(deb(tar(members)))
@@ -214,7 +214,7 @@ def test_who_stops_early_leaves_nothing_behind(tmp_path: Path) -> None:
     items.close()
 
 
-def test_who_holds_on_to_files_makes_others_wait_until_he_stops(
+def test_consumer_that_keeps_files_delays_others_until_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -276,7 +276,7 @@ def test_debian_without_a_name(control: bytes) -> None:
     assert read(deb(DATA, control)) == ("", CONTENT)
 
 
-def test_debian_whose_control_archive_is_damaged() -> None:
+def test_debian_package_with_damaged_control_archive() -> None:
     for damaged in (b"", b"x" * 1000, gzip.compress(b"x")[:-3], lzma.compress(bytes(20 << 20))):
         parts = [(b"debian-binary", b"2.0\n"), (b"control.tar.gz", damaged), (b"data.tar", DATA)]
         data = b"!<arch>\n" + b"".join(ar_member(*part) for part in parts)
@@ -351,6 +351,6 @@ def test_name_that_comes_too_late() -> None:
     ],
     ids=range(11),
 )
-def test_what_is_none(data: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_package(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(NotAPackage):
         read(data)

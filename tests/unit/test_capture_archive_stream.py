@@ -80,7 +80,7 @@ def test_limit() -> None:
         stream.take(1)
 
 
-def test_what_is_passed_over_is_not_read(tmp_path: Path) -> None:
+def test_skipped_bytes_are_not_read(tmp_path: Path) -> None:
     """Terabytes of a hole: reading them would take an hour."""
     path = tmp_path / "sparse"
     path.write_bytes(b"x")

@@ -243,7 +243,7 @@ def test_dwz_file_of_another_build_id_does_not_belong(root: Path) -> None:
 
 
 def test_supplementary_file_of_dwarf_5(root: Path, tmp_path: Path) -> None:
-    """What dwz --dwarf-5 makes has no build ID, but a checksum, by which it is found and kept."""
+    """A file of dwz --dwarf-5 has no build ID, but a checksum, by which it is found and kept."""
     programs = []
     for name in ("one", "two"):
         source = tmp_path / f"{name}.c"

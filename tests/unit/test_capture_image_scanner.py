@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images show of their layers, each of which is read once, whole and unchanged."""
+"""Images show the files of their layers, each of which is read once, whole and unchanged."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_sighting(layout: Layout) -> None:
 
 
 @needs_root("gives files away")
-def test_only_readers_of_a_layer_may_read_what_is_in_it(layout: Layout) -> None:
+def test_only_readers_of_a_layer_may_read_its_files(layout: Layout) -> None:
     one = layer([(entry("usr/bin/app", mode=0o755, uid=3), A)])
     layout.image("app:one", one)
     blob = layout.path(one.digest)
@@ -136,12 +136,12 @@ def test_only_readers_of_a_layer_may_read_what_is_in_it(layout: Layout) -> None:
     ],
     ids=range(10),
 )
-def test_what_an_upper_layer_hides(layout: Layout, upper: list, expected: dict) -> None:  # type: ignore[type-arg]
+def test_upper_layer_hides_files(layout: Layout, upper: list, expected: dict) -> None:  # type: ignore[type-arg]
     layout.image("app", BASE, layer(upper))
     assert shown(scan(scanner(layout.directory))) == {"image:app": expected}
 
 
-def test_what_is_hidden_two_layers_above(layout: Layout) -> None:
+def test_file_hidden_two_layers_above(layout: Layout) -> None:
     middle = layer([("bin/b", D), ("bin/x", D)])
     top = layer([(".wh.bin", b""), ("lib/d", D)])
     layout.image("app", BASE, middle, top)
@@ -206,7 +206,7 @@ def test_hard_link_of_which_the_first_name_is_hidden(layout: Layout) -> None:
 
 
 def test_hard_link_of_an_image_alone(layout: Layout, reads: list[str]) -> None:
-    """Nobody sees the name that the bytes come with: the layer has to be read again."""
+    """No image shows the name that the bytes come with: the layer has to be read again."""
     linked = layer([("bin/a", A), (entry("bin/b", LNK, "bin/a"), b"")])
     layout.image("app", linked, layer([("bin/.wh.a", b"")]))
     result = scan(scanner(layout.directory))
@@ -249,7 +249,7 @@ def test_layer_with_other_bytes(layout: Layout) -> None:
 
 
 def test_layer_of_another_size(layout: Layout) -> None:
-    """What comes behind its end changes nothing of what is read, but the digest."""
+    """Bytes behind the end of a layer change its digest only."""
     digest = layout.image("app", BASE)
     manifest = json.loads(layout.path(digest).read_bytes())
     manifest["layers"][0]["size"] += 1
@@ -288,7 +288,7 @@ def test_layer_that_is_changed_while_it_is_read(layout: Layout) -> None:
     assert found.whole == []
 
 
-def test_what_is_missing(layout: Layout) -> None:
+def test_missing_blobs_are_told(layout: Layout) -> None:
     top = layer([("bin/d", D)])
     layout.image("app", BASE, top)
     layout.image("other", top)
@@ -382,7 +382,7 @@ def test_index_without_platforms(layout: Layout) -> None:
     assert len(shown(scan(scanner(layout.directory, platform=AMD64)))) == 1
 
 
-def test_what_is_no_image_is_passed_over(layout: Layout) -> None:
+def test_artifact_that_is_no_image_is_passed_over(layout: Layout) -> None:
     layout.add(layout.blob(json.dumps({"config": None, "layers": None}).encode(), "x"), "artifact")
     layout.image("app", BASE)
     found = scanner(layout.directory)
@@ -425,7 +425,7 @@ def test_references(layout: Layout) -> None:
         scan(ImageScanner(Memory(), [], ["app:one", "app:three"], roots))
 
 
-def test_error_of_an_image_that_nobody_asked_for(layout: Layout) -> None:
+def test_error_of_an_image_that_was_not_named(layout: Layout) -> None:
     layout.image("app", BASE)
     digest = layout.image("spoilt", layer([("bin/d", D)]))
     spoil(layout.path(digest))

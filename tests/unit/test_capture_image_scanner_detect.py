@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is at a path is told by its content, and nothing in it leads out of it."""
+"""The content at a path tells its kind, and nothing in it leads out of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_layouts_and_archives(layout: Layout, tmp_path: Path) -> None:
         assert labels(path) == ["image:app"], path
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
+def test_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"x" * 1000)
     (tmp_path / "short").write_bytes(b"")
     (tmp_path / "packed").write_bytes(gzip.compress(b"x" * 1000))
@@ -187,7 +187,7 @@ def test_containers_storage(tmp_path: Path) -> None:
     ],
     ids=range(9),
 )
-def test_what_holds_no_images(tmp_path: Path, make: object) -> None:
+def test_path_without_images(tmp_path: Path, make: object) -> None:
     path = tmp_path / "thing"
     make(path)  # type: ignore[operator]  # one of the above
     with pytest.raises((Damaged, OSError)):

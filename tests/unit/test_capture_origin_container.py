@@ -68,12 +68,12 @@ def test_beginning_of_an_id_is_enough(given: str, meant: str) -> None:
         ("ffff", "running: docker:0123456789ab"),
     ],
 )
-def test_what_fits_none_or_several_is_refused(given: str, complaint: str) -> None:
+def test_name_of_no_or_several_containers_is_refused(given: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         container.choose([given], LABELS)
 
 
-def test_whole_label_wins_over_longer_ones() -> None:
+def test_exact_label_wins_over_longer_ones() -> None:
     assert container.choose(["nspawn:a"], {"nspawn:a", "nspawn:ab"}) == {"nspawn:a"}
 
 

@@ -126,7 +126,7 @@ def test_several_engines(notes: EngineNotes, image: Looked) -> None:
 # --- who is asked about --------------------------------------------------------------------------
 
 
-def test_what_is_no_container_of_this_host(notes: EngineNotes, image: Looked) -> None:
+def test_origin_outside_the_containers_of_this_host(notes: EngineNotes, image: Looked) -> None:
     notes.docker(CONTAINER, "app:1", f"sha256:{ID}")
     assert image(label="") == ""
     assert image(host="elsewhere") == ""
@@ -144,7 +144,7 @@ def test_our_own_root_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is remembered --------------------------------------------------------------------------
 
 
-def test_what_is_known_is_not_looked_up_again(notes: EngineNotes, image: Looked) -> None:
+def test_known_image_is_not_looked_up_again(notes: EngineNotes, image: Looked) -> None:
     note = notes.docker(CONTAINER, "app:1", f"sha256:{ID}")
     assert image() == image() == f"app:1\nsha256:{ID}"
     note.unlink()
@@ -192,7 +192,7 @@ def test_memory_is_bounded(image: Looked) -> None:
     assert len(image.images._known) == 4096
 
 
-# --- what nobody should have put there -----------------------------------------------------------
+# --- notes that no engine has written ------------------------------------------------------------
 
 
 def test_notes_of_others_than_root(notes: EngineNotes, image: Looked) -> None:
@@ -232,7 +232,7 @@ def test_link_of_an_administrator_to_another_disk(notes: EngineNotes, image: Loo
     assert image() == f"app:1\nsha256:{ID}"
 
 
-def test_what_is_no_file(notes: EngineNotes, image: Looked) -> None:
+def test_notes_that_are_no_files(notes: EngineNotes, image: Looked) -> None:
     note = notes.docker(CONTAINER, "app:1", f"sha256:{ID}")
     note.unlink()
     os.mkfifo(note)

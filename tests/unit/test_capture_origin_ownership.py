@@ -50,7 +50,7 @@ def test_mount_that_users_can_make_is_not(tmp_path: Path) -> None:
     assert not believed(tmp_path, table=mountinfo_of(tmp_path, b"rw,nosuid,nodev"))
 
 
-def test_mount_of_somebody_else_is_not(tmp_path: Path) -> None:
+def test_mount_of_another_user_is_not(tmp_path: Path) -> None:
     assert not believed(tmp_path, table=b"")
 
 
@@ -64,7 +64,7 @@ def test_mount_of_somebody_else_is_not(tmp_path: Path) -> None:
         b"/export/" + DIGEST[:16] + b"/debug",
     ],
 )
-def test_copies_of_what_others_ran_are_not(tmp_path: Path, path: bytes) -> None:
+def test_copies_in_stores_and_caches_are_not(tmp_path: Path, path: bytes) -> None:
     assert not believed(tmp_path, path, mountinfo_of(tmp_path, b"rw"))
 
 
@@ -147,7 +147,7 @@ def test_file_of_a_container_that_is_run_on_the_host(tmp_path: Path, as_host: Na
     assert libc.pinned.sighting.origin.trust is Trust.HOST
 
 
-@needs_root("gives a file to somebody else")
+@needs_root("gives a file to another user")
 @pytest.mark.parametrize(("owner", "expected"), [(0, Trust.HOST), (1000, Trust.UNKNOWN)])
 def test_debug_file_is_believed_no_more_than_the_binary_that_leads_there(
     tmp_path: Path, as_host: NamespaceSet, owner: int, expected: Trust

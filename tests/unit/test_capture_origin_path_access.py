@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who could get at a file along its path, compared with who really can."""
+"""The users who could get at a file along its path, compared with those who really can."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.silentfs import served
 
 CAPTURE = Path(path_access.__file__).parents[1]
 
-# Nobody else has these; they own files, and are in groups of each other's.
+# No other user has these IDs; they own files, and are in groups of each other's.
 ALICE, BOB, CAROL = 61001, 61002, 61003
 STAFF, GUESTS = 62001, 62002
 CALLERS = [
@@ -204,7 +204,7 @@ def test_no_more_than_the_kernel_lets_them(
     above: list[tuple[int, int, int, Any]],
     file: tuple[int, int, int, Any],
 ) -> None:
-    """Whoever may read what is shown with the original's owner and group could read that."""
+    """A user who may read an artifact with the original's owner and group could read that."""
     place = Path(tempfile.mkdtemp(dir=directory))
     place.chmod(0o755)
     made = []
@@ -257,9 +257,7 @@ def test_a_deleted_file_is_its_owners(directory: Path, own_root: Root) -> None:
 
 @needs_root("gives files away")
 @pytest.mark.parametrize("finder", [Reach(), Reach(keep_s=60)], ids=["", "remembered"])
-def test_a_directory_that_somebody_made_again(
-    directory: Path, own_root: Root, finder: Reach
-) -> None:
+def test_a_directory_that_was_made_again(directory: Path, own_root: Root, finder: Reach) -> None:
     """Its permissions say nothing of a file that was in the one before."""
     private = make(directory / "private", mode=0o700, uid=ALICE, directory=True)
     fd = os.open(make(private / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
@@ -278,11 +276,11 @@ def test_a_directory_that_somebody_made_again(
         os.close(fd)
 
 
-def test_what_is_called_deleted_and_is_not(directory: Path, own_root: Root) -> None:
+def test_file_named_deleted_that_is_not(directory: Path, own_root: Root) -> None:
     assert reach_of(make(directory / "x (deleted)", mode=0o755), own_root) == EVERYBODY
 
 
-def test_what_never_had_a_name(directory: Path, own_root: Root) -> None:
+def test_file_that_never_had_a_name(directory: Path, own_root: Root) -> None:
     temporary = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o755)
     memory = os.memfd_create("code")
     for fd in (temporary, memory):
@@ -330,7 +328,7 @@ def test_too_deep(directory: Path, own_root: Root) -> None:
 
 @needs_root("mounts")
 def test_mounts_on_the_way(directory: Path, own_root: Root) -> None:
-    """What counts is the directory that is mounted, and not the one below it."""
+    """The mounted directory counts, and not the one below it."""
     point = make(directory / "point", mode=0o700, uid=ALICE, directory=True)
     run([tool("mount"), "-t", "tmpfs", "-o", "mode=755", "none", point], check=True)
     try:
@@ -346,8 +344,8 @@ def test_mounts_on_the_way(directory: Path, own_root: Root) -> None:
 
 @needs_root("mounts")
 @pytest.mark.parametrize("deleted", [False, True])
-def test_what_is_mounted_over(directory: Path, own_root: Root, deleted: bool) -> None:
-    """Nobody can get there any more, and the directory that can be asked is another one."""
+def test_file_below_another_mount(directory: Path, own_root: Root, deleted: bool) -> None:
+    """No user can get there any more, and the directory that can be asked is another one."""
     point = make(directory / "point", mode=0o700, uid=ALICE, directory=True)
     fd = os.open(make(point / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
     try:
@@ -366,7 +364,7 @@ def test_what_is_mounted_over(directory: Path, own_root: Root, deleted: bool) ->
 
 @needs_root("mounts")
 @pytest.mark.parametrize("deleted", [False, True])
-def test_what_was_unmounted(directory: Path, own_root: Root, deleted: bool) -> None:
+def test_file_of_a_mount_that_is_gone(directory: Path, own_root: Root, deleted: bool) -> None:
     """Its path begins at what was mounted, as if that were the root."""
     point = make(directory / "point", mode=0o755, directory=True)
     run([tool("mount"), "-t", "tmpfs", "-o", "mode=755", "none", point], check=True)
@@ -404,7 +402,7 @@ def test_below_the_root_of_its_users(directory: Path, own_root: Root) -> None:
     fd = os.open(jail, os.O_PATH)
     try:
         root = Root(fd, os.fsencode(jail), mounts.mountinfo, user=own_root.user)
-        assert reach_of(file, root) == OWNER, "nobody else gets into the directory above"
+        assert reach_of(file, root) == OWNER, "no other user gets into the directory above"
         home.chmod(0o711)
         assert reach_of(file, root) == EVERYBODY
         assert reach_of(make(directory / "outside", mode=0o755), root) == OWNER
@@ -489,7 +487,7 @@ def test_a_directory_of_the_host_that_a_namespace_shows(directory: Path, whose: 
 
 @needs_root("makes mount namespaces")
 def test_the_root_that_root_gives_to_a_container(directory: Path) -> None:
-    """Engines keep it below directories of their own, into which nobody else gets."""
+    """Engines keep it below directories of their own, into which no other user gets."""
     storage = make(directory / "storage", mode=0o700, directory=True)
     rootfs = make(storage / "rootfs", mode=0o755, directory=True)
     needed = re.findall(r"(/\S+) \(0x", run([tool("ldd"), cat_program()], check=True).out)
@@ -525,7 +523,7 @@ def test_directories_are_looked_at_once_in_a_scan(
 
 
 @needs_root("gives files away")
-def test_what_is_remembered_says_nothing_of_younger_files(directory: Path, own_root: Root) -> None:
+def test_memory_does_not_hold_for_younger_files(directory: Path, own_root: Root) -> None:
     finder = Reach(keep_s=60)
     place = make(directory / "place", mode=0o755, directory=True)
     assert reach_of(make(place / "old", mode=0o755), own_root, finder) == EVERYBODY
@@ -534,7 +532,7 @@ def test_what_is_remembered_says_nothing_of_younger_files(directory: Path, own_r
 
 
 @needs_root("gives files away")
-def test_what_is_remembered_is_of_that_directory(
+def test_memory_holds_for_the_same_directory_only(
     directory: Path, own_root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one that was moved to its name brings files that are older."""
@@ -571,7 +569,7 @@ def test_memory_is_bounded(
 @pytest.mark.fuse
 @pytest.mark.root
 @needs_root("mounts")
-def test_nobody_waits_for_a_server_that_is_silent(directory: Path, own_root: Root) -> None:
+def test_silent_server_delays_no_thread(directory: Path, own_root: Root) -> None:
     point = make(directory / "point", mode=0o755, directory=True)
     with served(point, cat_program()) as server:
         fd = os.open(point / "app", os.O_PATH)
@@ -581,7 +579,7 @@ def test_nobody_waits_for_a_server_that_is_silent(directory: Path, own_root: Roo
             server.send_signal(signal.SIGSTOP)
             before = threading.active_count()
             assert Reach(ask=False).of(fd, identity, own_root) == OWNER
-            assert threading.active_count() == before, "nobody was left behind"
+            assert threading.active_count() == before, "no thread was left behind"
             patience = Patience(0.1)
             assert Reach().of(fd, identity, own_root, patience) == OWNER
             assert threading.active_count() == before + 1
@@ -620,7 +618,7 @@ MOUNTED = b"7 1 0:7 / /mnt rw - %s source rw,%s\n"
     ],
 )
 @needs_root("gives files away")
-def test_filesystems_that_depend_on_somebody(
+def test_filesystems_that_depend_on_a_server(
     directory: Path,
     own_root: Root,
     monkeypatch: pytest.MonkeyPatch,
@@ -640,7 +638,7 @@ def test_filesystems_that_depend_on_somebody(
     assert reach_of(file, elsewhere, finder) == OWNER, "a mount that is not in the table"
     if fstype.startswith(b"fuse") and b"default_permissions" not in options:
         users = Root(own_root.fd, b"/", root.mountinfo, 0, own_root.user + 1)
-        assert reach_of(file, users, finder) == OWNER, "whose number nobody knows"
+        assert reach_of(file, users, finder) == OWNER, "whose number is not known"
 
 
 # --- every scanner says it -----------------------------------------------------------------------

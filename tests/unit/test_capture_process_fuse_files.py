@@ -18,7 +18,7 @@ from tests.support.scans import Memory
 
 @needs_root("others would be refused anyway")
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EOVERFLOW, errno.EIO, errno.EPERM])
-def test_what_is_not_on_fuse_is_none_of_its_business(tmp_path: Path, number: int) -> None:
+def test_file_on_no_fuse_filesystem_is_left_alone(tmp_path: Path, number: int) -> None:
     path = tmp_path / "cat"
     with copied_cat(path) as child, Process(child.pid, Ways()) as process:
         (mapping,) = [

@@ -53,7 +53,7 @@ def test_mapped_files_are_found_without_privilege() -> None:
         build_id = capture_elf_file.identify(file.fileno())
     child = os.fork()
     if child == 0:
-        # Nobody may follow map_files, not even his own.
+        # No user may follow map_files, not even of an own process.
         code = 1
         try:
             os.setgroups([])

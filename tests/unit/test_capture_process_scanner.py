@@ -250,7 +250,7 @@ def test_a_thread_of_the_kernel_is_no_container() -> None:
 
 @pytest.mark.fuse
 @needs_root("mounts a filesystem")
-def test_debug_files_where_nobody_answers(tmp_path: Path) -> None:
+def test_debug_files_on_a_silent_filesystem(tmp_path: Path) -> None:
     path = tmp_path / "mapped.so"
     path.write_bytes(elf_file([debuglink(b"app", 0)], build_id=ID))
     hidden = tmp_path / ".debug"
@@ -272,7 +272,7 @@ def test_debug_files_where_nobody_answers(tmp_path: Path) -> None:
 
 
 def reaches(result: Scan, path: Path) -> list[int]:
-    """What was found out of those who could get at a file, whenever it was pinned or known."""
+    """The reach of a file, each time it was pinned or known."""
     items = [*(seen.pinned for seen in result.pinned), *result.again]
     origins = [item.sighting.origin for item in items]
     return [origin.reach for origin in origins if origin.path == os.fsencode(path)]
@@ -280,10 +280,8 @@ def reaches(result: Scan, path: Path) -> list[int]:
 
 @needs_root("others cannot enter their own directories so far down")
 @pytest.mark.parametrize("slow", [False, True])
-def test_who_could_get_at_what_is_new(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
-) -> None:
-    """Also where filesystems may not answer; of what is known nobody asks."""
+def test_reach_of_a_new_file(directory: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    """Also where filesystems may not answer; of a known file it is not asked for."""
     monkeypatch.setattr(Devices, "learn", lambda *_, **__: slow)
     path = directory / "cat"
     memory = Memory()
@@ -300,7 +298,7 @@ def test_who_could_get_at_what_is_new(
 
 
 @needs_root("others cannot enter their own directories so far down")
-def test_who_could_get_at_a_debug_file(directory: Path) -> None:
+def test_reach_of_a_debug_file(directory: Path) -> None:
     debug = elf_file([TEXT_SPLIT], build_id=ID)
     link = debuglink(b"cat.debug", zlib.crc32(debug))
     hidden = directory / ".debug"
@@ -316,7 +314,7 @@ def test_who_could_get_at_a_debug_file(directory: Path) -> None:
         assert reaches(scanned(os.getpid()), hidden / "cat.debug") == [OWNER]
 
 
-def test_who_could_get_at_a_file_of_a_process_that_is_gone(
+def test_reach_of_a_file_of_a_process_that_is_gone(
     mapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is held already, and captured all the same."""

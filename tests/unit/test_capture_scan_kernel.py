@@ -129,7 +129,7 @@ def test_zstd_module(machine: Path) -> None:
     assert scanned(machine).pinned[1].data == KO
 
 
-def test_what_cannot_be_decompressed_says_what_helps(
+def test_missing_decompressor_names_the_remedy(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)

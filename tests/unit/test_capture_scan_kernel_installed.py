@@ -192,7 +192,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert item.reason == "No such file or directory"
 
 
-def test_what_is_known_is_not_unpacked_again(tmp_path: Path) -> None:
+def test_known_module_is_not_unpacked_again(tmp_path: Path) -> None:
     write(tmp_path, "/lib/modules/1/a.ko.gz", gzip.compress(KO))
     write(tmp_path, "/boot/vmlinux", VMLINUX)
     memory = Memory()
@@ -260,8 +260,8 @@ def test_kernel_that_was_upgraded_since(machine: Path) -> None:
     assert item.reason == "is not the kernel that runs: the build IDs differ"
 
 
-def test_kernel_whose_file_tells_nothing(machine: Path) -> None:
-    """That of another architecture: no fault of anybody's."""
+def test_kernel_file_without_a_build_id(machine: Path) -> None:
+    """That of another architecture: no fault at all."""
     write(machine, f"boot/vmlinuz-{RELEASE}", gzip.compress(b"MZ and no ELF"))
     result = running(machine)
     assert result.unreadable == []
@@ -273,7 +273,7 @@ def test_debug_file_of_a_module(machine: Path, suffix: str) -> None:
     directory = f"usr/lib/debug/lib/modules/{RELEASE}/kernel"
     write(machine, f"{directory}/snd-dummy.ko{suffix}", KO_DEBUG)
     assert KO_DEBUG in [seen.data for seen in running(machine).pinned]
-    # of another build: nobody looks for a debug file there
+    # of another build: no debug file is looked for there
     write(machine, f"{directory}/snd-dummy.ko{suffix}", VMLINUX)
     result = running(machine)
     assert VMLINUX not in [seen.data for seen in result.pinned]

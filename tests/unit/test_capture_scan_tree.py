@@ -33,7 +33,7 @@ def identified(path: Path) -> dict[bytes, BuildId | Absence | Unreadable]:
     return dict(identify_tree([os.fsencode(path)]))
 
 
-def test_says_of_every_file_what_it_is(tmp_path: Path) -> None:
+def test_every_file_is_identified(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/a.so").write_bytes(ELF)
     (tmp_path / "none").write_bytes(elf_file())
@@ -161,7 +161,7 @@ def test_unreadable_parts_do_not_stop_it(scratch: Path) -> None:
     assert {path for path, answer in answers.items() if isinstance(answer, Unreadable)} == refused
 
 
-def test_pins_what_has_a_build_id(tmp_path: Path) -> None:
+def test_files_with_a_build_id_are_pinned(tmp_path: Path) -> None:
     (tmp_path / "elf").write_bytes(ELF)
     (tmp_path / "text").write_bytes(b"text")
     before = open_descriptors()
@@ -176,7 +176,7 @@ def test_pins_what_has_a_build_id(tmp_path: Path) -> None:
     assert origin.namespaces.mnt != 0
 
 
-def test_what_the_memo_knows_is_not_pinned_again(tmp_path: Path) -> None:
+def test_known_file_is_not_pinned_again(tmp_path: Path) -> None:
     (tmp_path / "elf").write_bytes(ELF)
     memory = Memory()
     remember(memory, scan(TreeScanner(memory, [os.fsencode(tmp_path)])), ID)
@@ -206,7 +206,7 @@ def test_stopping_early_closes_everything(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-@needs_root("gives a file to root and to somebody else")
+@needs_root("gives a file to root and to another user")
 def test_only_files_of_root_are_the_hosts(tmp_path: Path) -> None:
     if os.statvfs(tmp_path).f_flag & os.ST_NOSUID:
         pytest.skip("temporary files are on a filesystem mounted nosuid")
@@ -221,12 +221,12 @@ def test_only_files_of_root_are_the_hosts(tmp_path: Path) -> None:
     assert trust == {b"root": Trust.HOST, b"user": Trust.UNKNOWN, b"loose": Trust.UNKNOWN}
 
 
-def test_finds_what_no_segment_covers(tmp_path: Path) -> None:
+def test_note_outside_of_segments_is_found(tmp_path: Path) -> None:
     (tmp_path / "go").write_bytes(elf_file(build_id=ID, build_id_in="section"))
     assert list(identified(tmp_path).values()) == [BuildId(ID)]
 
 
-def test_what_a_container_is_can_be_said(tmp_path: Path) -> None:
+def test_namespaces_of_a_container_are_an_option(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(elf_file(build_id=ID))
     initial = NamespaceSet(mnt=1, net=own_namespaces().net)
     labels = []
@@ -250,7 +250,7 @@ def test_which_namespaces_are_not_the_hosts_is_kept(tmp_path: Path) -> None:
 
 
 @needs_root("others cannot enter their own directories so far down")
-def test_who_could_get_at_what_is_new(directory: Path) -> None:
+def test_reach_of_a_new_file(directory: Path) -> None:
     public, home = directory / "public", directory / "home"
     for place in (public, home):
         place.mkdir()
@@ -265,11 +265,11 @@ def test_who_could_get_at_what_is_new(directory: Path) -> None:
     }
     remember(memory, result)
     again = scan(TreeScanner(memory, [os.fsencode(directory)])).again
-    assert [item.sighting.origin.reach for item in again] == [0, 0], "nobody asked"
+    assert [item.sighting.origin.reach for item in again] == [0, 0], "it was not asked for"
 
 
 @needs_root("looks into another mount namespace")
-def test_who_could_get_at_a_file_of_another_mount_namespace(directory: Path) -> None:
+def test_reach_of_a_file_of_another_mount_namespace(directory: Path) -> None:
     with private_cat(directory) as child:
         path = f"/proc/{child.pid}/root{directory}/cat"
         (seen,) = scan(TreeScanner(Memory(), [os.fsencode(path)])).pinned

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that somebody names are captured with what belongs to them, or the reason is said."""
+"""Files named by a user are captured with their debug files, or the reason is told."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_modules_and_kernels_are_unpacked(tmp_path: Path) -> None:
     assert [seen.data for seen in given(module, kernel).pinned] == [inside, inside]
 
 
-def test_what_cannot_be_added(tmp_path: Path) -> None:
+def test_files_that_cannot_be_added(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert reason(given(tmp_path)) == "a directory: use scan tree"
@@ -169,7 +169,7 @@ def test_kallsyms(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_what_another_mount_namespace_has_is_its_own(tmp_path: Path, as_host: object) -> None:
+def test_file_of_another_mount_namespace_belongs_to_that(tmp_path: Path, as_host: object) -> None:
     path = write(tmp_path / "app", elf_file(build_id=ID))
     (seen,) = given(path).pinned
     assert seen.pinned.sighting.origin.trust is Trust.HOST

@@ -44,7 +44,7 @@ class Split(NamedTuple):
 
     @property
     def kept_under(self) -> BuildId:
-        """What the package has in place of a build ID."""
+        """The package's stand-in for a build ID."""
         found = names.package_id(self.build_id)
         assert found is not None
         return found

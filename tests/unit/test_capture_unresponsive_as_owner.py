@@ -65,7 +65,7 @@ def test_mounters() -> None:
 
 
 @needs_root("becomes another user")
-def test_what_it_reads(path: Path, place: OwnedFile) -> None:
+def test_file_is_read_as_its_user(path: Path, place: OwnedFile) -> None:
     with AsOwner() as as_owner:
         identity = as_owner.look(place)
         again, fd = as_owner.read(place)
@@ -80,7 +80,7 @@ def test_what_it_reads(path: Path, place: OwnedFile) -> None:
 
 
 @needs_root("becomes another user")
-def test_only_what_that_user_may_read(path: Path, place: OwnedFile) -> None:
+def test_file_that_the_user_may_not_read(path: Path, place: OwnedFile) -> None:
     path.chmod(0o600)
     with AsOwner() as as_owner:
         for mounter, number in ((_USER, errno.EACCES), (Mounter(0, 0), errno.EPERM)):
@@ -104,7 +104,7 @@ def test_only_the_file_that_is_meant(tmp_path: Path, place: OwnedFile) -> None:
 
 @needs_root("becomes another user")
 def test_helper_ends_with_us(place: OwnedFile) -> None:
-    """However we end: it notices that nobody is there any more."""
+    """The helper notices the end of its client, however that ends."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

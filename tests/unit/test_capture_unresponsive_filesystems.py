@@ -38,7 +38,7 @@ def statmount() -> None:
 
 @pytest.mark.usefixtures("statmount")
 @pytest.mark.parametrize("path", [cat_program(), "/proc/self/maps", "/dev", "/sys"])
-def test_what_the_kernel_answers_itself(path: str | Path) -> None:
+def test_filesystems_of_the_kernel_answer(path: str | Path) -> None:
     assert not is_slow(path)
 
 
@@ -84,7 +84,7 @@ def test_another_namespace_has_to_be_known(tmp_path: Path) -> None:
             os.close(pid_fd)
         path = f"/proc/{child.pid}/exe"
         mounts = SlowMounts()
-        assert is_slow(path, slow=mounts)  # not one of ours: nobody knows
+        assert is_slow(path, slow=mounts)  # not one of ours: it is not known
         assert not is_slow(path, number, slow=mounts)
         assert not is_slow(path, slow=mounts)  # known by now
 
@@ -111,7 +111,7 @@ def test_a_closed_descriptor() -> None:
 
 
 @pytest.mark.usefixtures("statmount")
-def test_an_overlay_answers_if_nobody_but_root_can_have_mounted_it(
+def test_overlay_that_only_root_can_have_mounted_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mounts, "mount_magic", lambda mount, namespace: 0x794C7630)
@@ -132,7 +132,7 @@ def test_which_filesystems_may_be_silent() -> None:
     assert slow_devices(text) == {(0, 1), (0, 2), (0, 5), (0, 6)}
 
 
-def test_what_may_not_answer_has_to_be_known_without_a_block_device() -> None:
+def test_unknown_device_without_a_block_device_may_not_answer() -> None:
     devices = Devices()
     by_user = (
         b"30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"

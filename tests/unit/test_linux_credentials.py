@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of root in a process that became somebody else: nothing."""
+"""A process that becomes another user has no right of root left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USER = 65534
 
 
 def in_a_child(what: Callable[[], str]) -> str:
-    """What a child process that does this has to say: the result, or the error's name."""
+    """Return the result of a function in a child process, or the name of its error."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -86,7 +86,7 @@ def test_never_root() -> None:
 
 @pytest.fixture
 def user() -> list[str | Path]:
-    """The words that make a user namespace in which nobody is root, and run ``cat`` there."""
+    """Words that run ``cat`` in a user namespace in which the user nobody is root."""
     nobody = [tool("setpriv"), f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
     words = [*nobody, tool("unshare"), "-U", "-r"]
     if run([*words, tool("true")]).rc != 0:
@@ -112,7 +112,7 @@ def test_ids_of_a_user_namespace(user: list[str | Path]) -> None:
 
 
 def procfs_capabilities() -> str:
-    """What we may now, in our user namespace."""
+    """Return our effective capabilities, in our user namespace."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (said,) = [line.split()[1] for line in lines if line.startswith("CapEff:")]
     return said
@@ -161,7 +161,7 @@ def test_bits_become_names() -> None:
     assert credentials.capability_names(1 << 63) == {"63"}
 
 
-def test_effective_is_what_the_kernel_says() -> None:
+def test_effective_capabilities_are_those_of_the_kernel() -> None:
     bits = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
@@ -181,11 +181,11 @@ def test_effective_is_what_the_kernel_says() -> None:
         (frozenset({"CAP_SYS_ADMIN"}), ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]),
     ],
 )
-def test_what_is_missing_is_named(held: frozenset[str], missing: list[str]) -> None:
+def test_missing_capabilities_are_named(held: frozenset[str], missing: list[str]) -> None:
     assert credentials.missing_for_scan(held) == missing
 
 
-def test_what_this_process_lacks() -> None:
+def test_missing_capabilities_of_this_process() -> None:
     held = credentials.effective_capabilities()
     assert credentials.missing_for_scan() == credentials.missing_for_scan(held)
 
@@ -231,7 +231,7 @@ def _error_of_looking(pid: int, held: frozenset[str]) -> int:
 
 @pytest.mark.root
 @needs_root("gives capabilities away")
-def test_a_scan_needs_what_we_say_and_no_more(tmp_path: Path) -> None:
+def test_scan_works_with_exactly_the_named_capabilities(tmp_path: Path) -> None:
     """As another user, at a process of root that runs a file only root may read."""
     if lacking := _FOR_SCAN - credentials.effective_capabilities():
         pytest.skip(f"this root lacks {', '.join(sorted(lacking))}")

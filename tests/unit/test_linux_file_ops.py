@@ -167,7 +167,7 @@ def file(tmp_path: Path) -> Path:
 def fd(file: Path) -> Iterator[int]:
     descriptor = os.open(file, os.O_RDONLY)
     yield descriptor
-    # Nobody who wants to write later has to wait for us.
+    # No later writer has to wait for us.
     assert fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_UNLCK
     os.close(descriptor)
 
@@ -209,7 +209,7 @@ def test_own_descriptor_for_writing_tells_nothing(file: Path) -> None:
         os.close(descriptor)
 
 
-def test_what_has_no_leases_tells_nothing() -> None:
+def test_filesystem_without_leases_tells_nothing() -> None:
     reading, writing = os.pipe()
     try:
         assert has_writer(reading) is None
@@ -219,7 +219,7 @@ def test_what_has_no_leases_tells_nothing() -> None:
 
 
 @needs_root("is another user for a moment")
-def test_file_of_somebody_else_tells_nothing(fd: int) -> None:
+def test_file_of_another_user_tells_nothing(fd: int) -> None:
     assert has_writer(fd) is False
     with without_privileges():
         assert has_writer(fd) is None
@@ -304,7 +304,7 @@ def test_a_file(point: tuple[Path, bool]) -> None:
 
 
 @pytest.mark.root
-def test_what_changes_below_cannot_be_read(point: tuple[Path, bool], tmp_path: Path) -> None:
+def test_changed_bytes_cannot_be_read(point: tuple[Path, bool], tmp_path: Path) -> None:
     mounted, offered = point
     path = mounted / "file"
     content = os.urandom(20_000)
@@ -324,7 +324,7 @@ def test_what_changes_below_cannot_be_read(point: tuple[Path, bool], tmp_path: P
             path.read_bytes()
         assert caught.value.errno == errno.EIO
     else:
-        assert path.read_bytes() != content, "nobody notices"
+        assert path.read_bytes() != content, "plain files give changed bytes"
 
 
 @pytest.mark.root
@@ -345,7 +345,7 @@ def test_blobs_that_are_read_get_it(point: tuple[Path, bool]) -> None:
         assert list(store.check(digests=True)) == []
 
 
-def test_what_is_not_a_file(tmp_path: Path) -> None:
+def test_verity_of_a_directory(tmp_path: Path) -> None:
     with _opened(Path("/proc/self/status")) as fd:
         assert file_ops.measure_verity(fd) is None
         assert not file_ops.enable_verity(fd)

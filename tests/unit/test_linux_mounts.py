@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.linux.mounts, on texts and in mount namespaces that nobody else sees."""
+"""buildidfs.linux.mounts, on texts and in private mount namespaces."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_mounts_of_another_namespace(tmp_path: Path) -> None:
     assert os.fsencode(tmp_path) in points - ours
 
 
-def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
+def test_plain_directory_cannot_be_unmounted(tmp_path: Path) -> None:
     text = "Invalid argument" if os.geteuid() == 0 else "Operation not permitted"
     with pytest.raises(OSError, match=text) as caught:
         mounts.umount2(os.fsencode(tmp_path))
@@ -110,7 +110,7 @@ def test_a_mount_in_use_can_be_detached_only(tmp_path: Path) -> None:
 @pytest.mark.root
 @needs_root("mounts in a namespace of its own")
 def test_read_ahead_of_one_filesystem(tmp_path: Path) -> None:
-    """A loop device names its setting as a FUSE mount does, and needs nobody to serve it."""
+    """A loop device names its setting as a FUSE mount does, and needs no server."""
     if not Path("/dev/loop-control").exists():
         pytest.skip("this machine has no loop devices")
     image, root = tmp_path / "image", tmp_path / "root"
@@ -147,7 +147,7 @@ def test_magic_of_proc(flags: int) -> None:
         os.close(fd)
 
 
-def test_what_is_not_open() -> None:
+def test_magic_of_a_closed_descriptor() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         mounts.filesystem_magic(-1)
 

@@ -168,7 +168,7 @@ def handle(path: Path) -> int:
     return int(number)
 
 
-def test_numbers_of_what_is_there(hierarchy: Path) -> None:
+def test_numbers_of_all_control_groups(hierarchy: Path) -> None:
     assert namespaces.cgroup_id(b"/") == handle(hierarchy) > 0
     for below in sorted(hierarchy.iterdir()):
         if below.is_dir():
@@ -201,7 +201,7 @@ def test_a_name_used_again_has_another_number(group: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [b"", b"/..", b"/../../etc", b"/a\0b", b"relative", b"/none/such"])
-def test_what_is_no_group(path: bytes) -> None:
+def test_path_of_no_control_group(path: bytes) -> None:
     assert namespaces.cgroup_id(path) == 0
 
 

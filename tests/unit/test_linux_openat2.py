@@ -38,7 +38,7 @@ both = pytest.mark.parametrize(
 def _plant(top: Path) -> None:
     """A root with everything in it that a hostile container could put there.
 
-    Beside it lies ``outside``, with the names of things in it: whoever gets there has escaped.
+    Beside it lies ``outside``, with the names of things in it: a path that leads there has escaped.
     """
     outside, root = top / "outside", top / "root"
     for place in (outside, root):
@@ -180,7 +180,7 @@ def test_names_that_lead_nowhere_are_errors(
 
 
 @both
-def test_flags_mean_what_they_mean_to_open(open_in_root: Opener, root_fd: int) -> None:
+def test_flags_mean_the_same_as_for_open(open_in_root: Opener, root_fd: int) -> None:
     def outcome(path: bytes, flags: int) -> tuple[int, int] | str:
         return _outcome(open_in_root, root_fd, path, flags)
 
@@ -382,7 +382,7 @@ def open_cached() -> Callable[[int, bytes], int]:
     return openat2.open_cached_in_root
 
 
-def test_what_is_in_memory_is_pinned(
+def test_file_in_memory_is_pinned(
     top: Path, root_fd: int, open_cached: Callable[[int, bytes], int]
 ) -> None:
     expected = (top / "root/a/b/c/deep").stat()

@@ -53,7 +53,7 @@ def map_code(path: Path, times: int = 1) -> None:
 
 
 def decoded(data: bytes) -> list[Record]:
-    """What was taken, which has to be whole records."""
+    """Take records, which have to be whole."""
     position = 0
     while position < len(data):
         position += int.from_bytes(data[position + 6 : position + 8], "little")
@@ -80,7 +80,7 @@ def test_online_cpus_are_those_of_the_c_library() -> None:
 @needs_root("events of the whole system")
 @pytest.mark.usefixtures("on_one_cpu")
 class TestRing:
-    """What needs the privilege."""
+    """Events that need the privilege."""
 
     def test_a_mapping_is_told_with_its_file(self, tmp_path: Path) -> None:
         path = tmp_path / "a file"
@@ -142,7 +142,7 @@ class TestRing:
         assert seen > rounds  # that it went around
         assert seen + lost >= rounds * times
 
-    def test_what_finds_no_room_is_counted(self, tmp_path: Path) -> None:
+    def test_lost_records_are_counted(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         times = 2000
         with Ring(CPU, perf_event.MMAP, pages=8, watermark=1) as ring:
@@ -237,7 +237,7 @@ def test_without_the_privilege() -> None:
     assert code in (errno.EACCES, errno.EPERM)
 
 
-def test_a_machine_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_machine_has_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perf_event, "_NUMBERS", {})
     with pytest.raises(OSError, match="no perf_event_open known") as caught:
         Ring(CPU, perf_event.MMAP, pages=8, watermark=1)
@@ -269,7 +269,7 @@ def test_it_is_the_same_each_time_and_leaves_nothing_open() -> None:
 
 @pytest.mark.usefixtures("own_events")
 def test_an_event_that_asks_gets_build_ids_and_one_alone_that_does_not_none() -> None:
-    """What the answer rests on: the mark is in records, and comes from asking."""
+    """The answer rests on this: records have the mark if an event asks for build IDs."""
     assert perf_event._own_programs()
     marks = {}
     for more in (0, perf_event.BUILD_ID):
@@ -285,7 +285,7 @@ def test_an_event_that_asks_gets_build_ids_and_one_alone_that_does_not_none() ->
 
 
 @pytest.mark.usefixtures("own_events")
-def test_it_tells_a_leak_in_whatever_order_the_kernel_goes() -> None:
+def test_leak_is_told_for_each_order_of_events() -> None:
     leaks = []
     for order in ((0, perf_event.BUILD_ID), (perf_event.BUILD_ID, 0)):
         with contextlib.ExitStack() as stack:

@@ -88,7 +88,7 @@ def test_kernel_threads_are_told_from_processes(me: int) -> None:
         os.close(kthreadd)
 
 
-def test_nobody_is_there() -> None:
+def test_pid_of_no_process() -> None:
     with pytest.raises(FileNotFoundError):
         procfs.open_pid(int(Path("/proc/sys/kernel/pid_max").read_text()) + 1)
 
@@ -108,7 +108,7 @@ def test_nobody_is_there() -> None:
         lambda fd: procfs.read_memory(fd, _PAGE, 16),
     ],
 )
-def test_a_pinned_process_that_is_gone_is_never_somebody_else(
+def test_pinned_process_that_is_gone_is_never_another(
     look: Callable[[int], object],
 ) -> None:
     with running([cat_program()]) as child:
@@ -229,7 +229,7 @@ def test_the_root_directory_of_a_process(me: int) -> None:
         os.close(fd)
 
 
-def test_memory_is_what_the_process_sees(me: int) -> None:
+def test_memory_is_that_of_the_process(me: int) -> None:
     maps = list(procmaps.parse(procfs.maps(me)))
     first = next(mapping for mapping in maps if mapping.path == procfs.exe(me))
     with Path("/proc/self/exe").open("rb") as file:

@@ -90,7 +90,7 @@ def _mapped(path: Path) -> Iterator[None]:
 
 
 @needs_query
-def test_it_says_what_the_text_says(me: int) -> None:
+def test_query_agrees_with_the_text(me: int) -> None:
     queried = _queried(me)
     assert queried == _parsed(me)
     assert len(queried) > 3
@@ -165,7 +165,7 @@ def test_a_name_longer_than_the_kernel_tells(
 
 
 @needs_query
-def test_what_is_not_executable_or_not_a_file_is_left_out(me: int, tmp_path: Path) -> None:
+def test_only_executable_mappings_of_files_are_told(me: int, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(_PAGE))
     executable = mmap.PROT_READ | mmap.PROT_EXEC
@@ -277,8 +277,8 @@ def test_a_process_that_is_gone() -> None:
         os.close(pid_fd)
 
 
-def test_what_cannot_be_asked_says_so() -> None:
-    """What a kernel without the query answers: the same as any other file of /proc."""
+def test_file_without_the_query_raises_enotty() -> None:
+    """A kernel without the query answers as any other file of /proc does."""
     fd = os.open("/proc/self/status", os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="Inappropriate ioctl") as caught:
@@ -317,7 +317,7 @@ def test_a_file_called_vdso_is_not_the_vdso(me: int, tmp_path: Path) -> None:
 
 
 @needs_query
-def test_build_id_of_what_is_mapped(tmp_path: Path) -> None:
+def test_build_id_of_a_mapping(tmp_path: Path) -> None:
     path = tmp_path / "program"
     build_id = echo.build(path)
     with running([path]) as child, _maps_of(child.pid) as (pid_fd, maps_fd):

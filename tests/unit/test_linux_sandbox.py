@@ -85,7 +85,7 @@ def test_each_program_is_a_user_of_its_own() -> None:
 
 
 @needs_root("is given a user of its own")
-def test_a_process_of_nobody_cannot_read_its_files(tmp_path: Path) -> None:
+def test_process_of_user_nobody_cannot_read_its_files(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of root's")
     secret.chmod(0o444)
@@ -106,7 +106,7 @@ def test_a_process_of_nobody_cannot_read_its_files(tmp_path: Path) -> None:
             refused = run([*as_nobody, *argv])
             assert refused.rc != 0
             assert refused.out == ""
-        # The program itself may, though nobody else can reach the file by its path.
+        # The program itself may, though no other process can reach the file by its path.
         process.stdin.close()
         assert process.stdout.read() == b"of root's"
     finally:
@@ -206,7 +206,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         (["/etc/passwd"], "cannot run /etc/passwd: Permission denied"),
     ],
 )
-def test_what_failed_is_told(argv: list[str], told: str) -> None:
+def test_failed_step_is_told(argv: list[str], told: str) -> None:
     with pytest.raises(sandbox.NotStarted) as caught:
         sandbox.start(argv, LIMITS, env={})
     assert str(caught.value) == told

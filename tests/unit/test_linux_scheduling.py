@@ -30,7 +30,7 @@ os.wait()
 
 
 def hurried(*under: str) -> tuple[str, str, str]:
-    """What `hurry` says in a process run ``under`` a command, its urgency, and its child's."""
+    """The answer of `hurry` in a process run ``under`` a command, its urgency, and its child's."""
     out = run([*under, sys.executable, "-c", _HURRY], cwd=Path(__file__).parents[2], check=True).out
     said, own, childs = out.splitlines()
     return said, own, childs

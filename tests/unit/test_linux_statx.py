@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH], ids=["open", "O_PATH"])
 @pytest.mark.parametrize("path", ["/bin/sh", "/", "/dev/null", "/proc/self/maps"])
-def test_identity_is_what_fstat_says(path: str, flags: int) -> None:
+def test_identity_agrees_with_fstat(path: str, flags: int) -> None:
     fd = os.open(path, flags)
     try:
         assert _same(statx.identity(fd), os.fstat(fd))
