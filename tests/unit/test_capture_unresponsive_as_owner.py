@@ -166,6 +166,7 @@ def channel() -> Iterator[socket.socket]:
     its.close()
     with ours:
         ours.settimeout(20)
+        assert ours.recv(100) == helper_process._STARTED
         yield ours
     assert os.waitpid(pid, 0)[1] == 0
 

@@ -128,7 +128,7 @@ def test_number_of_those_left_behind_is_bounded(
     file: Path, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helper_process, "_MOST_LEFT_BEHIND", 2)
-    with halffs.served(tmp_path / "mnt", file) as server, FileHelper(1.0) as helper:
+    with halffs.served(tmp_path / "mnt", file) as server, FileHelper(0.2) as helper:
         silent = os.open(tmp_path / "mnt/app", os.O_PATH)
         server.fall_silent()
         for number in range(4):
@@ -166,3 +166,14 @@ def test_closing_does_not_wait_for_an_answer(file: Path, tmp_path: Path) -> None
         with pytest.raises(OSError, match="ending"):
             helper.look(DEVICE, silent)
         os.close(silent)
+
+
+def test_start_of_the_program_is_no_silence(file: Path, fd: int) -> None:
+    with FileHelper(0.02) as helper:  # less than a Python takes to start
+        assert helper.look(DEVICE, fd) == statx.identity(fd)
+
+
+def test_program_that_cannot_start_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MAIN", "raise SystemExit(3)")
+    with FileHelper() as helper, pytest.raises(OSError, match="did not start"):
+        helper.look(DEVICE, fd)

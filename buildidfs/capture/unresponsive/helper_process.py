@@ -43,6 +43,8 @@ MESSAGE_MAX: Final = 8192
 _MOST_LEFT_BEHIND: Final = 16
 _CHUNK: Final = 1 << 20
 _END_S: Final = 1.0
+_START_S: Final = 20.0
+_STARTED: Final = b"started"
 
 
 class Answer(Protocol):
@@ -143,7 +145,19 @@ class Helper:
                 raise TimeoutError(errno.ETIMEDOUT, "too many filesystems do not answer")
             self._starts_left -= 1
             self._process, self._channel = child.start_with_socket(self._module, quiet=True)
+            self._await_start(self._channel)
         return self._channel
+
+    def _await_start(self, channel: socket.socket) -> None:
+        """Wait for the program to run: on a busy machine no filesystem is to blame for that."""
+        channel.settimeout(_START_S)
+        try:
+            started = channel.recv(MESSAGE_MAX) == _STARTED
+        except OSError:
+            started = False
+        if not started:
+            self._end(0)
+            raise OSError(errno.EIO, f"{self._name} did not start")
 
     def _end(self, seconds: float) -> None:
         if self._channel is not None:
@@ -185,6 +199,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as channel:
+        channel.send(_STARTED)
         while True:
             data, fds, _, _ = socket.recv_fds(channel, MESSAGE_MAX, most_fds)
             if not data:
