@@ -84,7 +84,7 @@ class Digest(bytes):
 
 
 class Kind(enum.IntEnum):
-    """What an artifact is to its readers.
+    """The kind of file that an artifact is to its readers.
 
     The values are part of the on-disk format. ``VDSO`` and ``KALLSYMS`` exist because perf looks
     for them under names of their own; everything else is one of the first two.
@@ -163,7 +163,7 @@ class NamespaceSet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """What stat(2) and statx(2) say of an open file: the hint that it is the one seen before.
+    """The result of stat(2) and statx(2) for an open file, by which it is recognised later.
 
     ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices
     are handed out again at once, and filesystem images with fixed times look alike, so there it
@@ -197,11 +197,11 @@ OWNER: Final = 4
 GROUP: Final = 2
 OTHERS: Final = 1
 EVERYBODY: Final = OWNER | GROUP | OTHERS
-"""What `Origin.reach` is made of. On disk."""
+"""The bits of `Origin.reach`. On disk."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may read a file: permission bits, as far as it can be reached with them, and for whom."""
+    """The permission bits of a file, as far as it can be reached with them, and its owners."""
 
     mode: int = 0o444
     uid: int = 0
@@ -211,7 +211,7 @@ class Access(msgspec.Struct, frozen=True):
         """Identity and reach of a member of this file, an archive that says these of it.
 
         Where not everybody may read the archive, what everybody could read of its content is for
-        those who may. What is somebody's in it stays so if the archive is theirs as well.
+        those who may. A member of one user stays theirs if the archive is theirs as well.
         """
         if self.mode & 0o444 == 0o444:
             return identity, reach
@@ -238,10 +238,10 @@ class Origin(msgspec.Struct, frozen=True):
     is needed to ask later what another definition of a container says. ``cgroup_id`` is the number
     of the control group in the unified hierarchy, 0 where it is not known: unlike the path it is
     not used again until the next boot. ``reach`` says for the owner of the file (4), its group (2)
-    and all others (1) whether everybody of them could get at it along this path, see
-    `capture.origin.path_access`; 0 if nobody but root could, and if nobody asked, because that
-    place of the file is known. ``archive`` is the path on the host of the package file that the
-    file is in, if only root may write to it. ``standing`` is not kept with the place: it raises
+    and all others (1) whether all of them could get at it along this path, see
+    `capture.origin.path_access`; 0 if only root could, or if reach was not determined, because the
+    store knows that place of the file. ``archive`` is the path on the host of the package file that
+    the file is in, if only root may write to it. ``standing`` is not kept with the place: it raises
     that of the bytes, as ``trust`` does.
     """
 
@@ -262,7 +262,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody could read the file there, and so may know of the place."""
+        """True if all users could read the file there, and so may know of the place."""
         return self.reach == EVERYBODY and self.identity.mode & 0o444 == 0o444
 
     @property
@@ -292,7 +292,7 @@ class ByteRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """What is served for (build ID, kind): one immutable blob and the attributes it is shown with.
+    """The file served for (build ID, kind): one immutable blob and the attributes it is shown with.
 
     ``variant`` counts the variants of this (build ID, kind) in order of arrival and is never
     reused, so (ordinal, kind, variant) names bytes for ever. ``scripts`` are the extents of

@@ -49,7 +49,7 @@ SECTION = b"section"
 """The directory of the sections of a file, for debuginfod clients."""
 
 DWP_SUFFIX = b".dwp"
-"""What the package of a binary's split DWARF is called, after the name of the binary."""
+"""The suffix of the package of split DWARF, after the name of its binary."""
 
 DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"
@@ -91,7 +91,7 @@ def bucket(name: bytes) -> int | None:
 
 
 def parse_split(first: int, name: bytes) -> tuple[BuildId, bool] | None:
-    """What ``.build-id/<first>/<name>`` stands for: the build ID, and whether with ``.debug``."""
+    """Parse ``.build-id/<first>/<name>``: the build ID, and True if it ends in ``.debug``."""
     with_suffix = name.endswith(DEBUG_SUFFIX)
     rest = name[: -len(DEBUG_SUFFIX)] if with_suffix else name
     build_id = parse(b"%02x%s" % (first, rest))
@@ -116,7 +116,7 @@ def split(build_id: bytes) -> tuple[bytes, bytes]:
 
 
 def package_id(build_id: BuildId) -> BuildId | None:
-    """What a store keeps the ``.dwp`` file of a binary under, since that has no build ID.
+    """Return the build ID under which a store keeps the ``.dwp`` file of a binary: it has none.
 
     None where the binary's is too long for that.
     """

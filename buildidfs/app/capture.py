@@ -81,7 +81,7 @@ def in_processes(
 
 
 def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
-    """What reads files on FUSE filesystems of other users, if the settings want that."""
+    """Return a reader of files on FUSE filesystems of other users, if the settings want one."""
     if not settings.capture.fuse_as_owner:
         from contextlib import nullcontext
 
@@ -141,7 +141,7 @@ def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> 
 
 
 class PackageScan(msgspec.Struct, frozen=True):
-    """What a scan came to; ``unchanged`` of the ``packages`` had been read before."""
+    """The result of a scan; ``unchanged`` of the ``packages`` had been read before."""
 
     summary: Summary
     packages: int
@@ -163,7 +163,7 @@ def scan_packages(
 
 
 class ImageScan(msgspec.Struct, frozen=True):
-    """What a scan came to; ``unchanged`` of the ``images`` had been read before.
+    """The result of a scan; ``unchanged`` of the ``images`` had been read before.
 
     ``corrupt`` has one error for each that does not have its digests, of which nothing was taken.
     """
@@ -233,7 +233,7 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
 
             part = Ingest(store).run(portion.items(), None if progress is None else show)
             whole, scanner.whole = scanner.whole, []
-            # If one could not be stored, nobody knows of which archive it was.
+            # If one could not be stored, its archive is not known.
             if len(part.unreadable) == portion.unreadable and not part.noted:
                 now = time.time_ns()
                 store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])

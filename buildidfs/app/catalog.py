@@ -43,7 +43,7 @@ def named_build_id(store: Store, text: str) -> BuildId:
 class Chosen(msgspec.Struct, frozen=True):
     """A blob to be removed, one of the artifacts it is, and where it was seen last.
 
-    ``is_pinned`` says that somebody wants to keep what has that build ID.
+    ``is_pinned`` says that a pin keeps what has that build ID.
     """
 
     build_id: BuildId
@@ -53,7 +53,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
-    """What is meant by build IDs, or beginnings of them, and patterns of paths.
+    """Return the blobs meant by build IDs, or beginnings of them, and patterns of paths.
 
     Of a build ID everything is; of paths the files seen at one that matches, as a whole, with ``*``
     for anything. Each blob comes once. Raises `ArtifactMissing` for what means nothing,
@@ -117,7 +117,7 @@ class SplitDwarf(msgspec.Struct, frozen=True):
 
 
 def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
-    """What debug information of a build ID is elsewhere; None if none is.
+    """Return the split DWARF of a build ID; None if it has none.
 
     Raises `IntegrityError`.
     """

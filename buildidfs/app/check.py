@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``buildidfs check`` does: faults found, mended, and bytes captured again that were lost.
+"""Check a store: find faults, repair them, and capture lost bytes again.
 
-A damaged blob is struck from its row first, so that nobody gets it. Whoever captures the same bytes
-again puts them in its place, with all that is known of them; so that is tried before it is given
-up: from where it was seen on this host, and from processes that run. What nobody has any more is
-removed from the index, and its file kept in quarantine.
+The check first strikes a damaged blob from its row, so that no reader gets it. A capture of the
+same bytes replaces it, with all that is known of them, so the check tries that: from the paths
+where the blob was seen on this host, and from running processes. It removes a blob that is found
+nowhere from the index, and keeps the file in quarantine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Result(NamedTuple):
 
 
 class Checked(msgspec.Struct):
-    """What a check came to. ``unreferenced`` blobs are no fault; ``unknown`` are those
+    """The result of a check. ``unreferenced`` blobs are no fault; ``unknown`` are those
     that a new index was made without, since nothing tells what they are: they are in quarantine.
     """
 
@@ -73,7 +73,7 @@ class Checked(msgspec.Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong now, and nothing was lost."""
+        """True if nothing is wrong now, and nothing was lost."""
         return self.faults == self.repaired + self.captured_again
 
 
@@ -119,7 +119,7 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
 
 
 def _damage(path: str) -> str | None:
-    """What is wrong with an index that cannot be used at all."""
+    """Return the damage of an index that cannot be used at all; None if it can."""
     root = os.path.abspath(os.fsencode(path))
     if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
         return f"the index has format {version}, not {schema.FORMAT_VERSION}"
@@ -185,7 +185,7 @@ def _check_files(
 
 
 def restore(store: Store, settings: Settings) -> Iterator[Result]:
-    """Capture again what is damaged; what nobody has any more goes to quarantine."""
+    """Capture damaged blobs again; those found nowhere go to quarantine."""
     checker = store.checker()
     damaged = checker.damaged()
     if not damaged:
@@ -205,7 +205,7 @@ def _lost(digest: Digest) -> Result:
 
 def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> None:
     """Capture bytes again that the store has lost: from where they were seen on this host, else
-    from whoever runs them.
+    from running processes.
     """
     from buildidfs.capture.origin.builder import Here
     from buildidfs.capture.scan.tree import TreeScanner

@@ -57,7 +57,7 @@ class Binary(msgspec.Struct):
 
 
 class Dump(msgspec.Struct):
-    """What a core file is of, and what became of its binaries.
+    """The process that a core file is of, and the state of its binaries.
 
     ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`,
     ``containers`` the labels of those in which the program was seen, the last one first (empty: the
@@ -75,14 +75,14 @@ class Dump(msgspec.Struct):
 
 
 class CoreScan(msgspec.Struct):
-    """What a scan of core files came to."""
+    """The result of a scan of core files."""
 
     summary: Summary
     dumps: list[Dump]
 
 
 def coverage(store: Store, path: bytes) -> Coverage:
-    """What the store has of the binaries of a core file. Raises `UsageError` if it is none."""
+    """Return the coverage of a core file. Raises `UsageError` for any other file."""
     dump = _read(store, path)
     holdings = Holdings(store)
     label = dump.containers[0] if len(dump.containers) == 1 else ""
@@ -119,7 +119,7 @@ def scan_cores(
 
 
 def _read(store: Store, path: bytes) -> Dump:
-    """What a core file says; where its program was seen is asked of the store."""
+    """Read a core file; the store tells where its program was seen."""
     with CoreFile(path) as file:
         core = file.core
         found: dict[tuple[bytes, BuildId | None], Binary] = {}
@@ -146,7 +146,7 @@ def _containers(store: Store, main: Binary | None) -> list[str]:
 
 
 class _Scan:
-    """What is not held of some dumps, and the search for it."""
+    """The search for the binaries of some dumps that the store lacks."""
 
     def __init__(self, store: Store, settings: Settings, dumps: list[Dump]) -> None:
         self._store = store
@@ -193,7 +193,7 @@ class _Scan:
         return summary
 
     def _wanted(self) -> Wanted:
-        """What to look for, and where."""
+        """Return the build IDs to search for, and the paths to try."""
         wanted = Wanted({build_id for build_id, _ in self._missing}, set(), {}, set())
         for _, binary in self._missing:
             if binary.path.startswith(b"/"):

@@ -44,7 +44,7 @@ _KALLSYMS: Final = b"[kernel.kallsyms]"
 class Row(msgspec.Struct, frozen=True):
     """One binary in one container, and what the store has of it.
 
-    ``container`` is its label, empty for the host and where nobody knows; ``path`` as its users saw
+    ``container`` is its label, empty for the host and if it is not known; ``path`` as its users saw
     it, or a name in brackets. ``weight`` is what it counts for: samples, mappings, frames.
     ``executable`` and ``debuginfo`` say whether the store has them; ``symbols`` is the best table
     of symbols in either (`Quality.DEBUGINFO` where there is DWARF). ``why`` says in words what is
@@ -111,7 +111,7 @@ class Coverage(msgspec.Struct):
 
 
 class Holdings:
-    """What the store has of build IDs; each is asked for once."""
+    """Looks up what a store holds of build IDs, each once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -52,7 +52,7 @@ class Nameless(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct):
-    """What a file speaks of: build IDs, each with a path or name that it has there.
+    """The build IDs that a file names, each with a path or name that it has there.
 
     ``nameless`` are the files that have none, the heaviest first. ``is_resolved`` says that some of
     the build IDs are not in the file itself: the store knows them. ``incomplete`` says in words

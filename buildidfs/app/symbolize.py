@@ -42,7 +42,7 @@ _TRIES: Final = 2
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is at an address: frames, the innermost first. ``why`` says why there are none, or why
+    """The names at an address: frames, the innermost first. ``why`` says why there are none, or why
     there could be more.
     """
 
@@ -111,7 +111,7 @@ class Symbolizer:
             self._slots = None
 
     def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> Answer:
-        """What is at an address of the ELF file, as its program headers and symbols count.
+        """Return the names at an address of the ELF file, as its program headers and symbols count.
 
         ``called`` says that it is a return address: what is meant is the call before it. Raises
         `UsageError` where there is no room for a copy of the file, `CapabilityError`,
@@ -135,7 +135,7 @@ class Symbolizer:
         return Answer((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
 
     def address_of(self, build_id: BuildId, offset: int) -> int | None:
-        """Where a byte of the file is loaded; None if it is not, or nobody knows."""
+        """Return the address of a byte of the file; None if it is not loaded, or not known."""
         file = self._file(build_id)
         return elf_header.address_of(file.loads, offset) if file.has_offsets else None
 
@@ -250,7 +250,7 @@ class Symbolizer:
         return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
 
     def _ask(self, asked: _Copy, address: int) -> list[Frame]:
-        """What the program says of one file; nothing, and why in there, if that makes it fail."""
+        """Return the output of the program for one file; empty, with the reason, if it fails."""
         while not asked.failed:
             slot = self._slot(asked)
             try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that read debug information for us, run as if they were somebody else's.
+"""The programs that read debug information for us, run as an unprivileged user.
 
-They read files that strangers have made, on behalf of root: so they run as nobody, within limits,
-and are given nothing but the files they are asked about, as open descriptors. One that ends, or
-does not answer in time, is started again.
+They read files that strangers have made, on behalf of root: so they run without privileges, within
+limits, and get only the files they are asked about, as open descriptors. One that ends, or does not
+answer in time, is started again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Failed(Exception):
 
 
 class Program(Protocol):
-    """What can be asked for names. A file is known by its slot, see `Slots`."""
+    """A running symbolizer. A file is known by its slot, see `Slots`."""
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address of a file; none if it knows nothing. Raises `Failed`."""
@@ -93,10 +93,10 @@ class Slots:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.directory: str | None = None
         self.fds: list[int] = []
-        """What the program has to be given; empty where it opens files by their names."""
+        """The descriptors that the program needs; empty if it opens files by their names."""
         self._nameless = os.path.exists("/proc/self/fd/0") or os.path.exists("/proc/self/fd/1")
-        # A user that nobody else is has nothing but the rights of all; none but we and the program
-        # reach a file without a name, and a name that nobody can guess.
+        # A user without other processes has nothing but the rights of all; only we and the program
+        # reach a file without a name, and a name that cannot be guessed.
         self._mode = 0o444 if sandbox.changes_user() else 0o400
         try:
             self._make_directory()

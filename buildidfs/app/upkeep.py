@@ -36,7 +36,7 @@ _COLLECT_S: Final = 24 * 3600.0
 
 _log = logging.getLogger(__name__)
 EVERY_S: Final = 30 * 86_400
-"""What was read, or written, within that time is not read."""
+"""A blob that was read or written within this time is not read again."""
 _PAUSE_S: Final = 3600.0
 _FIRST_S: Final = 60.0
 # What is kept free where nothing is said: journald keeps that (or 15 %), and so do others.
@@ -45,7 +45,7 @@ _FREE_BYTES: Final = 4 << 30
 
 
 def compress_after(settings: Settings) -> int | None:
-    """The age in seconds at which what nobody uses is to be compressed; None is never."""
+    """Return the age in seconds at which unused blobs are compressed; None is never."""
     age = settings.retention.compress_after
     return None if age is None else config.seconds(age)
 
@@ -75,7 +75,7 @@ class Upkeep:
     def __init__(
         self, store: Store, every_s: float = UPKEEP_S, *, compress_after: int | None = None
     ) -> None:
-        """``compress_after`` is the age in seconds at which what nobody uses is compressed."""
+        """``compress_after`` is the age in seconds at which unused blobs are compressed."""
         self._store = store
         self._every_s = every_s
         self._compress_after = compress_after
@@ -209,7 +209,7 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
 def retain(store: Store, settings: Settings) -> None:
     """Let a store make room for what is captured, as the settings say."""
     kept = settings.retention
-    # What nobody has asked for is not worth what it takes to find out that there is nothing to do.
+    # Default limits are not worth the time to find out that nothing has to go.
     always = kept != config.RetentionSettings()
     store.retain(lambda: policy(kept, store.path), altlinks(store), always=always)
 
@@ -235,7 +235,7 @@ def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -
 
 
 def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:
-    """What tells of the blob of a debug file the build ID of the dwz file it needs."""
+    """Return a function from the digest of a debug file to the build ID of its dwz file."""
 
     def altlink(digest: Digest) -> BuildId | None:
         from buildidfs.capture import elf_file

@@ -63,7 +63,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
 
 @contextlib.contextmanager
 def _progress(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """What shows how far it has come, on a terminal."""
+    """Yield a function that shows the progress on a terminal."""
     with session.progress("Checking") as show:
 
         def progress(what: str, done: int, of: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands share"""
+"""Options, settings and completion that several commands share."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether only errors are wanted."""
+        """True if only errors are to be printed."""
         return self.verbosity < 0
 
     def say_why_empty(self, why: str) -> None:
@@ -175,7 +175,7 @@ class Session:
 
 
 class AnyPath(click.Path):
-    """A path, completed as such, that nobody looks at before the command itself does.
+    """A path, completed as such, that click does not look at.
 
     click would ask the filesystem, which may not answer, and refuse what may not be read, which
     is for the command to say.
@@ -271,7 +271,7 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
 
 
 def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> dict[str, object]:
-    """What JSON output says of who saw a file."""
+    """Return the JSON fields for the container, host and scanner of a sighting."""
     from buildidfs.capture.origin import container
 
     return {

@@ -159,7 +159,7 @@ def _time(row: Row) -> int:
 
 
 def _rows(store: Store, since: int, lost: bool) -> Iterator[Row]:
-    """What was seen, and what was lost, in order of time."""
+    """Yield sightings and losses in the order of time."""
     seen: Iterable[Row] = () if lost else store.journal.since(since)
     gone: Iterable[Row] = store.lost_since(since)
     return heapq.merge(seen, gone, key=_time)
@@ -236,7 +236,7 @@ def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
 
 
 def _identity(identity: FileIdentity) -> dict[str, int]:
-    """What identifies a file to people; times in nanoseconds."""
+    """Return the JSON fields that identify a file; times in nanoseconds."""
     return {
         "dev": identity.dev,
         "ino": identity.ino,

@@ -68,7 +68,7 @@ def which(session: Session, path: str, container: str | None, is_glob: bool, jso
 
 
 def place_fields(place: Place) -> dict[str, object]:
-    """What JSON output says of a place."""
+    """Return the JSON fields of a place."""
     return {
         "build_id": place.build_id.hex(),
         **path_fields(place.path),

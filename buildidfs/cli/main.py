@@ -173,7 +173,7 @@ def _known(error: BaseException) -> Iterator[BuildIdFsError]:
 
 
 class ReaderGone(Exception):
-    """Whoever read the output (head, less) has had enough. No OSError, which click would answer."""
+    """The reader of the output (head, less) is gone. No OSError: click would handle that."""
 
 
 class _Output(io.FileIO):
@@ -199,7 +199,7 @@ def _prepare_streams() -> None:
         os.close(fd)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    if sys.stdout is sys.__stdout__:  # else somebody else takes the output
+    if sys.stdout is sys.__stdout__:  # else a caller has redirected the output
         terminal = os.isatty(_OUTPUT)
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Output(_OUTPUT, "wb", closefd=False)),

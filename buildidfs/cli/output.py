@@ -77,7 +77,7 @@ def age(seconds: int) -> str:
 
 
 def eviction(what: Tally | Evictions) -> str:
-    """What was removed to make room, in words; empty if nothing was."""
+    """Describe in words what was removed to make room; empty if nothing was."""
     said = []
     if what.again:
         said.append(f"{what.again} that can be had again ({size(what.again_bytes)})")
@@ -113,7 +113,7 @@ def evicted_fields(what: Tally | Evictions, named: Iterable[Evicted]) -> dict[st
 
 
 def limits(policy: Policy) -> str:
-    """What a store keeps, in a sentence."""
+    """Describe the limits of a store in a sentence."""
     said = [] if policy.max_size is None else [f"{size(policy.max_size)} at most"]
     if policy.keep_free:
         said.append(f"{size(policy.keep_free)} free")
@@ -241,7 +241,7 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
 
 
 def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
-    """What was removed to make room, and the foremost of it; if ``quiet``, only losses."""
+    """Print what was removed to make room, the most important first; if ``quiet``, only losses."""
     if not removed.losses and (quiet or not removed.again):
         return
     click.echo(f"removed to make room: {eviction(removed)}", err=bool(removed.losses))

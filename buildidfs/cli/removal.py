@@ -180,7 +180,7 @@ def _prune(
     if not left:
         return 0
     if not dry_run and next(store.plan(policy, upkeep.altlinks(store)), None) is not None:
-        return 0  # there is more to remove: somebody captures it at this moment
+        return 0  # there is more to remove: another process captures at this moment
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
     click.echo(f"buildidfs: {verb} exceeded: {what}: what is left may not be removed", err=True)
@@ -250,7 +250,7 @@ def gc(session: Session, json_: bool) -> None:
     removals that were, and drafts.
 
     What is younger than an hour is left alone. Captures and readers go on meanwhile. A watch does
-    the same once a day. The quarantine is counted, and kept for somebody to look at.
+    the same once a day. The quarantine is counted, and kept for inspection.
     """
     with session.open_store() as store:
         found = store.collect()

@@ -55,7 +55,7 @@ _LOST = 5  # evicted blobs that are named
         {
             2: "this store is up already, with another mount point",
             3: "up, but what starts to run is not followed, or not all of it; the reason is named",
-            12: "somebody else is just starting it",
+            12: "another process is just starting it",
             40: "cannot mount: busy, not empty, no /dev/fuse, no fusermount3",
         },
     ),
@@ -179,7 +179,7 @@ def _say_what_is_amiss(path: str) -> bool:
 
 
 def _watch_words(path: str) -> str:
-    """What the watch does, in words."""
+    """Describe the mode of the watch in words."""
     from buildidfs.app.service import up as daemon_up
 
     watching = daemon_up.watching(path)
@@ -319,7 +319,7 @@ def _print_status(path: str, found: Status, policy: Policy) -> None:
 
 
 def _doing(found: Status) -> str:
-    """What is done, for the first line; empty where nothing is."""
+    """Describe the running processes for the first line; empty if none runs."""
     done = []
     for each in found.processes:
         if each.present is None or each.state != "running":
@@ -332,7 +332,7 @@ def _doing(found: Status) -> str:
 
 
 def _print_evictions(what: Evictions) -> None:
-    """What there was no room for, if anything."""
+    """Print what was removed or only noted for lack of room, if anything."""
     said = []
     if removed := eviction(what):
         said.append(f"removed to make room: {removed}")
@@ -347,7 +347,7 @@ def _print_evictions(what: Evictions) -> None:
 
 
 def _sentences(each: Running) -> list[str]:
-    """What there is to say of a process."""
+    """Return the parts of the line for a process."""
     part, present = each.part, each.present
     since = present.since if present is not None else part.since if part is not None else 0
     first = f"{each.state} since {moment(since)}"
@@ -368,7 +368,7 @@ def _sentences(each: Running) -> list[str]:
 
 
 def _facts(facts: Mapping[str, object]) -> Iterator[str]:
-    """What a process has counted."""
+    """Return the counters of a process in words."""
     if line := one_line(facts):
         yield _shown(line)
         return

@@ -64,7 +64,7 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
 
 
 class Known(NamedTuple):
-    """What else is to be told of a build ID.
+    """Further facts about a build ID.
 
     ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
     last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
@@ -121,7 +121,7 @@ def _truncated(store: Store, artifact: Artifact) -> str:
 
 
 def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
-    """What the bytes of an artifact say that they are. Raises `IntegrityError`."""
+    """Describe the bytes of an artifact as ELF. Raises `IntegrityError`."""
     from buildidfs.capture import elf_file
 
     with store.blobs.open(artifact.digest) as blob:
@@ -129,7 +129,7 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
-    """What a debugger will ask for and not get, in words."""
+    """Return in words what a debugger will ask for and not get."""
     from buildidfs.model import Absence, Kind, Quality
 
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)

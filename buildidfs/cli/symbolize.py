@@ -152,7 +152,7 @@ def _answer(
             json_line(_fields(request, answer))
         else:
             _text(request, answer)
-        # Whoever asks may wait for this answer before he asks again.
+        # The caller may wait for this answer before the next request.
         sys.stdout.flush()
         if answer.why:
             key = (request.build_id, answer.why)
@@ -284,7 +284,7 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
 
 
 def _remedy(script: script_output.Script, reason: str) -> str:
-    """What is wrong, and what helps with this text: events that are in it are not asked for."""
+    """Return the fault and its remedy; events that are in the text are not asked for."""
     from buildidfs.app.symbolize import NOT_MAPPED
 
     if reason == _NO_MAPPING:

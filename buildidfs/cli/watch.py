@@ -46,7 +46,7 @@ _LOST = (
     ("evicted", "removed that can be had again"),
     ("evicted_for_good", "removed that cannot be had again"),
 )
-"""What did not go well, and the words for it in the line of counts; buildidfs(1) explains them."""
+"""Counters of losses, and their words in the line of counts, which buildidfs(1) explains."""
 
 
 @click.command(

@@ -495,7 +495,7 @@ def _time() -> Answer:
 
 
 def _steps() -> Answer:
-    """Whether the clock was put back since the kernel started.
+    """Find out whether the clock was set back since the kernel started.
 
     The boot time that /proc/stat shows moves with the clock, and tells nothing. A file that the
     kernel made while it started can only be from the future if the clock was put back.

@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check found.
+    """The finding of one probe.
 
     ``failed``: without a remedy captures are missing, or nothing can be captured or served at all.
     ``degraded``: it works, but costs more, promises less, or may fail soon. ``found`` and

@@ -144,7 +144,7 @@ def _mounted(point: bytes) -> Answer:
         if error.errno not in _DEAD:
             raise
         return degraded(
-            "nobody serves it any more: every name in it is an error",
+            "its server is gone: every name in it is an error",
             f"buildidfs unmount {show(point)}, or mount it again",
         )
     return ok("answers")
@@ -310,7 +310,7 @@ def _unnamed_files(root: bytes) -> Answer:
 
 
 def _unnamed(root: bytes) -> int:
-    """A file that nobody sees, and that is gone when it is closed. Raises OSError."""
+    """Open a file without a name, which ends when it is closed. Raises OSError."""
     return os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 

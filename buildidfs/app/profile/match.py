@@ -73,7 +73,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a mapping was: its build ID or ``why`` there is none, and the ``candidates`` left.
+    """The result for a mapping: its build ID or ``why`` there is none, and the ``candidates`` left.
 
     ``is_other`` says that what is known of the path is about other files for sure; ``is_sure``
     that not only the path fits.
@@ -138,7 +138,7 @@ class Matcher:
         return [each for each in pool if each.identity and _is_same(each.identity, file)]
 
     def answer(self, file: File, time: int, mnt: int = 0, mounts: Collection[int] = ()) -> Answer:
-        """What a file was that was mapped at ``time`` of the profile (0: before it began).
+        """Identify a file that was mapped at ``time`` of the profile (0: before it began).
 
         ``mnt`` is the inode number of the mount namespace of the process, 0 if nothing tells; with
         ``mounts`` it was in one of those (`Candidate.mnt_ns_id`).
@@ -247,7 +247,7 @@ class Matcher:
         return begun + before or list(pool)
 
     def _may_be(self, each: Candidate, file: File) -> bool:
-        """Whether what was seen may have been this file, by when that was first mapped.
+        """Return True if the sighting may be of this file, judged by when that was first mapped.
 
         Who maps a file while a profile is made is in it: what was seen after the start and before
         the file was first mapped was another one with its numbers.
@@ -314,7 +314,7 @@ def plain(path: bytes) -> bytes:
 
 
 def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
-    """What was captured at a path."""
+    """Return the captures at a path as candidates."""
     number = 0
     for name in filter(None, path.split(b"/")):
         child = store.paths.child(number, name)
@@ -341,7 +341,7 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
 
 
 def _is_same(identity: FileIdentity, file: File) -> bool:
-    """Whether a file may be the one that is mapped.
+    """Return True if a file may be the one that is mapped.
 
     Overlays and btrfs show another device number in mappings than to who asks for the file; both
     are anonymous ones, with a major number of 0. The inode is the same.
@@ -372,7 +372,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 def recorded(profile: Profile) -> Clock | None:
-    """What the profile says itself."""
+    """Return the clock that the profile itself tells of, if it does."""
     said = headers.clock(profile.feature(headers.CLOCK_DATA), profile.header.order)
     if said is None:
         return None
@@ -389,7 +389,7 @@ def _is_of_this_boot(clockid: int, offset: int) -> bool:
 def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     """The clock of this machine, if that was the one in a file written at ``mtime_ns``.
 
-    Then its last time, ``last``, was a little before it was written. Nobody sets that clock, so it
+    Then its last time, ``last``, was a little before it was written. That clock is never set, so it
     goes wrong as clocks do: by less than 100 us in a second.
     """
     try:

@@ -135,7 +135,7 @@ class Reading:
         return (event.time or 0) if self._has_time else number
 
     def notes(self) -> list[str]:
-        """What somebody should know of how the answers were found."""
+        """Return remarks for the reader on how the answers were found."""
         notes = [self.matcher.clock.how] if self.matcher.clock is not None else []
         if self.lost:
             notes.append(f"{self.lost} records were lost when the profile was made")
@@ -144,7 +144,7 @@ class Reading:
         return notes
 
     def remedies(self, reasons: Collection[str]) -> list[str]:
-        """What helps where files have no build ID for these ``reasons``, in a sentence each."""
+        """Return remedies for files that lack a build ID for these ``reasons``, a sentence each."""
         found = [NOTHING_RECORDED] if NO_BUILD_ID in reasons else []
         if OTHER_HOST in reasons:
             host = self.host.encode("utf-8", "surrogateescape")
@@ -188,7 +188,7 @@ class Reading:
     # --- what files were -------------------------------------------------------------------
 
     def answer(self, hit: Hit) -> Answer:
-        """What the file of a hit (``file`` not negative) was."""
+        """Identify the file of a hit (``file`` not negative)."""
         file = self.spaces.files[hit.file]
         mnt = self.spaces.mount_namespace(hit.pid, hit.time)
         answer = self._alone(hit.file, hit.time, mnt)
@@ -294,7 +294,7 @@ class Reading:
 
 
 def is_anonymous(file: File) -> bool:
-    """Whether what is mapped is no file that somebody could have captured by its path."""
+    """Return True for a mapping of no file, or of one that has no path to capture it by."""
     return file.path.startswith(_ANONYMOUS_NAMES)
 
 

@@ -70,7 +70,7 @@ class Unresolved(msgspec.Struct, frozen=True):
 
 
 class Repaired(msgspec.Struct):
-    """What became of a profile, in numbers of files that were mapped.
+    """The result of a repair, in numbers of files that were mapped.
 
     ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` are names that were
     given, and what they stand for. ``unresolved`` are those that samples fell into, the heaviest
@@ -270,7 +270,7 @@ class _Writer:
             at += len(data)
 
     def _features(self) -> Iterator[tuple[int, bytes | ByteRange]]:
-        """What stands behind the records: bytes, or where they are in the original."""
+        """Yield what follows the records: bytes, or their place in the original."""
         profile, header = self._profile, self._profile.header
         for number, place in header.features.items():
             if number == headers.AUXTRACE:
@@ -325,7 +325,7 @@ def _shown(path: bytes) -> str:
 
 
 class Fix(NamedTuple):
-    """What to write for a mapping: ``build_id`` empty and ``name`` None for what stays as it is."""
+    """The fields to write for a mapping; empty ``build_id`` and None as ``name`` leave it as is."""
 
     build_id: bytes = b""
     name: bytes | None = None
@@ -361,7 +361,7 @@ class Renaming:
         self._kept = {path: self._keeper(path, ids) for path, ids in self._ids.items()}
 
     def fix(self, event: Mapped, time: int) -> Fix:
-        """What to write for the mapping ``event``, which the reading knows with that time."""
+        """Return what to write for a mapping, which the reading knows with that time."""
         spaces = self._reading.spaces
         number = spaces.number(event)
         file = spaces.files[number]
@@ -425,7 +425,7 @@ class Renaming:
 
 
 def _has_name(file: File) -> bool:
-    """Whether it is a file of a process, which may have its build ID in the record."""
+    """Return True for a file of a process, whose record may hold a build ID."""
     return (
         file.cpumode & CPUMODE == USER
         and file.path.startswith(b"/")

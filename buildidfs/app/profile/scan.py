@@ -59,7 +59,7 @@ class Binary(msgspec.Struct):
 
 
 class ProfileScan(msgspec.Struct):
-    """What a scan of profiles came to: what was captured, and each binary, the missing first."""
+    """The result of a scan of profiles: the summary, and each binary, the missing first."""
 
     summary: Summary
     binaries: list[Binary]
@@ -148,12 +148,12 @@ class _Scan:
             whole.binaries.append(binary)
 
     def _binaries(self) -> list[tuple[Hit, Binary]]:
-        """What the samples fell into, each with one of the hits."""
+        """Return the binaries that samples fell into, each with one of the hits."""
         found: dict[tuple[str, bytes, BuildId | None, str], tuple[Hit, Binary]] = {}
         for hit, samples in self._hits.items():
             path, answer = self._reading.describe(hit)
             if not samples and answer.build_id is None and not path.startswith(b"/"):
-                continue  # what nobody can have
+                continue  # no file at all
             container = answer.container or ""
             key = container, path, answer.build_id, answer.why
             known = found.get(key)
@@ -165,7 +165,7 @@ class _Scan:
         return list(found.values())
 
     def _wanted(self, missing: list[tuple[Hit, Binary]]) -> tuple[Wanted, bool]:
-        """What to look for, and whether some of it is of the kernel."""
+        """Return what to search for, and True if some of it belongs to the kernel."""
         wanted = Wanted(set(), set(), {}, set())
         kernel = False
         for hit, binary in missing:

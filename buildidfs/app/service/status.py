@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a store, how it does, and what to do about it: what ``buildidfs status`` shows."""
+"""Examine the processes that run on a store: their state, faults and remedies."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _running(role: str, part: Part | None, present: Present | None) -> Running:
 
 
 def _trouble(present: Present) -> str:
-    """What keeps a process that lives from its work, in a word or two; empty if nothing does."""
+    """Return in a word or two why a live process does not work; empty if it does."""
     if present.is_here and procfs.is_stopped(present.pid):
         return "stopped"
     if present.role == up.WATCH:
@@ -223,7 +223,7 @@ def _of_trouble(process: Running) -> Finding:
 
 
 def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
-    """What a watch says is amiss."""
+    """Yield the faults that a watch reports."""
     names_them = "buildidfs journal --lost --since 10m names them"
     lost = [row for row in _rows(facts, "losses") if _number(row, "recent")]
     if lost:
@@ -253,7 +253,7 @@ def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
-    """What a watch cannot do, now or ever."""
+    """Yield what a watch cannot do, now or ever."""
     mode, degraded = facts.get("mode"), facts.get("degraded")
     sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
     if mode == "starting":
@@ -282,7 +282,7 @@ def _cause(row: dict[str, Any]) -> str:
 
 
 def _remedy(reason: str) -> str:
-    """What helps against losses for a reason."""
+    """Return the remedy for losses of one reason."""
     for words, remedy in _REMEDIES:
         if any(word in reason for word in words):
             return remedy

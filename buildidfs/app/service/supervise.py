@@ -56,7 +56,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What is to be kept running.
+    """A program to be kept running.
 
     ``needed``: without it nothing makes sense, so an error of ours at its first start ends all.
     After SIGTERM it has ``grace`` seconds. ``cleanup`` is called when it will not be started again.
@@ -73,7 +73,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a program does, for people and for programs. Times are Unix time in nanoseconds.
 
     ``starting`` until it says that it is ready, then ``running``; ``waiting`` until ``due`` after
-    it has failed, for the ``reason`` given; ``ended`` when it was asked to end, by whomever.
+    it has failed, for the ``reason`` given; ``ended`` when it was asked to end.
     """
 
     name: str
@@ -159,7 +159,7 @@ class SupervisedProgram:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process runs, or has ended but not been looked at."""
+        """True if a process runs, or has ended and was not reaped yet."""
         return self._process is not None
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class SupervisedProgram:
     # --- what happens to it ------------------------------------------------------------------
 
     def descriptors(self) -> dict[int, Callable[[], None]]:
-        """What to wait for, and what to call when it is readable. Changes with each call."""
+        """Return the descriptors to wait for, and what to call when each is readable."""
         found: dict[int, Callable[[], None]] = {self._inbox.fileno(): self._told}
         if self._process is not None:
             found[self._process.fileno()] = self._ended
@@ -397,7 +397,7 @@ class Supervisor:
 
 
 def _is_settled(child: SupervisedProgram) -> bool:
-    """Whether there is nothing to wait for before saying how it went."""
+    """Return True if the parent need not wait any longer to report the start."""
     part = child.part
     if part.state in ("running", "ended"):
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``buildidfs up`` runs, and how it is begun and ended: following and the mount in one go.
+"""Start and end the watch and the mount of a store together, and find those that run.
 
 Both are processes of their own, the same that ``buildidfs watch`` and ``buildidfs mount`` are, and
 `supervise` keeps them running.
@@ -38,7 +38,7 @@ _MOUNT_GRACE_S = 15.0
 def programs(
     arguments: Sequence[str], mountpoint: bytes | None, *, watch: bool = True
 ) -> list[Program]:
-    """What is to run, in the order in which it is to end.
+    """Return the programs to run, in the order in which they end.
 
     ``arguments`` are the global options of the command line for the same store and settings;
     ``mountpoint`` is absolute, None for no mount.
@@ -83,10 +83,10 @@ def start(
         def told() -> None:
             try:
                 announce()
-            except BrokenPipeError:  # whoever waited for it has given up
+            except BrokenPipeError:  # the parent that waited has given up
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        # Whoever finds us may send it before anybody waits for it: all is just being started.
+        # Another process may find us and send it early: all programs are just being started.
         signal.signal(RETRY, signal.SIG_IGN)
         with Presence.only(root, ROLE, **facts) as known:
             Supervisor(list(wanted), known, _environment(environ)).run(told)
@@ -141,7 +141,7 @@ def hurry(store_path: StorePath, seconds: float) -> None:
 
 
 def watching(store_path: StorePath) -> Present | None:
-    """Who follows what starts to run on a store, if anybody does."""
+    """Return the watch on a store, if one runs."""
     return next(iter(run_files.present(store_path, WATCH)), None)
 
 
