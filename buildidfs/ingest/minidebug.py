@@ -79,7 +79,7 @@ def _capture(mini: Staged, described: ElfFile, sighting: Sighting) -> NewCapture
         return None
     origin = sighting.origin
     identity = origin.identity
-    # Without a scope: whoever meets this file again is to be told of the executable.
+    # Without a scope: a scan that meets this file again is to be told of the executable.
     identity = msgspec.structs.replace(identity, scope=None, mode=identity.mode & ~_EXECUTE)
     trust = min(origin.trust, Trust.PACKAGE)
     return NewCapture(
@@ -94,7 +94,7 @@ def _capture(mini: Staged, described: ElfFile, sighting: Sighting) -> NewCapture
 
 
 def _belongs(found: ElfFile, described: ElfFile) -> bool:
-    """Whether it is a debug file, and that of the executable it came from."""
+    """Return True for a debug file that is that of the executable it came from."""
     return (
         found.kinds == (Kind.DEBUGINFO,)
         and not found.truncated
@@ -120,7 +120,7 @@ def _completed(fd: int, described: ElfFile) -> bytes | None:
 
 
 def _unpacked(packed: bytes, limit: int) -> bytes | None:
-    """What was compressed by xz; None where that is damaged, or more than ``limit`` bytes."""
+    """Unpack xz data; None where it is damaged, or more than ``limit`` bytes."""
     import lzma
 
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)

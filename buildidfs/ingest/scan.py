@@ -169,7 +169,7 @@ class Scan(Pipeline):
     def _try_again(self) -> None:
         """Try the files again that there was no room for. Raises `StoreError`.
 
-        What waits to be committed takes room that nobody can make, so it is committed before.
+        Files that wait to be committed take room, so they are committed before.
         """
         while self._short:
             self._drain()

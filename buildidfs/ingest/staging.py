@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Held
 
 Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
-"""What became of a file; `NewSeen`: there is no room, and it can be had again where it was seen."""
+"""The fate of a file; `NewSeen`: there is no room, and it can be had again where it was seen."""
 
 WRITTEN_TO: Final = "somebody keeps writing to it"
 """Said with ETXTBSY of a file that may be captured later."""
@@ -44,12 +44,12 @@ _ATTEMPTS: Final = 3
 _SETTLED_NS: Final = 20_000_000
 # Between two readings of a file that may be being written to, for the writer to go on in.
 _PAUSE: Final = 0.05
-# A file that somebody has open for writing rests when the last write began this long ago: one can
+# A file that is open for writing rests when the last write began this long ago: one can
 # take as long as the disk makes it wait.
 _RESTING_NS: Final = 1_000_000_000
 # Where the kernel does not tell of writers, those who began longer ago are taken to be done.
 _WRITING_NS: Final = 60_000_000_000
-# With more variants than this of one build ID nobody looks whether one is the file at hand, which
+# With more variants than this of one build ID none is compared with the file at hand, which
 # would take the longer the more there are: it is copied, and the store finds out.
 _MANY_VARIANTS: Final = 64
 # What is mostly holes costs its maker nothing and us an hour for each few TiB; a filesystem that
@@ -135,7 +135,7 @@ def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
 
 
 def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> bool:
-    """Whether a file that may have a writer is still what was staged. Raises OSError."""
+    """Return True if a file that may have a writer is as it was staged. Raises OSError."""
     time.sleep(_PAUSE)
     if file_ops.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
         return False
@@ -143,13 +143,13 @@ def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> 
 
 
 def _is_hollow(fd: int) -> bool:
-    """Whether reading a file to its end is not worth it, or would never end. Raises OSError."""
+    """Return True if a file is not worth reading, or would never end. Raises OSError."""
     status = os.fstat(fd)
     return status.st_size > max(_HOLES_BYTES, status.st_blocks * 512 * _HOLES_RATIO)
 
 
 def _identity(pinned: PinnedFile) -> FileIdentity:
-    """What identifies the file now; what the scanner said, if the descriptor is of a stand-in."""
+    """Return the identity of the file now; that of the scanner, if a copy stands in for it."""
     said = pinned.sighting.origin.identity
     now = statx.identity(pinned.fd)
     return now if (now.dev, now.ino) == (said.dev, said.ino) else said
@@ -163,8 +163,8 @@ def _settle(identity: FileIdentity) -> None:
 
 
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
-    """One try at a file that somebody may be writing to. Raises `StoreError`, OSError."""
-    # Asked before anything is read: whoever begins to write after that shows in the times.
+    """Try once to take a file that may be being written to. Raises `StoreError`, OSError."""
+    # Asked before anything is read: a writer that begins after that shows in the times.
     writer = _has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
@@ -216,7 +216,7 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
 
 
 def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
-    """What the store knows of a file's bytes, if it has them. Raises OSError."""
+    """Return the row of a file's bytes, if the store has them. Raises OSError."""
     ordinal = store.index.ordinal(build_id)
     if ordinal is None or not any(
         variant.size == size

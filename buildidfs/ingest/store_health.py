@@ -93,7 +93,7 @@ class Trouble:
         self._lost = True
 
     def recovered(self) -> None:
-        """What was lost is looked for now."""
+        """A scan looks now for what was lost."""
         self._lost, self.recover_at = False, math.inf
         self._quiet_since = time.monotonic()
 

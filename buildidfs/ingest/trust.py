@@ -38,7 +38,7 @@ def judge(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Standin
 
 
 def _matcher(glob: str | None) -> Callable[[bytes], object]:
-    """What is true of bytes that a glob fits; of all for None."""
+    """Return a function that is true of bytes that a glob fits; of all for None."""
     if glob is None:
         return lambda text: True
     # As bytes: the paths of containers may be no text.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a watch is told, and what it tells."""
+"""Options, events, losses and state of a watch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTIAL: Final = frozenset(("confined", "polling"))
 
 
 STOPPED: Final = "the process that opens files is stopped by a signal"
-"""What `WatchState.degraded` says, followed by a colon and the remedy, while that is so."""
+"""An entry of `WatchState.degraded`, followed by a colon and the remedy, while that is so."""
 
 
 class WatchOptions(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class LostFile(msgspec.Struct, frozen=True):
 class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
-    Events of the kernel that were lost are counted apart: nobody knows whose they are. ``clock``
+    Events of the kernel that were lost are counted apart: it is not known whose they are. ``clock``
     tells the time in seconds, from any point on. `take` gives the rows for the journal.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``buildidfs watch`` does: catcher, scans, pins and ingest, put together on one store.
+"""``buildidfs watch``: catcher, scans and the live pipeline, put together on one store.
 
 The catcher is asked to follow before anything is scanned, so that between the two nothing is
 missed; what both see is recognised by the memo and by the pending work. Where events are refused
@@ -350,7 +350,7 @@ def _prepare_process() -> None:
 
 
 def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
-    """What matches any of the globs; None if there are none."""
+    """Return a pattern of what fits any of the globs; None if there are none."""
     if not patterns:
         return None
     return re.compile(

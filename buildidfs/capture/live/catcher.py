@@ -4,7 +4,7 @@
 A process may be gone a fraction of a millisecond after it has mapped its last file, and with it
 the mount namespace and the filesystem. So this does nothing but to look at each mapping and, if it
 does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
-no waiting for whoever receives. What is pinned can be read whatever becomes of the container.
+no waiting for the receiver. A pinned file can be read whatever becomes of the container.
 
 Each CPU has threads of its own that get hold of files (`grabber`). They may run on any CPU: a
 thread bound to the CPU of the process would delay that process. One more thread, less urgent, does
@@ -69,12 +69,12 @@ class Catcher:
         self._said = Counts()
 
     def run(self) -> None:
-        """Work until nobody listens any more."""
+        """Work until the other end is closed."""
         state = self._state
         self._socket.setblocking(False)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
         hurry = scheduling.hurry(_URGENT)
-        with state.lock:  # nobody speaks before us
+        with state.lock:  # before any other thread sends
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
             self._outbox.put(Ready((hurry,) if hurry else ()))
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> None:
     sock = socket.socket(fileno=int(argv[0]))
     owner = int(argv[1])
     scheduling.name_thread(b"buildidfs-catch")
-    # Meant for who started us, at a terminal or by systemd; we end when nobody listens any more.
+    # Meant for the process that started us, at a terminal or by systemd; we end when it closes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -225,6 +225,6 @@ def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
         message = Failed(reason, privilege)
     else:
         message = Failed(str(error), privilege=True)
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the other end is closed
         sock.setblocking(True)
         protocol.send(sock, protocol.encode(message))

@@ -105,7 +105,7 @@ class Watcher:
         self._stopping = False
 
     def _first(self, sock: socket.socket) -> Ready:
-        """What the catcher says when it has begun, or cannot."""
+        """Return the first message: the catcher has begun, or says why it cannot."""
         sock.settimeout(_START_S)
         try:
             received = protocol.receive(sock)

@@ -3,8 +3,8 @@
 
 Two rings to a CPU. Each executable mapping has to be looked at before the process is gone, so one
 record in the first ring wakes us; where processes come from is only needed to understand mappings,
-so the second is read along with it and wakes nobody until it is half full. Being woken is most of
-what watching costs others.
+so the second is read along with it and wakes no thread until it is half full. Most of what
+watching costs others is that it wakes.
 
 The rings are read one after the other while processes go on, from one CPU to the next at that. So
 the second ones are read after the first: what has led to a mapping is there by then, since whatever
@@ -83,7 +83,7 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """What was mapped on one CPU since the last time, as far as it has a path."""
+        """Return the mappings on one CPU since the last time, as far as they have a path."""
         try:
             ring = self._mappings.get(cpu)
             data = ring.take() if ring is not None and ring.has_records() else b""
@@ -92,12 +92,12 @@ class Rings:
         return list(decode_ring(data, paths=True)) if data else []
 
     def is_pressed(self, cpu: int) -> bool:
-        """Whether it is time to ask for `changes`, mappings or not."""
+        """Return True if it is time to ask for `changes`, mappings or not."""
         ring = self._tasks.get(cpu)
         return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
 
     def changes(self) -> list[Record]:
-        """What became of processes, each after what has led to it; by one thread at a time.
+        """Return the changes of processes, each after its cause; for one thread at a time.
 
         All that has led to what `mappings` gave before is among it. It is in the order of the times
         but for a record that a CPU took long to write, which has led to nothing until then.

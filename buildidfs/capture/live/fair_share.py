@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admit new files of each container at a bounded rate, so that one of them cannot starve others.
 
-A container that maps files which nobody has seen before costs the catcher ten system calls, and the
-recorder a copy, for each. Beyond its share its mappings are counted and not looked at, which costs
-nothing but the decoding of the event. What root owns on the host is not bounded, see `grabber`.
+Each new file that a container maps costs the catcher ten system calls, and the recorder a copy.
+Beyond the share of a container its mappings are counted and not looked at, which costs nothing but
+the decoding of the event. What root owns on the host is not bounded, see `grabber`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class FairShare:
             dropped.add(path)
 
     def take_dropped(self) -> list[Dropped]:
-        """What was dropped since the last call, by share."""
+        """Return what was dropped since the last call, by share."""
         if not self._dropped:
             return []
         with self._lock:

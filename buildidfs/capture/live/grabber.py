@@ -201,7 +201,7 @@ class Lookout:
     def work(self) -> None:
         """Get hold of all that was mapped since the last time."""
         state = self._state
-        # As long as nobody takes what we have, the ring is the only place for more.
+        # As long as the receiver takes nothing, the ring is the only place for more.
         if state.waiting() >= state.most_waiting:
             return
         records = state.rings.mappings(self._cpu)
@@ -289,7 +289,7 @@ class Lookout:
     def _admits(self, record: Mapped, home: Home, uid: int) -> bool:
         """Return True if there is something left of the share that a new file counts for.
 
-        On the host that is its owner's. Root's own is not bounded: nobody else can make such files.
+        On the host that is its owner's. Root's is not bounded: no other user can make such files.
         """
         shares = self._state.shares
         share = home.share if home.mnt != self._state.host else -uid

@@ -38,7 +38,7 @@ class Settler:
         self._missed: set[tuple[int, int, bytes]] = set()
 
     def run(self) -> None:
-        """Work until the end. Raises BrokenPipeError when nobody listens any more."""
+        """Work until the end. Raises BrokenPipeError when the other end is closed."""
         state = self._state
         while not state.ended:
             # Those that have vanished are found elsewhere or not at all, which takes longer.
@@ -127,7 +127,7 @@ class Settler:
             state.outbox.put(message, fd)
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
-        """What a file is that cannot be held, if it may be read without waiting for anybody."""
+        """Return the build ID of a file that cannot be held, if reading it cannot hang."""
         user = home.namespaces.user if home.namespaces is not None else 0
         if self._slow.is_slow(fd, identity, home.mnt_ns_id, user):
             return None

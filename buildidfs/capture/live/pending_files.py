@@ -289,17 +289,17 @@ class PendingFiles:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close` was called."""
         return self._closed
 
     @property
     def idle(self) -> bool:
-        """Whether nothing could be taken now; slow ones do not count."""
+        """True if nothing could be taken now; slow files do not count."""
         return not self._queues[False].ready
 
     @property
     def at_rest(self) -> bool:
-        """Whether all that are held were given back for a reason, and wait for their next try."""
+        """True if all held files were given back for a reason, and wait for their next try."""
         with self._lock:
             return len(self._waiting.by_age) == len(self._entries) and all(
                 entry.reason for entry in self._entries.values()
@@ -400,7 +400,7 @@ class PendingFiles:
                 self._aged.wait(min(ends) - now if ends else None)
 
     def close(self) -> list[LetGo]:
-        """Let go of all that wait and take no more; whoever waits in `take` gets None.
+        """Let go of all that wait and take no more; a thread that waits in `take` gets None.
 
         Call it again when those in work are `done`: then it waits until all are closed.
         """

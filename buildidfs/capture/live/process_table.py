@@ -48,7 +48,7 @@ class Home:
 
     @property
     def is_known(self) -> bool:
-        """Whether a process was looked at."""
+        """True if a process was looked at."""
         return self.mnt_ns_id != 0
 
     @property
@@ -58,7 +58,7 @@ class Home:
 
     @property
     def share(self) -> Share:
-        """What its new files are counted for: its container, else its mount namespace."""
+        """The share that its new files count for: its container, else its mount namespace."""
         return self.label or self.mnt
 
 
@@ -126,7 +126,7 @@ class Tasks:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether `strangers` has anything to tell."""
+        """True if `strangers` has anything to tell."""
         return bool(self._strangers)
 
     def strangers(self) -> list[tuple[int, Home]]:
@@ -203,7 +203,7 @@ def place(pid: int, home: Home, host: int) -> Place:
     stands for all.
     """
     numbers = home.namespaces or NamespaceSet()
-    # Of one that is gone nobody knows what its paths were relative to.
+    # Of a process that is gone it is not known what its paths were relative to.
     its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
     try:
         pid_fd = procfs.open_pid(pid)

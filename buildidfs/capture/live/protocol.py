@@ -26,7 +26,7 @@ MAX_BYTES = 16 << 10
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a process lives. ``cgroup`` is a path, ``cgroup_id`` its number or 0; ``chrooted`` says
-    that its root is its own, or that nobody knows.
+    that its root is its own, or that this is not known.
     """
 
     namespaces: NamespaceSet
@@ -129,7 +129,7 @@ def encode(message: Message) -> bytes:
 def send(sock: socket.socket, data: bytes, fd: int = -1) -> None:
     """Send an encoded message, with a copy of ``fd`` unless it is -1.
 
-    Raises BlockingIOError when there is no room, OSError when nobody listens any more.
+    Raises BlockingIOError when there is no room, OSError when the other end is closed.
     """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else ()
     sock.sendmsg([data], rights)
@@ -166,7 +166,7 @@ class Outbox:
 
     ``held`` counts the descriptors that wait. They are closed when they are sent; the receiver is
     to keep its copies for a moment, since the last to close a file may have to unmount its
-    filesystem. `flush` raises BrokenPipeError when nobody listens any more.
+    filesystem. `flush` raises BrokenPipeError when the other end is closed.
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:

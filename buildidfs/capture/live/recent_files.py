@@ -28,7 +28,7 @@ _PLACE: Final = struct.Struct("=Q")
 
 
 def file_key(identity: FileIdentity) -> bytes:
-    """What stands for a file as it is now, wherever it is seen."""
+    """Return a key of a file as it is now, wherever it is seen."""
     return _FILE.pack(
         identity.dev,
         identity.ino,
@@ -42,7 +42,7 @@ def file_key(identity: FileIdentity) -> bytes:
 
 
 def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
-    """What stands for a file (`file_key`) at a path in a mount namespace."""
+    """Return a key of a file (`file_key`) at a path in a mount namespace."""
     return fingerprint(_PLACE.pack(mnt_ns_id) + file + path)
 
 
@@ -70,7 +70,7 @@ class Met:
             self._old.discard(key)
 
 
-# Where nobody but root can put something in the way that does not answer.
+# Where only root can put something in the way that does not answer.
 _PLACES: Final = (b"/usr/", b"/lib/", b"/lib64/", b"/bin/", b"/sbin/")
 _NOT_THERE: Final = b"/usr/local/"
 _MOST: Final = 4096
@@ -87,7 +87,7 @@ class HostFiles:
         self._paths: dict[bytes, bytes] = {}
 
     def has(self, record: Mapped) -> bool:
-        """Whether what a process of the host has mapped was met, and is as it was."""
+        """Return True if a file that a process of the host has mapped was met, and is as it was."""
         known = self._known.get(record.path)
         if known is None or known[0] != (record.dev, record.inode, record.generation):
             return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the catcher caught, as sightings: in which container, how far it is believed, and who could
-get at it.
+"""Sightings of caught files: in which container, how far they are believed, and who could get at
+them.
 
 For the last of these a root is needed from which its users' paths begin. Of the processes that
 were caught in a mount namespace a few are remembered: one of them lives longer than the others.
@@ -53,7 +53,7 @@ class LiveSightings:
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()
-        # Not asking: whoever keeps one file waiting keeps all others waiting. And what a directory
+        # Not asking: a server that keeps one file waiting keeps all others. And what a directory
         # was a moment ago it need not be for a file that has just been made.
         self._reach = Reach(slow, ask=False)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
@@ -98,7 +98,7 @@ class LiveSightings:
         """Return whose a file is: of its container, else mount namespace; on the host of its user.
 
         In the host's mount namespace only root can make files of root's. In a container users are
-        nothing to go by, since whoever made it may be any of them.
+        nothing to go by, since its maker may be any of them.
         """
         if origin.namespaces.mnt != self._initial.mnt:
             return origin.container or f"mnt:{origin.namespaces.mnt}"
@@ -140,7 +140,7 @@ class LiveSightings:
             pids.remove(pid)
 
     def _reach_from(self, pid: int, place: Place, fd: int, identity: FileIdentity) -> int:
-        """What can be said as seen from a process. Raises OSError if it does not live there."""
+        """Return the reach as seen from a process. Raises OSError if it does not live there."""
         pid_fd = procfs.open_pid(pid)
         try:
             if namespaces.mnt(pid_fd) != place.namespaces.mnt:
@@ -183,7 +183,7 @@ class LiveSightings:
 
 
 def _is_ours(path: bytes, fd: int) -> bool:
-    """Whether from our root, too, a path leads to an open file. No filesystem is asked."""
+    """Return True if a path leads to an open file from our root, too. Asks no filesystem."""
     fds: list[int] = []
     try:
         fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))
