@@ -208,7 +208,6 @@ def _opened_gate(root: bytes) -> int:
 
 
 def _opened_file(root: bytes) -> int:
-    # Made by whoever is first: a store that comes from an earlier version has none.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(os.path.join(root, _FILE), flags, 0o600)
 

@@ -9,7 +9,18 @@ from typing import Any
 
 import msgspec
 
-from buildidfs.model import BuildId, Digest, FileIdentity, Kind, Origin, Quality, Sighting, Trust
+from buildidfs.formats.elf import identify
+from buildidfs.model import (
+    Absence,
+    BuildId,
+    Digest,
+    FileIdentity,
+    Kind,
+    Origin,
+    Quality,
+    Sighting,
+    Trust,
+)
 from buildidfs.store import CommitResult, NewCapture, Staged, Store
 
 SECOND = 1_000_000_000
@@ -68,7 +79,20 @@ def capture(
         origin = msgspec.structs.replace(seen.origin, trust=trust)
         seen = msgspec.structs.replace(seen, origin=origin)
     held = content if isinstance(content, Digest) else stage(store, content)
-    return NewCapture(seen, held, BuildId(build_id), tuple(kinds), quality)
+    segments = 0 if isinstance(content, Digest) else _segments_of(content)
+    return NewCapture(seen, held, BuildId(build_id), tuple(kinds), quality, segments=segments)
+
+
+def _segments_of(content: bytes) -> int:
+    """What a scanner says of the program headers; 0 for what is no ELF file."""
+
+    def read_at(offset: int, size: int) -> bytes:
+        return content[offset : offset + size]
+
+    found = identify.describe(read_at, len(content))
+    if found is Absence.NO_BUILD_ID:
+        found = identify.classify(BuildId(bytes(20)), content[:4096], read_at, len(content))
+    return 0 if isinstance(found, Absence) else found.segments
 
 
 def commit(store: Store, *captures: NewCapture) -> CommitResult:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from buildidfs.capture.scan.tree import TreeScanner
@@ -18,6 +19,7 @@ from buildidfs.formats.elf.identify import ElfFile, describe
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.store import Store
+from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
 from buildidfs.store.schema import schema
 from tests.support.clients import run, tool
@@ -138,10 +140,9 @@ def test_show_says_what_is_truncated(
     ]  # fmt: skip
 
 
-def test_a_file_of_an_older_store_gets_its_rank_when_it_is_verified(
+def test_check_finds_a_truncated_file_that_the_index_calls_whole(
     program: Program, directory: Path
 ) -> None:
-    """Rows that were written before did not say what is truncated."""
     data = program.exe.shipped.read_bytes()
     (directory / "copy").write_bytes(data[:-2500])
     with Store.create(directory / "store") as store:
@@ -151,24 +152,29 @@ def test_a_file_of_an_older_store_gets_its_rank_when_it_is_verified(
         whole, copy = store.index.variants(ordinal, Kind.EXECUTABLE)
         assert (whole.truncated, copy.truncated) == (False, True)
         env = environment.acquire(store.path, read_only=False)
-        _serve_as_before(env, copy, whole)
+        _serve_as_whole(env, copy, whole)
         environment.release(env)
         served = store.index.artifact(ordinal, Kind.EXECUTABLE)
         assert served is not None
         assert (served.digest, served.truncated) == (copy.digest, False)
-        assert list(store.checker().files(whole=True)) == []
+        checker = store.checker()
+        (fault,) = checker.files(whole=True)
+        assert "is not whole, as the index says" in fault.text
+        repair.mend_file(checker, fault)
         assert store.index.artifact(ordinal, Kind.EXECUTABLE) == whole
+        assert list(store.check(digests=True)) == []
 
 
-def _serve_as_before(env: Environment, served: Artifact, other: Artifact) -> None:
-    """Write the rows of two variants of an executable as they were without a trailer."""
+def _serve_as_whole(env: Environment, served: Artifact, other: Artifact) -> None:
+    """Write the rows of two variants of an executable as if the first were whole, and better."""
 
     def work(txn: Txn) -> None:
-        for each, table in ((served, "artifacts"), (other, "variants")):
-            row = schema.pack_artifact(each)[:-6]
-            key = schema.ORDINAL_KIND.pack(each.ordinal, each.kind)
-            of_variant = key + schema.U16.pack(each.variant)
-            txn.delete(of_variant, db=env.tables["variants"])
-            txn.put(key if table == "artifacts" else of_variant, row, db=env.tables[table])
+        key = schema.ORDINAL_KIND.pack(served.ordinal, served.kind)
+        for each in (served, other):
+            txn.delete(key + schema.U16.pack(each.variant), db=env.tables["variants"])
+        row = schema.pack_artifact(msgspec.structs.replace(served, truncated=False))
+        txn.put(key, row, db=env.tables["artifacts"])
+        of_other = key + schema.U16.pack(other.variant)
+        txn.put(of_other, schema.pack_artifact(other), db=env.tables["variants"])
 
     env.write(work)

@@ -388,7 +388,14 @@ def _moved(env: Environment, name: bytes, to: Callable[[bytes], bytes]) -> bytes
 
 
 def _wrong_entry(name: bytes, value: bytes) -> Callable[[Environment], None]:
-    return lambda env: put_row(env, "contents", _entry_key(env, name), value + name)
+    def damage(env: Environment) -> None:
+        key = _entry_key(env, name)
+        directory, *artifact, stamp = VALUE.unpack(value)
+        ordinal, kind, variant = artifact
+        row = pack_entry(key, name, directory, (ordinal, kind, variant), stamp)
+        put_row(env, "contents", key, row)
+
+    return damage
 
 
 def _other_place(env: Environment) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from buildidfs.errors import IntegrityError
-from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, Trust
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
@@ -315,7 +315,9 @@ _DAMAGE: dict[str, tuple[Damage, str]] = {
         "leads to a path that has another",
     ),
     "dwz": (
-        lambda _, env: _put(env, "dwz", b"name", schema.DWZ.pack(99, 1)),
+        lambda _, env: _put(
+            env, "dwz", b"name", schema.DwzRow(99, Trust.HOST, Standing.GIVEN).pack(b"name")
+        ),
         "is of an unknown build ID",
     ),
     "memo": (

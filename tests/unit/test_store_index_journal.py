@@ -345,8 +345,8 @@ def test_rows_are_the_documented_ones() -> None:
     array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7, None]
     assert msgspec.msgpack.decode(row[16:]) == array
     assert locations.unpack_journal(key, row).cgroup_id == 7
-    shorter = row[:16] + msgspec.msgpack.encode(array[:-2])  # of before there was the number
-    assert locations.unpack_journal(key, shorter).cgroup_id == 0
+    with pytest.raises(msgspec.ValidationError):
+        locations.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
     longer = row[:16] + msgspec.msgpack.encode([*array, "later"])
     assert locations.unpack_journal(key, longer) == locations.unpack_journal(key, row)
     assert locations.unpack_journal(key, row).noted is None

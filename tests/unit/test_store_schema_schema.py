@@ -84,10 +84,11 @@ def test_artifact_row_is_the_documented_one() -> None:
     assert row[-4:] == zlib.crc32(row[:-4], 7 << 2 | 2).to_bytes(4, "big")
 
 
-def test_artifact_row_of_an_earlier_version_has_no_trailer() -> None:
+def test_an_artifact_row_without_its_check_is_refused() -> None:
     new = Artifact(7, Kind.EXECUTABLE, 1, Digest(bytes(32)), 3, 4, 5, 6, 7, Quality.NONE,
                    Trust.HOST, 8, (ByteRange(1, 2),))  # fmt: skip
-    assert schema.unpack_artifact(7, 1, schema.pack_artifact(new)[:-6]) == new
+    with pytest.raises(DAMAGE):
+        schema.unpack_artifact(7, 1, schema.pack_artifact(new)[:-6])
 
 
 @given(artifacts, st.data())
@@ -117,10 +118,10 @@ def test_other_fixed_rows_are_the_documented_ones() -> None:
     row = schema.OrdinalRow(BuildId(b"\xaa\xbb"), 0b110, 5, 6, 7, [1, 2, 3, 4])
     assert row.pack().hex() == "0600000005000600070001000200030004aabb"
     assert schema.OrdinalRow.unpack(row.pack()) == row
-    digest = schema.DigestRow(9, [(1, 2, 3)], 8, 7, -1, 1, 6, 1, 5)
+    digest = schema.DigestRow(9, [(1, 2, 3)], 8, 7, -1, 1, 6, 1, 5, 1024)
     assert digest.pack().hex() == (
         "000000000000000900000000000000080000000000000007ffffffffffffffff0100000006010000000500000000"
-        "00000001020003"
+        "0000000102000300000002"
     )
     assert schema.DigestRow.unpack(digest.pack()) == digest
     counters = schema.Counters(1, 2, 3, 4, 5, 6, [7, 8, 9, 10], 11)

@@ -120,7 +120,20 @@ def test_a_blob_that_was_left_by_a_crash_gets_it(store: Store) -> None:
 def test_the_believed_survive_when_there_are_too_many() -> None:
     claims = [
         provenance.Claim(
-            number.to_bytes(2, "big"), 2, 0, (), 0, number % 4, 0o444, 0, 0, 0, number, b""
+            number.to_bytes(2, "big"),
+            2,
+            0,
+            (),
+            0,
+            number % 4,
+            0o444,
+            0,
+            0,
+            0,
+            number,
+            b"",
+            False,
+            0,
         )
         for number in range(40)
     ]

@@ -188,7 +188,7 @@ def count(moment: Rows) -> schema.Counters:
             continue
         counters.blobs += 1
         counters.blob_bytes += row.size
-        counters.stored_bytes += row.disk_bytes
+        counters.stored_bytes += row.taken
     return counters
 
 

@@ -107,14 +107,6 @@ class Rows:
         value = self.get("variants", schema.ORDINAL_KIND_VARIANT.pack(*ref))
         return schema.is_variant(value, number, digest)
 
-    def is_checked(self, artifact: Artifact) -> bool:
-        """Whether the row of a variant says what it has to be: those of earlier versions do not."""
-        key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
-        value = self.get("artifacts", key)
-        if value is None or value[:2] != artifact.variant.to_bytes(2, "big"):
-            value = self.get("variants", key + schema.U16.pack(artifact.variant))
-        return value is None or schema.is_checked(value)
-
     def kinds(self, ordinal: int) -> int:
         """Bitmask of the kinds that there is an artifact of."""
         mask, get, table = 0, self.txn.get, self.tables["artifacts"]

@@ -234,7 +234,8 @@ def _refer(mending: Mending, artifact: Artifact) -> None:
             _drop(mending, artifact)
             return
         # Of which file it is has to be found out by reading it.
-        row = schema.DigestRow(artifact.size, stored=file.stored)
+        taken = mending.blobs.disk_bytes(digest)
+        row = schema.DigestRow(artifact.size, stored=file.stored, taken=taken)
         if file.stored != artifact.size:
             row.form = schema.FORM_ZSTD
         mending.uses.add(digest, row, schema.stamp_of(artifact.first_seen_ns), artifact.trust)

@@ -2,8 +2,7 @@
 """Blobs read through, one after the other: whether they are what they were, and what they are.
 
 Their files are looked at always, and read when they are not those that were written, or when all
-are to be read. What is right is written down: the file it is in, when it was read, what the program
-headers say, and whether the file is truncated; older stores did not keep the last two. What is
+are to be read. What is right is written down: the file it is in, and when it was read. What is
 wrong is struck from the row: a blob that is of no file (inode and change time 0) is given to
 nobody, and the next capture of the same bytes is read and takes its place.
 
@@ -12,7 +11,6 @@ Where the filesystem offers fs-verity, blobs that were read get it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -58,8 +56,6 @@ class _Seen(msgspec.Struct):
     row: BlobFile
     file: BlobFile | None
     form: int = schema.FORM_PLAIN
-    segments: int = 0
-    truncated: bool = False
 
 
 class Scrubber:
@@ -184,9 +180,6 @@ class Scrubber:
         if row.form == schema.FORM_DENSE and opened.form == schema.FORM_PLAIN:
             seen.form = schema.FORM_DENSE
         described = describe(opened)
-        if described is not None:
-            seen.segments = described.segments
-            seen.truncated = bool(described.truncated)
         self._remember(digest, seen)
         if described is None:
             return []
@@ -256,7 +249,12 @@ def _differences(
             text = f"has other sections than the index says of {build_id}"
             mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
             yield Fault(f"blob {digest} {text}", digest, build_id, mend)
-        elif artifact.segments not in (0, described.segments):
+        elif artifact.truncated != bool(described.truncated):
+            said = "whole" if described.truncated else "truncated"
+            text = f"is not {said}, as the index says of {build_id}"
+            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
+            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+        elif artifact.segments != described.segments:
             text = f"is loaded at other addresses than the index says of {build_id}"
             mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
             yield Fault(f"blob {digest} {text}", digest, build_id, mend)
@@ -294,20 +292,19 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
         mending.changed.update(ref[0] for ref in row.refs)
     elif mending.blobs.file(digest) == seen.file:
         file = _kept_beside(mending, digest, row, seen.file)
-        before, row.taken = row.disk_bytes, mending.blobs.disk_bytes(digest)
+        before, row.taken = row.taken, mending.blobs.disk_bytes(digest)
         mending.counters.stored_bytes += row.taken - before
         row.stored, row.inode, row.ctime_ns = file
         row.form, row.verified = seen.form, int(time.time())
-        for ref in row.refs:
-            _fill_in(mending, ref, seen)
     mending.put("digests", digest, row.pack())
 
 
 def _kept_beside(
     mending: Mending, digest: Digest, row: schema.DigestRow, file: BlobFile
 ) -> BlobFile:
-    """Have beside a blob what the index says of it, which stores of format 1 did not keep. Gives
-    the file that it is then.
+    """Have beside a blob what the index says of it, which a copy of the store may have lost.
+
+    Returns the file that it is then.
     """
     blobs = mending.blobs
     try:
@@ -318,17 +315,3 @@ def _kept_beside(
         return file
     blobs.keep_origin(digest, data)
     return blobs.file(digest) or file
-
-
-def _fill_in(mending: Mending, ref: tuple[int, int, int], seen: _Seen) -> None:
-    """Write into a row what earlier versions did not keep of a file."""
-    artifact = mending.variant(*ref)
-    if artifact is None:
-        return
-    segments = artifact.segments or seen.segments
-    known = msgspec.structs.replace(artifact, segments=segments, truncated=seen.truncated)
-    if known != artifact or not mending.is_checked(artifact):
-        # Others to choose from that do not decode are faults of their own, too.
-        with contextlib.suppress(*DAMAGE):
-            mending.variants.change(known)
-            _choose(mending, artifact.ordinal, artifact.kind)

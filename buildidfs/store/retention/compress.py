@@ -138,7 +138,7 @@ class Compressor:
             return
         row = schema.DigestRow.unpack(value)
         counters = load_counters(self._env, txn)
-        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        before, row.taken = row.taken, self._blobs.disk_bytes(digest)
         counters.stored_bytes += row.taken - before
         row.form = schema.FORM_ZSTD
         row.stored, row.inode, row.ctime_ns = file

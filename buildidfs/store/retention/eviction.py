@@ -194,7 +194,7 @@ class Candidates:
             stays = "used within min-age"
         return Candidate(
             digest,
-            row.disk_bytes,
+            row.taken,
             row.used,
             build_ids,
             tuple(sorted({Kind(ref[1]) for ref in row.refs})),

@@ -123,7 +123,7 @@ def _remove(
         remover = env.write(work)
         total.digests += remover.rows
         total.blobs += len(remover.rows)
-        total.bytes += sum(row.disk_bytes for row in remover.rows.values())
+        total.bytes += sum(row.taken for row in remover.rows.values())
         total.ids += remover.ids
         for digest in remover.rows:
             if quarantine:
@@ -166,7 +166,7 @@ class _Remover:
         self._txn.delete(digest, db=self._tables["digests"])
         self.counters.blobs -= 1
         self.counters.blob_bytes -= row.size
-        self.counters.stored_bytes -= row.disk_bytes
+        self.counters.stored_bytes -= row.taken
 
     def finish(self) -> None:
         """Write the counters."""

@@ -128,10 +128,9 @@ def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
     directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
     offset = KEY.unpack(key)[2]
     name, nul, check = value[VALUE.size :].partition(b"\0")
-    if nul:  # else it was written before there was a check
-        row = value[: VALUE.size + len(name) + 1]
-        if check != schema.CHECK.pack(crc32(row, crc32(key))):
-            raise ValueError("it is not what was written for that name")
+    row = value[: VALUE.size + len(name) + 1]
+    if not nul or check != schema.CHECK.pack(crc32(row, crc32(key))):
+        raise ValueError("it is not what was written for that name")
     public = bool(kind & PUBLIC_BIT)
     kind &= ~PUBLIC_BIT
     return ContainerEntry(name, offset, directory, ordinal, kind, variant, public)

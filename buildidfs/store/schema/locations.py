@@ -47,10 +47,10 @@ class OriginRow(msgspec.Struct, array_like=True):
     host: bytes
     trust: int
     scanner: bytes
-    apart: int = 0
-    cgroup_id: int = 0
-    reach: int = 0
-    archive: bytes = b""
+    apart: int
+    cgroup_id: int
+    reach: int
+    archive: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -196,8 +196,8 @@ class JournalRow(msgspec.Struct, array_like=True):
     container: bytes
     host: bytes
     scanner: bytes
-    cgroup_id: int = 0
-    noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None = None
+    cgroup_id: int
+    noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None
 
 
 _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode

@@ -25,7 +25,7 @@ A row that leads to bytes can be compared with another, or with what was written
 *ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
 CRC-32 of all that stands before it and of the key (`_start`, where time matters), so that one wrong
 bit gives nobody the bytes of another build ID. *digests* is compared with the file of the
-blob. Rows of earlier versions have no check.
+blob.
 
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
 of variable length stands last. "msgpack" values are arrays, to whose end fields may be added.
@@ -83,12 +83,11 @@ bytes at a place that is believed more raises the first two, and at one where ev
 them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
 ``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
 (1: truncated), standing, and the check, which begins with a number made of the key: a row that does
-not have it is that of another build ID, or damaged. Rows of earlier versions have no trailer; they
-stand for files that are whole, of standing `GIVEN`.
+not have it is that of another build ID, or damaged.
 
 **digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
 those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
-are what it takes on the disk (rows may lack them, then it is ``stored``); ``form`` says how the
+are what it takes on the disk; ``form`` says how the
 content is in it: as it is, in zstd's seekable format, as it is because that gains nothing. A blob
 that is damaged, or gone, is struck: inode and change time are 0. ``used`` is when it was last
 opened, or seen where it comes from, in seconds, up to an hour early, and its place in *uses*: class
@@ -104,7 +103,7 @@ and all else that nothing speaks of any more, are removed when all mounts were t
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
 build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-Rows may lack ``apart``, ``cgroup_id``, ``reach`` (then 0) and ``archive``. A place is public
+A place is public
 if everybody could read the file there: ``reach`` is 7, and ``mode`` has all three read bits. Of all
 others ``mode`` less what ``reach`` lacks, ``uid`` and ``gid`` say who may know of them.
 
@@ -230,7 +229,6 @@ NAME_AT: Final = _ORDINAL.size
 DIGEST: Final = Struct(">QQQqBIBI")
 _RANGE: Final = Struct(">QQ")
 _TRAILER: Final = Struct(">BBI")
-_NO_TRAILER: Final = (0, Standing.GIVEN, None)
 _WITHOUT_SCRIPTS: Final = Struct(">H32sQqHIIBBQQBBI")
 
 _TRUNCATED: Final = 1
@@ -366,11 +364,11 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         fields = _WITHOUT_SCRIPTS.unpack(value)
     else:
         fields, scripts = _ARTIFACT.unpack_from(value), _scripts_in(value)
-        fields += _TRAILER.unpack(value[-_TRAILER.size :]) if is_checked(value) else _NO_TRAILER
+        fields += _TRAILER.unpack(value[-_TRAILER.size :])
     (variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments,
      flags, standing, check) = fields  # fmt: skip
     # `_start`, written out: this is done for every file that is looked up.
-    if check != crc32(value[:-4], ordinal << 2 ^ ordinal >> 30 ^ kind & 3) and check is not None:
+    if check != crc32(value[:-4], ordinal << 2 ^ ordinal >> 30 ^ kind & 3):
         raise ValueError("it is not what was written for that build ID")
     return Artifact(
         ordinal,
@@ -394,15 +392,14 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
 
 def _scripts_in(value: bytes) -> tuple[ByteRange, ...]:
     """The extents in a row of *artifacts*."""
-    end = len(value) - (_TRAILER.size if is_checked(value) else 0)
-    pairs = _RANGE.iter_unpack(value[_ARTIFACT.size : end])
+    pairs = _RANGE.iter_unpack(value[_ARTIFACT.size : -_TRAILER.size])
     return tuple(ByteRange(offset, length) for offset, length in pairs)
 
 
 class DigestRow(msgspec.Struct):
     """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*.
 
-    ``taken`` is in bytes, a multiple of 512; None in a row that does not say.
+    ``taken`` is what the file takes on the disk, in bytes, a multiple of 512.
     """
 
     size: int
@@ -414,27 +411,21 @@ class DigestRow(msgspec.Struct):
     used: int = 0
     rank: int = 0
     verified: int = 0
-    taken: int | None = None
-
-    @property
-    def disk_bytes(self) -> int:
-        """What the file takes on the disk."""
-        return self.stored if self.taken is None else self.taken
+    taken: int = 0
 
     def pack(self) -> bytes:
         """The value of the row."""
         size, _, *rest, taken = msgspec.structs.astuple(self)
         row = DIGEST.pack(size, *rest)
         row += b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
-        return row if taken is None else row + U32.pack(min(taken // 512, 2**32 - 1))
+        return row + U32.pack(min(taken // 512, 2**32 - 1))
 
     @classmethod
     def unpack(cls, value: bytes) -> DigestRow:
         """The inverse of `pack`."""
         size, *rest = DIGEST.unpack_from(value)
-        end, taken = refs_end(value), None
-        if end < len(value):
-            taken = U32.unpack_from(value, end)[0] * 512
+        end = refs_end(value)
+        taken = U32.unpack_from(value, end)[0] * 512
         refs = list(ORDINAL_KIND_VARIANT.iter_unpack(value[DIGEST.size : end]))
         row = cls(size, refs, *rest)
         row.taken = taken
@@ -443,10 +434,10 @@ class DigestRow(msgspec.Struct):
 
 def refs_end(value: bytes) -> int:
     """Where the references in a row of *digests* end; raises ValueError if it does not decode."""
-    extra = (len(value) - DIGEST.size) % ORDINAL_KIND_VARIANT.size
-    if len(value) < DIGEST.size or extra not in (0, U32.size):
+    end = len(value) - U32.size
+    if end < DIGEST.size or (end - DIGEST.size) % ORDINAL_KIND_VARIANT.size:
         raise ValueError(f"a row of {len(value)} bytes")
-    return len(value) - extra
+    return end
 
 
 def ordinal_in(value: bytes) -> bytes | None:
@@ -459,8 +450,7 @@ class DwzRow(msgspec.Struct, frozen=True):
     """A row of *dwz*: ordinal u64, standing and trust u8, public u8, build ID, check.
 
     The upper half of the second part is one more than the standing, the lower half the trust.
-    ``referred`` is empty for a file that was seen under the name. Rows of earlier versions have no
-    standing (0), and neither a check nor, if they are not public, what stands before it.
+    ``referred`` is empty for a file that was seen under the name.
     """
 
     ordinal: int
@@ -484,18 +474,13 @@ class DwzRow(msgspec.Struct, frozen=True):
     def unpack(cls, name: bytes, value: bytes) -> DwzRow:
         """The inverse of `pack`. Raises ValueError for a row that is not that of the name."""
         ordinal, believed = DWZ.unpack_from(value)
-        trust, standing = _TRUSTS[believed & 15], believed >> 4
-        public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
-        if not standing:
-            return cls(ordinal, trust, Standing.GIVEN, public, referred)
         if value[-CHECK.size :] != CHECK.pack(crc32(value[: -CHECK.size], crc32(name))):
             raise ValueError("it is not what was written for that name")
-        return cls(ordinal, trust, _STANDINGS[standing - 1], public, referred[: -CHECK.size])
-
-
-def is_checked(value: bytes) -> bool:
-    """Whether a row of *artifacts* or *variants* ends with a check."""
-    return bool((len(value) - _ARTIFACT.size) % _RANGE.size)
+        if not believed >> 4:
+            raise ValueError("it has no standing")
+        trust, standing = _TRUSTS[believed & 15], _STANDINGS[(believed >> 4) - 1]
+        public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
+        return cls(ordinal, trust, standing, public, referred[: -CHECK.size])
 
 
 def floor_key(build_id: bytes) -> bytes:
@@ -583,8 +568,8 @@ def is_struck(value: bytes) -> bool:
 
 def is_digest_row(key: bytes, value: bytes) -> bool:
     """Whether a row of *digests* decodes."""
-    refs = len(value) - _REFS
-    return len(key) == 32 and refs >= 0 and refs % _REF in (0, U32.size)
+    refs = len(value) - _REFS - U32.size
+    return len(key) == 32 and refs >= 0 and refs % _REF == 0
 
 
 def size_in(value: bytes) -> int:

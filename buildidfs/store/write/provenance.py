@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.model import Kind, Standing
+from buildidfs.model import Kind
 from buildidfs.store.blobs import files
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.schema import locations, schema
@@ -46,8 +46,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int
     first_seen_ns: int
     origin: bytes
-    truncated: bool = False
-    standing: int = Standing.GIVEN
+    truncated: bool
+    standing: int
 
 
 class _Provenance(msgspec.Struct, array_like=True):

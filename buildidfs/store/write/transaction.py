@@ -206,7 +206,7 @@ class Recorder:
         file = self._blobs.file(digest)
         if file is None:
             raise IntegrityError(f"blob {digest} is gone before it was recorded")
-        before, row.taken = row.disk_bytes, self._blobs.disk_bytes(digest)
+        before, row.taken = row.taken, self._blobs.disk_bytes(digest)
         self.counters.stored_bytes += row.taken - before
         row.stored, row.inode, row.ctime_ns = file
 
