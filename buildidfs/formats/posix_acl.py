@@ -29,8 +29,8 @@ def certain_bits(value: bytes) -> int:
 
     ``value`` is that of system.posix_acl_access. A user whom the list names is in the owning group
     or is not, so what one of these lacks, neither the group nor the others have for certain. A
-    member of the owning group who is in a named group too has the rights of both; anybody else in a
-    named group has only those. Raises ValueError for what is no such list.
+    member of the owning group who is in a named group too has the rights of both; any other user in
+    a named group has only those. Raises ValueError for what is no such list.
     """
     if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
         raise ValueError("not an access control list of version 2")

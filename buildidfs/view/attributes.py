@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime
 import errno
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from buildidfs.view.permissions import Viewer
 
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
+
+CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
+"""Bytes that a terminal obeys; the latter are U+0080 to U+009F in UTF-8."""
 
 READABLE: Final = 0o555
 """The permission bits that a read-only view can grant."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of /proc/PID/cgroup (cgroups(7)) and what its path says about the container.
 
-The label is for people. It follows the conventions of the container managers, which anybody who
+The label is for people. It follows the conventions of the container managers, which any user who
 may create cgroups can imitate: it is never a key and decides nothing.
 """
 

@@ -41,6 +41,7 @@ from buildidfs.formats.elf.header import (
     ReadAt,
     Segment,
     Source,
+    parse_header,
     segments,
 )
 from buildidfs.model import BuildId, ByteRange
@@ -121,22 +122,19 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
     Reads as much of it as its notes and one or two pages for each module take.
     """
     head = read_at(0, min(size, identify.HEAD_SIZE))
-    if not is_core(head):
+    parsed = parse_header(head)
+    if parsed is None or parsed[1][0] != ET_CORE:
         return None
-    layout = LAYOUTS[head[4:6]]
-    if len(head) < layout.ehdr_size:
-        return None
-    note, memory = _segments(layout, head, read_at, size)
-    said = _Notes(layout)
-    if note is not None:
-        said = _read_notes(layout, note, read_at, size)
+    layout, header = parsed
+    note, memory = _segments(layout, header, Source(head, read_at, size), read_at, size)
+    said = _Notes(layout) if note is None else _read_notes(layout, note, read_at, size)
     files = said.files()
     finder = _Modules(memory, said.auxiliary())
     modules = finder.of_files(files) if files else finder.of_memory()
     return Core(
         layout.bits,
         layout.little_endian,
-        layout.ehdr.unpack_from(head, 16)[1],
+        header[1],
         said.pid(),
         said.name(),
         said.arguments(),
@@ -225,12 +223,10 @@ class _Memory:
 
 
 def _segments(
-    layout: Layout, head: bytes, read_at: ReadAt, size: int
+    layout: Layout, header: tuple[int, ...], source: Source, read_at: ReadAt, size: int
 ) -> tuple[Segment | None, _Memory]:
     """The segment of notes, and the dumped memory."""
-    header = layout.ehdr.unpack_from(head, 16)
     phoff, shoff, phnum = header[4], header[5], header[9]
-    source = Source(head, read_at, size)
     if phnum == PN_XNUM:
         phnum = _many(layout, source, phoff, shoff)
     table = source.read(phoff, min(phnum * layout.phdr.size, TABLE_MAX)) if phoff else b""

@@ -97,6 +97,17 @@ LAYOUTS: Final = {
 """By the two bytes EI_CLASS and EI_DATA."""
 
 
+def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
+    """The layout of an ELF file that begins with ``head``, and the fields of its header.
+
+    None for any other file. `identify.identify` does the same inline, for speed and for reasons.
+    """
+    layout = LAYOUTS.get(head[4:6])
+    if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
+        return None
+    return layout, layout.ehdr.unpack_from(head, 16)
+
+
 class Source:
     """The bytes of a file, by offset: from its head where they are in there, else by ``read_at``.
 
@@ -177,10 +188,10 @@ def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
 def loaded(read_at: ReadAt, size: int) -> list[Segment]:
     """The segments loaded of an ELF file of ``size`` bytes; empty for any other file."""
     head = read_at(0, min(size, _HEAD_SIZE))
-    layout = LAYOUTS.get(head[4:6])
-    if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
+    parsed = parse_header(head)
+    if parsed is None:
         return []
-    header = layout.ehdr.unpack_from(head, 16)
+    layout, header = parsed
     phoff, shoff, phnum = header[4], header[5], header[9]
     source = Source(head, read_at, size)
     if phnum == PN_XNUM and shoff:

@@ -13,14 +13,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from buildidfs.formats.elf.header import (
-    LAYOUTS,
-    MAGIC,
     SHF_COMPRESSED,
     SHN_XINDEX,
     SHT_NOBITS,
     SHT_NULL,
     ReadAt,
     Source,
+    parse_header,
 )
 
 _HEAD_SIZE: Final = 64
@@ -57,15 +56,15 @@ class Sections:
         self.headers: list[SectionHeader] = []
         self.table = 0
         head = read_at(0, min(size, _HEAD_SIZE))
-        layout = LAYOUTS.get(head[4:6])
-        if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
+        parsed = parse_header(head)
+        if parsed is None:
             return
+        layout, header = parsed
         self.bits = layout.bits
         self.little_endian = layout.little_endian
         order = "<" if layout.little_endian else ">"
         self.chdr = Struct(order + ("I4xQQ" if layout.bits == 64 else "III"))
         self.form = Struct(order + ("IIQQQQIIQQ" if layout.bits == 64 else "IIIIIIIIII"))
-        header = layout.ehdr.unpack_from(head, 16)
         self.table, count, names_index = header[5], header[11], header[12]
         source = Source(head, read_at, size)
         first = source.read(self.table, self.form.size) if self.table else b""

@@ -19,7 +19,14 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, BuildId, Kind, Standing, Trust
 from buildidfs.store import is_withheld
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, of_artifact, stale
+from buildidfs.view.attributes import (
+    CONTROL,
+    Attributes,
+    FileContent,
+    NeedsReading,
+    of_artifact,
+    stale,
+)
 from buildidfs.view.layouts.sections import Sections
 from buildidfs.view.permissions import PUBLIC, may_see, openness
 
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
 
 _RECENT = 512
 _KINDS = tuple(Kind)
-_CONTROL = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")  # the latter are U+0080 to U+009F
 _PACKAGE_NAMES: Final = frozenset(
     name + names.DWP_SUFFIX
     for name, kind in names.KIND_OF.items()
@@ -250,7 +256,7 @@ class IdDirectories:
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
         # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is
         # what else a terminal would obey, because people show this file on theirs.
-        return b"".join(_CONTROL.sub(_octal, path) + b"\n" for path in paths)
+        return b"".join(CONTROL.sub(_octal, path) + b"\n" for path in paths)
 
 
 def _octal(found: re.Match[bytes]) -> bytes:

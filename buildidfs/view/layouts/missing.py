@@ -9,7 +9,6 @@ arrived is not listed any more.
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
-from buildidfs.view.attributes import moment
+from buildidfs.view.attributes import CONTROL, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,6 @@ _OTHERS: Final = b"others"
 
 _ANY: Final = 0
 _BUCKETS_END: Final = nodes.PERF_BUCKET + 256
-_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
 """The kinds that perf takes instead of an executable."""
@@ -58,7 +56,7 @@ class Miss:
         self.wanted |= 1 << kind if kind else _ANY
         self.count += count
         self.first, self.last = min(self.first, first), max(self.last, last)
-        client = _CONTROL.sub(b"?", client)
+        client = CONTROL.sub(b"?", client)
         if client not in self.clients and len(self.clients) >= _MOST_CLIENTS:
             client = _OTHERS
         self.clients[client] = self.clients.get(client, 0) + count
