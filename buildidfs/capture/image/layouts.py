@@ -166,7 +166,7 @@ class Saved:
 # --- containerd ----------------------------------------------------------------------------------
 
 
-class Content:
+class ContentStore:
     """containerd's content store: blobs, and among them manifests that nothing here names."""
 
     def __init__(self, files: DirectoryFiles, prefix: bytes, wanted: Platform | None) -> None:
@@ -176,7 +176,7 @@ class Content:
         self._wanted = wanted
 
     def images(self) -> Iterator[Image]:
-        """Every image of which there is a manifest. Raises OSError, `Damaged`."""
+        """Yield each image that has a manifest. Raises OSError, `Damaged`."""
         documents: dict[str, Document] = {}
         for digest, found in self._documents():
             if isinstance(found, IntegrityError):

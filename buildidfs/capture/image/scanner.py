@@ -29,7 +29,7 @@ from buildidfs.capture.image.layouts import (
     INDEX,
     LAYOUT,
     SAVED,
-    Content,
+    ContentStore,
     Layout,
     Saved,
 )
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 # The names in all layers of so many images are remembered at one time.
 _TOGETHER: Final = 16
 _DAY_NS: Final = 86_400 * 1_000_000_000
+_BLOBS: Final = b"/blobs/sha256"
 
 
 class ImageScanner:
@@ -308,20 +309,17 @@ def _mark(image: Image) -> FileIdentity | None:
     return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG, 0, 0, scope)
 
 
-_BLOBS = b"/blobs/sha256"
-
-
-class _Place(Protocol):
+class _ImageSource(Protocol):
     def images(self) -> Iterator[Image]: ...
 
 
 def images_at(
     path: bytes, platform: Platform | None, spool: Spool, limits: Limits, open_files: ExitStack
 ) -> Iterator[Image]:
-    """The images at a path, for that platform if there is a choice, for all of them if it is None.
+    """Yield the images at a path: for one platform if there is a choice, for all if it is None.
 
-    What is opened, and may be read as long as an image is, is closed by ``open_files``. An archive
-    that is compressed as a whole is decompressed to a file without a name. Raises OSError,
+    ``open_files`` closes what is opened, which may be read as long as an image is. An archive that
+    is compressed as a whole is decompressed to a file without a name. Raises OSError,
     `Damaged`, `CannotDecompress`.
     """
     path_fd = walk.open_start(path)
@@ -329,9 +327,9 @@ def images_at(
     status = os.fstat(path_fd)
     if fstype := walk.Mounts().refused(status.st_dev, path_fd):
         raise Damaged(f"on a {fstype.decode()} filesystem, which has no images")
-    places: list[_Place]
+    sources: list[_ImageSource]
     if stat.S_ISDIR(status.st_mode):
-        places = _in_directory(DirectoryFiles(path_fd), platform)
+        sources = _in_directory(DirectoryFiles(path_fd), platform)
     else:
         fd = openat2.reopen_regular(path_fd)
         open_files.callback(os.close, fd)
@@ -343,34 +341,34 @@ def images_at(
             whole = Region(fd, 0, os.fstat(fd).st_size)
         if not tar.is_tar(os.pread(fd, tar.BLOCK, 0)):
             raise Damaged("neither a tar archive nor a directory of images")
-        places = _of_files(ArchiveFiles(whole, access), platform)
-    if not places:
+        sources = _of_files(ArchiveFiles(whole, access), platform)
+    if not sources:
         raise Damaged("holds no images of a kind that is understood")
-    for place in places:
-        yield from place.images()
+    for source in sources:
+        yield from source.images()
 
 
-def _of_files(files: Files, platform: Platform | None) -> list[_Place]:
-    """A layout, or what ``docker save`` has written, which is both in its later versions."""
+def _of_files(files: Files, platform: Platform | None) -> list[_ImageSource]:
+    """Return a layout, or the archive of ``docker save``, which is both in later versions."""
     if has(files, LAYOUT) and has(files, INDEX):
         return [Layout(files, platform)]
     return [Saved(files)] if has(files, SAVED) else []
 
 
-def _in_directory(files: DirectoryFiles, platform: Platform | None) -> list[_Place]:
-    places = _of_files(files, platform)
-    if places:
-        return places
-    places += (
-        Content(files, prefix, platform)
+def _in_directory(files: DirectoryFiles, platform: Platform | None) -> list[_ImageSource]:
+    sources = _of_files(files, platform)
+    if sources:
+        return sources
+    sources += (
+        ContentStore(files, prefix, platform)
         for prefix in (CONTENT, DOCKERS_CONTENT, b"")
         if _is_directory(files, prefix + _BLOBS)
     )
     if _is_directory(files, DOCKER):
-        places.append(Docker(files))
+        sources.append(Docker(files))
     if has(files, STORED):
-        places.append(Storage(files))
-    return places
+        sources.append(Storage(files))
+    return sources
 
 
 def _is_directory(files: DirectoryFiles, path: bytes) -> bool:

@@ -47,14 +47,14 @@ _START_S: Final = 20.0
 _STARTED: Final = b"started"
 
 
-class Answer(Protocol):
-    """An answer: the error number and its reason if it is not 0."""
+class Reply(Protocol):
+    """The answer to a request: the error number and its reason if it is not 0."""
 
     errno: int
     reason: str
 
 
-_AnswerT = TypeVar("_AnswerT", bound=Answer)
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
 _RequestT = TypeVar("_RequestT")
 
 
@@ -103,9 +103,9 @@ class Helper:
         request: msgspec.Struct,
         fds: Sequence[int],
         seconds: float,
-        kind: type[_AnswerT],
+        kind: type[_ReplyT],
         owner: object = None,
-    ) -> tuple[_AnswerT, int]:
+    ) -> tuple[_ReplyT, int]:
         """Return the answer to a request about a filesystem, and its descriptor, if any, or -1.
 
         Raises OSError: TimeoutError where there is no answer, and what the answer says.
