@@ -488,6 +488,37 @@ def test_writer_that_never_ends_is_told_of(tmp_path: Path, scan: bool) -> None:
             until(lambda: watch.journal() == {(place(path), A)}, "the journal")
 
 
+def test_kind_of_a_scanned_file_is_kept_when_it_is_tried_again(
+    watch: Watch, tmp_path: Path
+) -> None:
+    path = program(tmp_path / "a", A, MIB)
+    found = scanned(path)
+    found.kind = Kind.VDSO
+    with path.open("r+b") as file:
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.wait(0.002):
+                file.seek(2000)
+                file.write(os.urandom(100))
+                file.flush()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            watch.live.take(found)
+            until(lambda: watch.live.counters.retried, "another try")
+        finally:
+            stop.set()
+            writer.join(20)
+    until(lambda: watch.has(A), "the build ID")
+    assert watch.live.flush(20)
+    ordinal = watch.store.index.ordinal(A)
+    assert ordinal is not None
+    assert watch.store.index.artifact(ordinal, Kind.VDSO) is not None
+    assert watch.store.index.artifact(ordinal, Kind.EXECUTABLE) is None
+
+
 # --- slow filesystems ----------------------------------------------------------------------------
 
 
