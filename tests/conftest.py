@@ -8,6 +8,7 @@ installs it. ``make test`` runs them in several processes (`tests.support.distri
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import itertools
 import logging
@@ -23,6 +24,7 @@ import pytest
 from buildidfs.linux import mounts as linux_mounts
 from buildidfs.linux import namespaces
 from tests.support import mounts, quiet
+from tests.support.commands import ROOT
 from tests.support.scans import own_namespaces
 
 if TYPE_CHECKING:
@@ -41,17 +43,16 @@ _TURNS = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile each module once, for workers and for the program as well; find room in memory.
+    """Let Python keep the bytecode of modules; keep ``tmp_path`` in memory if there is room.
 
-    Where Python must not write beside the modules, bytecode goes into the cache of pytest: the
-    program is started very often. ``tmp_path`` is in memory unless the caller has chosen a place.
+    Otherwise each worker would rewrite the assertions of all modules, and each of the thousands of
+    commands would compile the program. ``--basetemp`` chooses another place for ``tmp_path``.
     """
-    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
-    if sys.dont_write_bytecode and cache is not None:
+    if sys.dont_write_bytecode:
         sys.dont_write_bytecode = False
-        sys.pycache_prefix = str(cache.mkdir("bytecode"))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+        # A test under another umask would make directories that other users cannot read.
+        compileall.compile_dir(ROOT / "buildidfs", quiet=2)
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
         if room and config.option.basetemp is None and os.access(_MEMORY, os.W_OK):
