@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.elf import identify
+from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -40,7 +41,7 @@ from buildidfs.model import (
 )
 from buildidfs.store import layout
 from buildidfs.store.blobs import files
-from buildidfs.store.blobs.files import BlobFile, Blobs, Staged, Standing, read_fully, write_fully
+from buildidfs.store.blobs.files import BlobFile, Blobs, Staged, Standing
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
 from buildidfs.store.errors import show

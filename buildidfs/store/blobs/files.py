@@ -518,24 +518,6 @@ def _write_all(fd: int, chunk: memoryview, offset: int) -> None:
         offset += written
 
 
-def read_fully(fd: int, size: int, offset: int) -> bytes:
-    """All of ``size`` bytes, fewer only at the end of the file. Raises OSError."""
-    data = os.pread(fd, size, offset)
-    while 0 < len(data) < size:
-        more = os.pread(fd, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def write_fully(fd: int, data: bytes) -> None:
-    """Write all of ``data`` at the position of the descriptor. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 #: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
 _UNSIZED_LIMIT: Final = 256 << 20
 

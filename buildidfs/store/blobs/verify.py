@@ -16,9 +16,10 @@ import os
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from buildidfs.errors import IntegrityError, StoreError
+from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import Digest
 from buildidfs.store.blobs import files
-from buildidfs.store.blobs.files import BlobFile, Standing, read_fully, write_fully
+from buildidfs.store.blobs.files import BlobFile, Standing
 from buildidfs.store.errors import show
 from buildidfs.store.schema import schema
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.formats.archive import seekable_zstd
-from buildidfs.store.blobs.files import read_fully, write_fully
+from buildidfs.linux.file_ops import read_fully, write_fully
 
 if TYPE_CHECKING:
     import hashlib
