@@ -368,7 +368,13 @@ class Ended(Exception):
 
 
 class Spool:
-    """Makes files; ``directory`` is where larger ones are, by default that for temporary files."""
+    """Keeps members of archives as files of their own until their consumer closes them.
+
+    Small ones are in memory, others are files without a name in ``directory``, by default that for
+    temporary files. The bytes of both that are open at one time are bounded: adding one waits until
+    others are closed. A consumer may want more of them before it closes any, so one is added when
+    none was closed for a while.
+    """
 
     def __init__(self, directory: bytes | None = None, *, open_bytes: int = OPEN_BYTES) -> None:
         self._directory = directory

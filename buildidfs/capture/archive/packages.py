@@ -288,6 +288,8 @@ def _lasting(path: bytes, identity: FileIdentity) -> bytes:
     return os.path.abspath(path)
 
 
+# --- one package ---------------------------------------------------------------------------------
+
 _HEAD: Final = tar.BLOCK
 _CONTROL_BYTES: Final = 16 << 20  # of a Debian package's control archive; most have some 10 KB
 _CONTROL_MEMBERS: Final = 256

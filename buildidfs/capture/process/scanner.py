@@ -482,13 +482,20 @@ class _HelpedOpener(Opener):
         return self._helper.copy(device, path_fd, identity.size)[1], True
 
 
-PATH: Final = b"[vdso]"
+# --- the vDSO ------------------------------------------------------------------------------------
+
+VDSO_PATH: Final = b"[vdso]"
 _MAX_BYTES: Final = 1 << 20
 _FOUR_GIB: Final = 1 << 32
 
 
 class VdsoFinder:
-    """Finds each vDSO once in a scan. ``host`` names the machine, ``initial`` its namespaces."""
+    """Finds each vDSO once in a scan. ``host`` names the machine, ``initial`` its namespaces.
+
+    The vDSO is an ELF file that exists only in memory, and that perf wants under a name of its own.
+    The kernel maps the same pages into all processes of one word size, so it is read once from our
+    own memory, and from the first process of another size.
+    """
 
     def __init__(self, memo: Memo, host: str, initial: NamespaceSet) -> None:
         self._memo = memo
@@ -520,13 +527,13 @@ class VdsoFinder:
         if not isinstance(build_id, BuildId) or build_id in self._seen:
             return None
         self._seen.add(build_id)
-        return found(
+        return captured_vdso(
             self._memo, data, build_id,
             namespaces=self._initial, host=self._host, trust=trust, scanner="proc",
         )  # fmt: skip
 
 
-def found(
+def captured_vdso(
     memo: Memo,
     data: bytes,
     build_id: BuildId,
@@ -545,13 +552,13 @@ def found(
     identity, reach = access.within(identity, EVERYBODY)
     surroundings = Surroundings(namespaces)
     origin = surroundings.origin(
-        PATH, identity, host=host, trust=trust, scanner=scanner, reach=reach
+        VDSO_PATH, identity, host=host, trust=trust, scanner=scanner, reach=reach
     )
     sighting = Sighting(origin, time.time_ns())
     known = memo.recall(identity)
     if known is not None and known.build_id == build_id:
         return SeenAgain(sighting, known)
-    return PinnedFile(sighting, memory_file(PATH, data), Kind.VDSO)
+    return PinnedFile(sighting, memory_file(VDSO_PATH, data), Kind.VDSO)
 
 
 def may_differ(mappings: Iterable[Mapping]) -> bool:
@@ -569,6 +576,6 @@ def _locate(pid_fd: int) -> tuple[int, int] | None:
     finally:
         os.close(maps_fd)
     for mapping in procmaps.parse(procfs.maps(pid_fd)):
-        if mapping.path == PATH:
+        if mapping.path == VDSO_PATH:
             return mapping.start, mapping.end
     return None

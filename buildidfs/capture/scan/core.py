@@ -81,7 +81,7 @@ class CoreFile:
             if module.path == core.VDSO and module.build_id in wanted and place is not None:
                 data = os.pread(self._fd, place.size, place.offset)
                 if len(data) == place.size:
-                    return scanner.found(
+                    return scanner.captured_vdso(
                         memo, data, module.build_id,
                         namespaces=NamespaceSet(), host=machine.host_name(), trust=Trust.UNKNOWN,
                         scanner="core", access=access_of(self._fd),

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture what the running kernel lends to profilers: its symbols, and the modules it has loaded.
+"""Capture the running kernel with its loaded modules, and installed kernels.
 
-What runs has no file that it could be read from; perf takes the text of /proc/kallsyms for it,
-under the build ID in /sys/kernel/notes. The files it was loaded from, the kernel's and those of
-its modules, are often compressed, and perhaps not the same any more: an upgrade replaces them while
-the old ones run. The notes tell.
+The running kernel cannot be read from a file; perf takes the text of /proc/kallsyms for it, under
+the build ID in /sys/kernel/notes. The files it was loaded from, the kernel's and those of its
+modules, are often compressed, and an upgrade may have replaced them. The notes tell.
 """
 
 from __future__ import annotations
@@ -274,6 +273,9 @@ MODULES: Final = b"/lib/modules"
 PACKED: Final = (b".gz", b".xz", b".zst")
 """The suffixes of compressed modules, after ``.ko``."""
 
+
+# --- installed kernels ---------------------------------------------------------------------------
+
 _PLACES: Final = (
     b"/boot",
     MODULES,
@@ -297,6 +299,10 @@ _NOT_THERE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 
 class InstalledKernels:
     """One pass over all kernels and modules that are installed below ``root``; see `capture.base`.
+
+    Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz. The
+    unpacked file has the build ID, and is the one that debuggers want. It is known by the file it
+    came from, which is not unpacked again as long as it does not change.
 
     Everything below /boot, /lib/modules and /usr/lib/modules, and what has the same path below
     /usr/lib/debug. Symbolic links are followed on the way there only, and do not lead out of

@@ -163,6 +163,8 @@ class TreeScanner:
                 os.close(file.fd)
 
 
+# --- files that are named -------------------------------------------------------------------------
+
 _SYMBOL: Final = re.compile(rb"[0-9a-f]{8,16} [a-zA-Z?] \S+[^\n]*\n")
 _LINE_MAX: Final = 1024
 _ANOTHER: Final = "has another build ID of its own"
@@ -172,9 +174,11 @@ _HEAD: Final = 32
 class GivenFiles:
     """One pass over regular files; see `capture.base`. Links are followed.
 
-    Compressed modules and kernels are unpacked as by `kernelfiles`. ``build_id`` is for files that
+    Debug files that belong to them are captured, too. A file without a build ID, which other
+    scanners pass over, is an error unless one is given. Compressed modules and kernels are unpacked
+    as by `kernel.KernelFiles`. ``build_id`` is for files that
     have none; with ``kallsyms`` they are copies of /proc/kallsyms, of the kernel with that build
-    ID. The others are as for `kernelfiles.InstalledKernels`.
+    ID. The others are as for `kernel.InstalledKernels`.
     """
 
     def __init__(
