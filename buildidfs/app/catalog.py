@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find artifacts in a store, and tell what it has and lacks of a build ID."""
+"""List the artifacts of a store, choose some, and tell what it has and lacks of a build ID."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from buildidfs import names
-from buildidfs.errors import ArtifactMissing, InvalidBuildId
-from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.model import Absence, Artifact, BuildId, Kind, Quality
+from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Digest
-    from buildidfs.store import Store
+    from buildidfs.store import OriginRecord, Pin, Store
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
 _LEAST_DIGITS: Final = 16
+_MOST_LABELS: Final = 5
 
 
 def named_build_id(store: Store, text: str) -> BuildId:
@@ -137,3 +141,205 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
                 package = None
             return SplitDwarf(len(found), tuple(paths), package)
     return None
+
+
+def origin_filter(glob: str | None, container: str | None) -> Callable[[OriginRecord], bool] | None:
+    """The test that an origin has to pass, or None when every one does."""
+    if glob is None and container is None:
+        return None
+    from buildidfs.capture.origin.container import fits
+
+    pattern = re.compile(os.fsencode(fnmatch.translate(glob or "*")))
+
+    def wanted(record: OriginRecord) -> bool:
+        if container is not None and not fits(container, record.origin.container):
+            return False
+        return pattern.match(record.origin.path) is not None
+
+    return wanted
+
+
+def artifacts(
+    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
+) -> Iterator[tuple[BuildId, Artifact, OriginRecord]]:
+    """Each artifact with the newest origin that passes the filter."""
+    kinds = list(Kind) if kind is None else [Kind[kind.upper()]]
+    for ordinal, build_id in store.index.build_ids_from(0):
+        records = store.index.origins(ordinal)
+        for each in kinds:
+            artifact = store.index.artifact(ordinal, each)
+            if artifact is None:
+                continue
+            for record in records:
+                if each in record.kinds and (wanted is None or wanted(record)):
+                    yield build_id, artifact, record
+                    break
+
+
+class Conflict(NamedTuple):
+    """An artifact with several variants: each, why it is served or is not, and where it was last
+    seen, if that is known. ``served`` is the number of the one that is, None for none.
+    """
+
+    build_id: BuildId
+    kind: Kind
+    served: int | None
+    variants: list[tuple[Artifact, str, OriginRecord | None]]
+
+
+def conflicts(
+    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
+) -> Iterator[Conflict]:
+    """Those of which at least one variant was seen at a place that passes the filter."""
+    for ordinal, number in store.index.conflicts():
+        build_id = store.index.build_id(ordinal)
+        if build_id is None or (kind is not None and Kind[kind.upper()] != number):
+            continue
+        records = store.index.origins(ordinal)
+        if wanted is not None and not any(map(wanted, records)):
+            continue
+        last: dict[bytes, OriginRecord] = {}
+        for record in records:
+            last.setdefault(record.digest, record)
+        kept = store.index.variants(ordinal, number)
+        reasons = store.why(ordinal, kept)
+        served = store.index.artifact(ordinal, number)
+        yield Conflict(
+            build_id,
+            Kind(number),
+            None if served is None else served.variant,
+            [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
+        )
+
+
+def why_no_conflicts(
+    store: Store, glob: str | None, container: str | None, kind: str | None
+) -> str:
+    """Why no build ID with several variants was shown."""
+    if glob is kind is container is None or next(iter(store.index.conflicts()), None) is None:
+        return "no build ID in this store has several variants"
+    return f"no build ID with several variants fits {_asked(glob, container, kind)}"
+
+
+def why_no_artifacts(
+    store: Store, glob: str | None, container: str | None, kind: str | None
+) -> str:
+    """Why no artifact was shown."""
+    if not store.stats().blobs:
+        return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
+    why = f"nothing in this store fits {_asked(glob, container, kind)}"
+    if container is not None and (labels := _labels(store)):
+        return f"{why}; there are some of {', '.join(labels)}"
+    if glob is not None:
+        return f"{why}; a pattern has to match the whole path ('*/libc.so.6')"
+    return why
+
+
+def _asked(glob: str | None, container: str | None, kind: str | None) -> str:
+    given = (("--path", glob), ("--container", container), ("--kind", kind))
+    return " ".join(f"{option} {value}" for option, value in given if value is not None)
+
+
+def _labels(store: Store) -> list[str]:
+    """The labels of a few containers that files were seen in."""
+    from itertools import islice
+
+    every = (each.label for each in store.containers.every())
+    return sorted(set(islice(every, _MOST_LABELS)))
+
+
+class Known(NamedTuple):
+    """Further facts about a build ID.
+
+    ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
+    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
+    ``served`` are the numbers of those that are, and ``truncated`` says why others are not whole.
+    """
+
+    missing: list[str]
+    split: SplitDwarf | None
+    used: dict[Digest, int]
+    pins: list[Pin]
+    why: dict[Kind, list[str]]
+    served: dict[Kind, int | None]
+    truncated: dict[Digest, str]
+
+
+def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
+
+    owner = names.package_owner(build_id)
+    missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
+    split = None
+    with contextlib.suppress(IntegrityError):  # which is among what is missing
+        split = split_dwarf(store, build_id)
+    if split is not None and split.package is None:
+        missing.append(
+            f"split DWARF: the .dwp file of {split.units} units, the first of which was written to"
+            f" {show(split.files[0])}; put them into one with dwp(1), and add that"
+        )
+    digests = {each.digest for kept in variants.values() for each in kept}
+    used = {digest: store.index.last_use(digest) for digest in digests}
+    ordinal = store.index.ordinal(build_id) or 0
+    why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
+    best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
+    served = {kind: None if each is None else each.variant for kind, each in best.items()}
+    truncated = {
+        each.digest: _truncated(store, each)
+        for kept in variants.values()
+        for each in kept
+        if each.truncated
+    }
+    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated)
+
+
+def _truncated(store: Store, artifact: Artifact) -> str:
+    """Why debuggers refuse a file, in words."""
+    from buildidfs.formats.elf.identify import ElfFile
+
+    try:
+        file = _described(store, artifact)
+    except IntegrityError as error:
+        return str(error)
+    return file.truncated if isinstance(file, ElfFile) else "truncated"
+
+
+def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
+    """Describe the bytes of an artifact as ELF. Raises `IntegrityError`."""
+    from buildidfs.capture import elf_file
+
+    with store.blobs.open(artifact.digest) as blob:
+        return elf_file.describe(blob.fileno())
+
+
+def _missing(store: Store, ordinal: int) -> list[str]:
+    """Return in words what a debugger will ask for and not get."""
+    executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
+    debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
+    withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+    if executable is None and debuginfo is None and not withheld:
+        return []  # the vDSO and kallsyms are whole as they are
+    found = []
+    if executable is None:
+        found.append("executable: only its debuginfo was seen")
+    if withheld:
+        found.append("debuginfo: all that was seen is believed less than the executable")
+    elif debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
+        found.append("debuginfo: no file with DWARF was seen")
+    for artifact in (executable, debuginfo):
+        if artifact is None:
+            continue
+        try:
+            file = _described(store, artifact)
+        except IntegrityError as error:
+            found.append(str(error))
+            continue
+        if isinstance(file, Absence):
+            continue
+        link = file.debuglink
+        if artifact is executable and debuginfo is None and link is not None:
+            found[-1] += f"; .gnu_debuglink names {show(link.name)}"
+        # Strip leaves the reference in executables, of which no debugger follows it.
+        has_dwarf = file.quality >= Quality.DEBUGINFO
+        if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
+            found.append(f"dwz file {file.altlink.build_id}, {show(file.altlink.name)}")
+    return list(dict.fromkeys(found))

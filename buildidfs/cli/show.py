@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +16,11 @@ from buildidfs.cli.common import (
     whose_fields,
 )
 from buildidfs.cli.output import json_line, moment, path_fields, printable, size
-from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from buildidfs.app.catalog import SplitDwarf
-    from buildidfs.formats.elf.identify import ElfFile
-    from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind
-    from buildidfs.store import OriginRecord, Pin, Store
+    from buildidfs.app.catalog import Known
+    from buildidfs.model import Artifact, BuildId, Kind
+    from buildidfs.store import OriginRecord
 
 
 @click.command(
@@ -51,6 +48,7 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
     Its variants, the one that is served first, and when they were last of use; where each was
     seen, newest first; what is missing for a debugger; and for whom it is pinned.
     """
+    from buildidfs.app import catalog
     from buildidfs.model import Kind
 
     with session.open_store() as store:
@@ -58,110 +56,9 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
         ordinal = store.index.ordinal(build_id) or 0
         variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
         origins = store.index.origins(ordinal)
-        known = _known(store, build_id, variants)
+        known = catalog.known(store, build_id, variants)
     shown = {kind: kept for kind, kept in variants.items() if kept}
     (_as_json if json_ else _as_text)(build_id, shown, origins, known, names)
-
-
-class Known(NamedTuple):
-    """Further facts about a build ID.
-
-    ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
-    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
-    ``served`` are the numbers of those that are, and ``truncated`` says why others are not whole.
-    """
-
-    missing: list[str]
-    split: SplitDwarf | None
-    used: dict[Digest, int]
-    pins: list[Pin]
-    why: dict[Kind, list[str]]
-    served: dict[Kind, int | None]
-    truncated: dict[Digest, str]
-
-
-def _known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
-    from buildidfs import names as spellings
-    from buildidfs.app import catalog
-
-    owner = spellings.package_owner(build_id)
-    missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
-    split = None
-    with contextlib.suppress(IntegrityError):  # which is among what is missing
-        split = catalog.split_dwarf(store, build_id)
-    if split is not None and split.package is None:
-        missing.append(
-            f"split DWARF: the .dwp file of {split.units} units, the first of which was written to"
-            f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
-        )
-    digests = {each.digest for kept in variants.values() for each in kept}
-    used = {digest: store.index.last_use(digest) for digest in digests}
-    ordinal = store.index.ordinal(build_id) or 0
-    why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
-    best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
-    served = {kind: None if each is None else each.variant for kind, each in best.items()}
-    truncated = {
-        each.digest: _truncated(store, each)
-        for kept in variants.values()
-        for each in kept
-        if each.truncated
-    }
-    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated)
-
-
-def _truncated(store: Store, artifact: Artifact) -> str:
-    """Why debuggers refuse a file, in words."""
-    from buildidfs.formats.elf.identify import ElfFile
-
-    try:
-        file = _described(store, artifact)
-    except IntegrityError as error:
-        return str(error)
-    return file.truncated if isinstance(file, ElfFile) else "truncated"
-
-
-def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
-    """Describe the bytes of an artifact as ELF. Raises `IntegrityError`."""
-    from buildidfs.capture import elf_file
-
-    with store.blobs.open(artifact.digest) as blob:
-        return elf_file.describe(blob.fileno())
-
-
-def _missing(store: Store, ordinal: int) -> list[str]:
-    """Return in words what a debugger will ask for and not get."""
-    from buildidfs.model import Absence, Kind, Quality
-
-    executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
-    debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
-    withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
-    if executable is None and debuginfo is None and not withheld:
-        return []  # the vDSO and kallsyms are whole as they are
-    found = []
-    if executable is None:
-        found.append("executable: only its debuginfo was seen")
-    if withheld:
-        found.append("debuginfo: all that was seen is believed less than the executable")
-    elif debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
-        found.append("debuginfo: no file with DWARF was seen")
-    for artifact in (executable, debuginfo):
-        if artifact is None:
-            continue
-        try:
-            file = _described(store, artifact)
-        except IntegrityError as error:
-            found.append(str(error))
-            continue
-        if isinstance(file, Absence):
-            continue
-        link = file.debuglink
-        if artifact is executable and debuginfo is None and link is not None:
-            found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
-        # Strip leaves the reference in executables, of which no debugger follows it.
-        has_dwarf = file.quality >= Quality.DEBUGINFO
-        if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
-            found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
-    return list(dict.fromkeys(found))
 
 
 def _as_json(
