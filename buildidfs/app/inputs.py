@@ -56,13 +56,14 @@ class Named(msgspec.Struct):
 
     ``nameless`` are the files that have none, the heaviest first. ``is_resolved`` says that some of
     the build IDs are not in the file itself: the store knows them. ``incomplete`` says in words
-    that the file is not whole, or is empty.
+    that the file is not whole, or is empty. ``is_profile`` is False for core files and binaries.
     """
 
     paths: dict[BuildId, bytes]
     nameless: list[Nameless] = []
     is_resolved: bool = False
     incomplete: str = ""
+    is_profile: bool = False
 
 
 def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
@@ -97,7 +98,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
     from buildidfs.capture.scan.perf_data import Profile
 
     with Profile(path) as profile:
-        named = Named(profile_reading.build_ids_of(profile))
+        named = Named(profile_reading.build_ids_of(profile), is_profile=True)
         reading = profile_reading.Reading(profile, store, progress)
         if _lacks_build_ids(reading):
             hits = reading.hits(chains=True)

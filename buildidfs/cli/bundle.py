@@ -11,6 +11,7 @@ import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import (
+    counted,
     evicted_fields,
     json_line,
     path_fields,
@@ -111,6 +112,12 @@ def bundle(
                 err=True,
             )
     reasons = [each.why for each in manifest.absent]
+    has_profile = any(named.is_profile for named in inputs.values())
+    if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
+        click.echo(
+            "buildidfs scan perf-data --all captures what a profile maps and no sample fell into",
+            err=True,
+        )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
     words = [f"{ids} of {len(wanted)} build IDs"] if ids else []
     words += [f"{supplements} dwz files of debuginfo in the bundle"] if supplements else []
@@ -124,6 +131,7 @@ def _wanted(
 ) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
     """The build IDs that are meant, with their paths, and the files that name them."""
     from buildidfs.app.inputs import build_ids_named
+    from buildidfs.errors import InvalidBuildId, UsageError
 
     wanted: dict[BuildId, bytes] = {}
     inputs: dict[bytes, Named] = {}
@@ -135,7 +143,10 @@ def _wanted(
             for build_id, name in named.paths.items():
                 wanted.setdefault(build_id, name)
         else:
-            wanted.setdefault(store.index.match(each), b"")
+            try:
+                wanted.setdefault(store.index.match(each), b"")
+            except InvalidBuildId:
+                raise UsageError(f"{printable(path)}: No such file, and not a build ID") from None
     return wanted, inputs
 
 
@@ -184,10 +195,11 @@ def _of_sources(manifest: Manifest) -> str:
 
 
 def _tell(manifest: Manifest) -> None:
+    ids = {item.build_id for item in manifest.items}
     blobs = {item.sha256: item.size for item in manifest.items}
     click.echo(
-        f"{len(manifest.items)} artifacts of {len({item.build_id for item in manifest.items})}"
-        f" build IDs, {size(sum(blobs.values()))}{_of_sources(manifest)}",
+        f"{counted(len(manifest.items), 'artifact')} of {counted(len(ids), 'build ID')},"
+        f" {size(sum(blobs.values()))}{_of_sources(manifest)}",
         err=True,
     )
     for each in manifest.absent[:_SHOWN]:
@@ -245,12 +257,12 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
         )
     elif not session.is_quiet:
         click.echo(
-            f"{len(manifest.items)} artifacts: {summary.captured} captured"
-            f" ({size(summary.copied_bytes)}), {summary.new_ids} new build IDs"
+            f"{counted(len(manifest.items), 'artifact')}: {summary.captured} captured"
+            f" ({size(summary.copied_bytes)}), {counted(summary.new_ids, 'new build ID')}"
         )
     report_evictions(summary.removed, quiet=json_ or session.is_quiet)
     if summary.unreadable:
         raise IncompleteError(
-            f"{len(summary.unreadable)} files could not be taken, the first because:"
+            f"{counted(len(summary.unreadable), 'file')} could not be taken, the first because:"
             f" {summary.unreadable[0].reason}"
         )

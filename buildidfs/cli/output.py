@@ -60,6 +60,11 @@ def json_line(values: Mapping[str, object]) -> None:
     sys.stdout.buffer.write(json_text.escaped(_encode(values)) + b"\n")
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: ``1 file``, ``2 files``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
     """Bytes as people read them: ``17.3 MiB``."""
     if count < 1024:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import json_line, moment, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, moment, path_fields, printable, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -273,7 +273,10 @@ def gc(session: Session, json_: bool) -> None:
             f" what was left of {found.ids} build IDs, {found.drafts} drafts"
         )
     if found.quarantined:
-        click.echo(f"kept {found.quarantined} files in quarantine ({size(found.quarantine_bytes)})")
+        click.echo(
+            f"kept {counted(found.quarantined, 'file')} in quarantine"
+            f" ({size(found.quarantine_bytes)})"
+        )
 
 
 @click.command(

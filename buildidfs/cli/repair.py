@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, one_line, path_fields, printable
+from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _json(done: Repaired) -> None:
 
 def _text(done: Repaired, *, quiet: bool) -> None:
     if not quiet:
-        click.echo(f"{done.resolved} files resolved, {done.known} had a build ID before")
+        click.echo(f"{counted(done.resolved, 'file')} resolved, {done.known} had a build ID before")
         for name in sorted(done.renamed):
             click.echo(f"renamed: {printable(name)}")
         for note in done.notes:
@@ -125,9 +125,11 @@ def _text(done: Repaired, *, quiet: bool) -> None:
         click.echo(f"buildidfs: {one_line(done.incomplete)}", err=True)
     if not done.unresolved:
         return
-    click.echo(f"buildidfs: {len(done.unresolved)} files without a build ID", err=True)
+    click.echo(f"buildidfs: {counted(len(done.unresolved), 'file')} without a build ID", err=True)
     for each in done.unresolved[:_SHOWN]:
-        click.echo(f"    {each.samples} samples  {printable(each.path)}: {each.why}", err=True)
+        click.echo(
+            f"    {counted(each.samples, 'sample')}  {printable(each.path)}: {each.why}", err=True
+        )
         for build_id, path in each.namesakes:
             hint = f"the store has a file of that name: {build_id} at {printable(path)}"
             click.echo(f"        {hint}; if it is this one: --assign", err=True)

@@ -11,6 +11,7 @@ import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import (
+    counted,
     evicted_fields,
     evicted_line,
     eviction,
@@ -337,7 +338,7 @@ def _print_evictions(what: Evictions) -> None:
     if removed := eviction(what):
         said.append(f"removed to make room: {removed}")
     if what.noted:
-        said.append(f"{what.noted} files only noted, which can be had again")
+        said.append(f"{counted(what.noted, 'file')} only noted, which can be had again")
     if said:
         click.echo(f"{'room':<8} {'; '.join(said)}")
     for each in what.last[:_LOST]:

@@ -35,6 +35,13 @@ def not_to_be_written(path: bytes) -> StoreError:
     )
 
 
+def remedy(error: OSError) -> str:
+    """Return what a user can do about a refusal, as the end of a message."""
+    if error.errno not in (errno.EACCES, errno.EPERM) or os.geteuid() == 0:
+        return ""
+    return ": only its owner may use it; do so as that user (sudo), or name your own with --store"
+
+
 @contextlib.contextmanager
 def translated(path: bytes) -> Iterator[None]:
     """Turn OSError within into `StoreFull` or `StoreError`, naming the store at ``path``."""
@@ -44,4 +51,4 @@ def translated(path: bytes) -> Iterator[None]:
         if error.errno in FULL:
             raise full(path, error.errno) from error
         where = f" ({show(os.fsencode(error.filename))})" if error.filename else ""
-        raise StoreError(f"store {show(path)}: {error.strerror}{where}") from error
+        raise StoreError(f"store {show(path)}: {error.strerror}{where}{remedy(error)}") from error

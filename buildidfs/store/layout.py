@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
-from buildidfs.store.errors import show, translated
+from buildidfs.store.errors import remedy, show, translated
 from buildidfs.store.index import environment
 from buildidfs.store.schema import schema
 
@@ -80,7 +80,7 @@ def read_format(root: bytes) -> int:
             f"no store at {show(root)}: a scan makes one, --store names another"
         ) from error
     except OSError as error:
-        raise StoreError(f"store {show(root)}: {error.strerror}") from error
+        raise StoreError(f"store {show(root)}: {error.strerror}{remedy(error)}") from error
     digits = text.removeprefix(schema.FORMAT_PREFIX).strip()
     if not text.startswith(schema.FORMAT_PREFIX) or not digits.isdigit():
         raise StoreVersionError(f"store {show(root)}: its format file is not that of a store")

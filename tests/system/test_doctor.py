@@ -571,7 +571,7 @@ def test_what_was_left_half_copied(store: Path) -> None:
     os.utime(left, (time.time() - 7200, time.time() - 7200))
     report = _doctor(store)
     assert report.state("leftovers") == "degraded"
-    assert report["leftovers"]["found"].startswith("1 files, 12 KiB")
+    assert report["leftovers"]["found"].startswith("1 file, 12 KiB")
     assert left.exists()
 
 

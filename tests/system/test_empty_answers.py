@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.perfwriter import PerfWriter
+from tests.support.restricted import as_nobody
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +106,57 @@ def test_repair_names_the_file_to_assign(filled: BuildIdFs, tmp_path: Path) -> N
     assert "the store has a file of that name: abcdef at /bin/app" in left.err
     assert "repair --assign PATH=ID" in left.out
     done = filled(*words, "--assign", "/gone/app=abcdef")
-    assert "1 files resolved" in done.out
+    assert "1 file resolved" in done.out
     assert done.err == ""
     for wrong in ("gone/app=abcdef", "/gone/app", "/gone/app=xyz", "/other=abcdef"):
         refused = filled(*words, "--assign", wrong, check=False)
         assert (refused.rc, refused.err.count("\n")) == (2, 1), refused
+
+
+def test_repair_keeps_the_time_of_the_profile_and_the_profile(
+    filled: BuildIdFs, tmp_path: Path
+) -> None:
+    """By its time a second repair finds the clock."""
+    write = PerfWriter()
+    profile, out, link = tmp_path / "perf.data", tmp_path / "out", tmp_path / "link"
+    records = write.mmap2(1, 0x10000, 0x1000, b"/gone/app", time=5)
+    content = write.file(records + write.sample(1, 0x10008, 6))
+    profile.write_bytes(content)
+    os.utime(profile, ns=(10**18, 10**18 + 7))
+    link.symlink_to(profile)
+    filled("repair", profile, "-o", out, "--assign", "/gone/app=abcdef")
+    assert out.stat().st_mtime_ns == profile.stat().st_mtime_ns == 10**18 + 7
+    for same in (profile, link):
+        done = filled("repair", profile, "-o", same, "--assign", "/gone/app=abcdef", check=False)
+        assert (done.rc, "is the profile itself" in done.err) == (2, True), done
+        assert profile.read_bytes() == content
+
+
+def test_bundle_tells_a_missing_file_and_what_captures_the_rest(
+    filled: BuildIdFs, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.tar.zst"
+    for absent in ("perf.data", "./core.1", "zz"):
+        done = filled("bundle", absent, "-o", out, check=False)
+        assert done.rc == 2
+        assert done.err == f"buildidfs: {absent}: No such file, and not a build ID\n"
+    assert "1 artifact of 1 build ID," in filled("bundle", "abcdef", "-o", out).err
+    write = PerfWriter()
+    profile = tmp_path / "perf.data"
+    records = write.mmap2(1, 0x10000, 0x1000, b"[vdso]", time=5, build_id=bytes(range(20)))
+    profile.write_bytes(write.file(records))
+    done = filled("bundle", profile, "-o", out, check=False)
+    assert done.rc == 3
+    assert "scan perf-data --all captures what a profile maps" in done.err
+
+
+@pytest.mark.root
+def test_a_store_of_another_user_comes_with_a_remedy(filled: BuildIdFs) -> None:
+    filled.store.chmod(0o700)
+    done = as_nobody("--store", filled.store, "list")
+    assert done.rc == 10, done
+    assert "Permission denied: only its owner may use it" in done.err
+    assert "--store" in done.err
 
 
 def _is_empty(program: BuildIdFs, words: list[str], why: str) -> None:

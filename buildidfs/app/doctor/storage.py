@@ -380,8 +380,9 @@ def _leftovers(root: bytes) -> Answer:
     except FileNotFoundError:
         pass
     if count:
+        files = "1 file" if count == 1 else f"{count} files"
         return degraded(
-            f"{count} files, {size >> 10} KiB, that were being copied when a process ended",
+            f"{files}, {size >> 10} KiB, half copied when a process ended",
             "the next scan removes them; see why it ended",
         )
     return ok("nothing half copied is left")

@@ -100,6 +100,9 @@ def repair(
     if ``out`` cannot be written.
     """
     with Profile(path) as profile:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, out):
+                raise UsageError(f"{_shown(out)} is the profile itself: name another file")
         if not profile.header.is_pipe:
             try:
                 headers.require_usual(profile.header)
@@ -118,6 +121,9 @@ def repair(
         notes += reading.remedies({each.why for each in unresolved})
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
+            # By its time the next reader knows by which clock it was recorded.
+            file.flush()
+            os.utime(file.fileno(), ns=(profile.mtime_ns, profile.mtime_ns))
         return Repaired(
             renaming.known,
             renaming.resolved,
