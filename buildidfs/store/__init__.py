@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory on disk: blobs by digest, an LMDB index, and how others hear of commits."""
+"""The directory on disk: blobs by digest, an LMDB index, and how others hear of commits.
+
+Outsiders open a `Store` and use its parts and the values listed here; `bundle`, `export`,
+`run_files` and `fsck` are for those who need them. Imports point down within the store:
+
+    bundle, export -> store -> fsck -> commit -> retention -> write, layout
+    -> index, blobs, records -> coordination, run_files -> schema -> errors
+
+The store knows nothing of scanners, mounts or commands.
+"""
 
 from __future__ import annotations
 

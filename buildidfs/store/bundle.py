@@ -218,7 +218,7 @@ class BundleFile:
                 raise IntegrityError(f"blob {digest} of the bundle has other bytes")
 
     def verify(self, digest: Digest) -> bool:
-        """Whether a blob has the bytes of its digest; reads all of it."""
+        """Return True if a blob has the bytes of its digest; reads all of it."""
         with contextlib.suppress(IntegrityError):
             return self.open(digest).computed() == digest
         return False
@@ -253,7 +253,7 @@ def captures(
     access: Access,
     content: Callable[[Digest, int], Staged | Digest],
 ) -> Iterator[NewCapture]:
-    """What the manifest says was captured; ``content`` gives the bytes of each.
+    """The captures in a manifest; ``content`` gives the bytes of each.
 
     Only those who may read the bundle (``access``) may read what is in it. No place is believed
     more than ``trust``, whatever was made of it where the bundle comes from.
@@ -370,7 +370,7 @@ class _BundleBlobs(VerifiedBlobs):
 
 
 def _fits(item: bundle_archive.Item, part: Part) -> bool:
-    """Whether a file is what an item says, above all what gdb would run of it.
+    """Return True if a file is what an item says, above all what gdb would run of it.
 
     What is not served as an ELF file need not be one, and one without a build ID has that of the
     item.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures and sightings on their way to the disk: bytes first, then rows, then whoever listens."""
+"""Commits of captures and sightings: bytes first, then rows, then the listeners are told."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Crowd:
         return len(self._dropped) > before
 
     def entries(self) -> list[NewSeen]:
-        """What the journal is to say of them."""
+        """Journal entries for the captures that were dropped."""
         dropped = [new for new in self._captures if new in self]
         return [NewSeen(new.sighting, new.build_id, noted=True) for new in dropped]
 
@@ -203,7 +203,7 @@ class Commits:
         return unknown
 
     def _images(self, sightings: Sequence[Sighting]) -> dict[bytes, str]:
-        """The images of their containers, by control group: asked for while nobody has to wait for
+        """The images of their containers, by control group: asked for while no writer waits for
         the end of a transaction.
         """
         if self._image_of is None:

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a mount learns of commits made by other processes, before the committer goes on.
+"""How processes that use one store keep out of each other's way, and hear of commits.
 
-Each listener binds a datagram socket in ``listeners/``. A committer sends one message, msgpack
-[count, [ordinal, ...]], to all of them, and with it the writing end of one pipe; a listener that
-has forgotten what it had cached closes its copy. When the last copy is closed the pipe ends, which
-is what the committer waits for, one second at most. A listener that dies closes its copy too, and
-one that is gone already refuses the connection: its socket is then removed.
+**Naming and removing** (`naming`, `removing`). A commit finds a blob in place, and then writes the
+row that speaks of it; a removal deletes the row, and then the blob. Neither may come between the
+two steps of the other. LMDB's lock covers rows only, so flock(2) on the file ``lock`` goes around
+it, shared for naming: always taken before a write transaction begins, never within one. Each use
+opens the file anew, because the lock belongs to the open file description, and so holds between
+threads, too. flock gives no turn to an exclusive lock while shared ones come and go; so all pass a
+gate first, the directory ``blobs``, which a removal closes behind it.
 
-``count`` is the number of announced commits. A listener that finds one missing (its queue was
-full, the committer was killed in between) takes everything for changed.
+**Announcements** (`Listener`, `announce`). Each listener binds a datagram socket in
+``listeners/``. A committer sends one message, msgpack [count, [ordinal, ...]], to all of them, and
+with it the writing end of one pipe; a listener that has forgotten what it had cached closes its
+copy. When the last copy is closed the pipe ends, which is what the committer waits for, one second
+at most. A listener that dies closes its copy too, and one that is gone already refuses the
+connection: its socket is then removed. ``count`` is the number of announced commits. A listener
+that finds one missing (its queue was full, the committer was killed) takes everything for changed.
 """
 
 from __future__ import annotations
@@ -146,7 +153,7 @@ def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
 
 
 def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
-    """Whether one listener was told, or is gone."""
+    """Return True if one listener was told, or is gone."""
     flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_UNIX, flags) as sender:
         try:

@@ -31,7 +31,7 @@ def not_to_be_written(path: bytes) -> StoreError:
     """The error for a store that was opened for reading only, since it may not be written to."""
     return StoreError(
         f"store {show(path)} was opened for reading only: its filesystem is read-only, or it"
-        " belongs to somebody else"
+        " belongs to another user"
     )
 
 

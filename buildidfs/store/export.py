@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes out of the store, verified against their digest before anybody gets them."""
+"""Bytes out of the store, verified against their digest before they are given out."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
 
 
 def open_through(path: str | bytes) -> int | None:
-    """What is at ``path``, open for writing, if output goes to that and nothing may take its place.
+    """Open ``path`` for writing if the output goes to what is there, and must not replace it.
 
     That is what is neither a file nor absent: /dev/null of a root who only wants to see the
-    messages, a FIFO that somebody reads, a symbolic link. Where others than its owner and root may
+    messages, a FIFO that has a reader, a symbolic link. Where others than its owner and root may
     put names into the directory, a link, and what belongs to another user, may be a trap: it leads
     to a file of ours, or waits for what we alone may read.
 
@@ -53,7 +53,7 @@ def open_through(path: str | bytes) -> int | None:
         raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
     pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Judged before it is opened: a FIFO that nobody reads would never let us go on.
+        # Judged before it is opened: a FIFO without a reader would never let us go on.
         now = os.fstat(pinned)
         if stat.S_ISREG(now.st_mode) or not _is_ours(now):
             raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
@@ -99,7 +99,7 @@ def open_log(path: str | bytes) -> int:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether it belongs to us or to root, who is whoever has / where root has no number."""
+    """Return True if it belongs to us, to root, or to the owner of / (root without a number)."""
     return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into the store and what comes out, beside the values of `model`.
+"""Values that go into the store and come out of it, beside those of `model`.
 
 All of these are plain values; how they are laid out on disk is in `schema`.
 """
@@ -67,7 +67,7 @@ class NewSeen(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one `NewCapture`.
+    """The result of committing one `NewCapture`.
 
     ``refused`` is empty, or says in words why nothing was recorded for it. ``noted`` says that its
     bytes were dropped, since there is no room and they can be had again. ``gone`` says that it
@@ -86,7 +86,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class CommitResult(msgspec.Struct, frozen=True):
-    """What a commit did; ``outcomes`` is in the order of the captures given.
+    """The result of a commit; ``outcomes`` is in the order of the captures given.
 
     ``changed`` are the ordinals that listeners were told of: names or served bytes changed.
     """
@@ -119,7 +119,7 @@ class OriginRecord(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What the store knows of bytes it holds."""
+    """The facts that the store has about bytes it holds."""
 
     digest: Digest
     size: int
@@ -133,7 +133,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What was learned when exactly this file was looked at before.
+    """The result of an earlier look at exactly this file.
 
     ``build_id`` is None when it had none, and ``absence`` then says why.
     """

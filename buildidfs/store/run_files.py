@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long-running processes of a store, known to each other: `Presence` and `present`.
+"""Files in ``run/``: the long-running processes of a store, and the files that a watch has lost.
 
-Each has a file in ``run/``, named after its role and pid, which it keeps locked with flock(2) for
-as long as it lives. The lock is what counts, never the pid: it ends with the process however that
-ends, and nobody else can have it. A file that is not locked is a leftover, and goes when somebody
-looks. A process that forks without exec closes `Presence.fileno` in the child, since a lock lasts
-until its last descriptor is closed.
+**Processes** (`Presence`, `present`). Each has a file named after its role and pid, which it keeps
+locked with flock(2) for as long as it lives. The lock is what counts, never the pid: it ends with
+the process however that ends, and no other can have it. A file that is not locked is a leftover,
+and goes when a process looks. A process that forks without exec closes `Presence.fileno` in the
+child, since a lock lasts until its last descriptor is closed.
 
 The content is one JSON object: ``role``, ``pid``, ``since`` (Unix time in nanoseconds),
 ``version``, ``kernel`` (where the pid means something) and what the process says of itself. It is
 rewritten in place, so a reader takes what it reads twice the same.
+
+**Lost files** (`LossLog`, `lost_since`). They come by the thousand when the store has most to do or
+cannot be written, so they are not in the index: one write(2) appends many to a file and waits for
+no other writer. A full file becomes the old one.
+
+    run/lost        one JSON object a line, a `Lost` each; the latest
+    run/lost.old    those before
+
+A line that is no such object, because a write was cut short, is passed over.
 """
 
 from __future__ import annotations
@@ -84,7 +93,7 @@ class Present(msgspec.Struct, frozen=True):
                 f"{self.role} (pid {self.pid}) runs on another host or in another PID namespace"
             )
         fd = os.pidfd_open(self.pid)
-        # Whoever holds the lock has had that pid all along: it is not another process by now.
+        # The holder of the lock has had that pid all along: it is not another process by now.
         if not _is_held(self.file):
             os.close(fd)
             raise ProcessLookupError(f"{self.role} (pid {self.pid}) has ended")
@@ -181,7 +190,7 @@ class Presence:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, path):  # nobody took it for a leftover meanwhile
+                if _is_at(fd, path):  # no other took it for a leftover meanwhile
                     os.ftruncate(fd, 0)
                     self._fd, self._path = fd, path
                     return
@@ -227,7 +236,7 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
         return None
     try:
         if not _is_locked(fd):
-            # While we hold it nobody registers under this name.
+            # While we hold it no process registers under this name.
             if _is_at(fd, path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -275,7 +284,7 @@ def _is_held(path: bytes) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether its process lives. If not, the file is locked by us until ``fd`` is closed."""
+    """Return True if its process lives. If not, the file is locked by us until ``fd`` is closed."""
     try:
         # Shared: two who look at the same time do not take each other for the process.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -285,7 +294,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _is_at(fd: int, path: bytes) -> bool:
-    """Whether the name still leads to the open file."""
+    """Return True if the name still leads to the open file."""
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -133,8 +133,8 @@ class Store:
     # --- bytes -----------------------------------------------------------------------------
 
     def held(self, digest: Digest) -> Held | None:
-        """What is known of bytes with that digest; None when the store does not hold them, or
-        somebody touched the file they are in.
+        """The facts about bytes with that digest; None if the store does not hold them, or
+        the file they are in was touched.
         """
         held = self.index.held(digest)
         return held if held is not None and self.blobs.is_untouched(digest) else None
@@ -164,7 +164,7 @@ class Store:
         return digest_of(fd)
 
     def flush_uses(self) -> None:
-        """Leave what was opened since the last time for whoever writes next; never fails."""
+        """Leave a record of blobs opened since the last time for the next writer; never fails."""
         used, self._used = self._used, set()
         if used:
             from buildidfs.store.write import uses
@@ -203,7 +203,7 @@ class Store:
     ) -> CommitResult:
         """Make a batch durable and visible, all or nothing, and tell the listeners.
 
-        ``seen`` goes into the journal, of which nobody is told.
+        ``seen`` goes into the journal, of which listeners are not told.
         Closes what was staged, whatever happens. The batch may be as long as the limit of open
         files allows. What was given as a digest that the store does not hold any more is left
         out (`Outcome.gone`). Raises `StoreFull`, `StoreError`.
@@ -270,7 +270,7 @@ class Store:
         self._keeper = make() if always else None
 
     def plan(self, policy: Policy, altlinks: AltLinks, *, stays: bool = False) -> Iterator[Choice]:
-        """What a policy would remove now, in that order; then, with ``stays``, what it keeps."""
+        """List the blobs a policy would remove, in order; then, with ``stays``, those it keeps."""
         from buildidfs.store.retention import policy as retention_policy
 
         return retention_policy.plan(self._opened(), self._files, policy, altlinks, stays=stays)
@@ -284,7 +284,7 @@ class Store:
         return retention_policy.lacks(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
-        """What was removed to make room since the store was made, and what was only noted."""
+        """Counts of blobs removed to make room since the store was made, and of noted files."""
         from buildidfs.store.retention import eviction as evictions
 
         env = self._opened()
@@ -304,7 +304,7 @@ class Store:
 
     @property
     def tally(self) -> Tally:
-        """What was removed to keep within the policy since `take_tally` was called."""
+        """Counts of blobs removed to keep within the policy since `take_tally` was called."""
         from buildidfs.store.retention.eviction import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
@@ -326,7 +326,7 @@ class Store:
         return self._keeper
 
     def pin(self, build_ids: Iterable[BuildId], name: bytes = b"") -> int:
-        """Keep build IDs, present or not, for somebody; returns how many were not pinned so.
+        """Pin build IDs, present or not, under a name; returns how many were not pinned so.
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
@@ -402,7 +402,7 @@ class Store:
         return run_files.lost_since(self.path, since_ns)
 
     def listen(self) -> Listener:
-        """Hear of commits, by whatever process; raises `StoreError` where nobody could commit."""
+        """Hear of commits by any process; raises `StoreError` where none could commit."""
         env = self._opened()
 
         def count() -> int:
@@ -436,14 +436,14 @@ class Store:
         )
 
     def check(self, *, digests: bool = False) -> Iterator[str]:
-        """What is wrong with the store, one line each; ``digests`` reads every byte as well."""
+        """The faults of the store, one line each; ``digests`` reads every byte as well."""
         checker = self.checker()
         for faults in (checker.rows(), checker.counts(), checker.files(whole=digests)):
             for fault in faults:
                 yield fault.text
 
     def checker(self) -> Checker:
-        """What looks for faults, part by part."""
+        """An object that looks for faults, part by part."""
         from buildidfs.store.fsck.check import Checker
 
         return Checker(self._opened(), self._files, self.blobs)

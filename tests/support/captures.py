@@ -79,12 +79,16 @@ def capture(
         origin = msgspec.structs.replace(seen.origin, trust=trust)
         seen = msgspec.structs.replace(seen, origin=origin)
     held = content if isinstance(content, Digest) else stage(store, content)
-    segments = 0 if isinstance(content, Digest) else _segments_of(content)
-    return NewCapture(seen, held, BuildId(build_id), tuple(kinds), quality, segments=segments)
+    new = NewCapture(seen, held, BuildId(build_id), tuple(kinds), quality)
+    found = Absence.NOT_ELF if isinstance(content, Digest) else _described(content)
+    if isinstance(found, Absence):
+        return new
+    truncated = bool(found.truncated)
+    return msgspec.structs.replace(new, segments=found.segments, truncated=truncated)
 
 
-def _segments_of(content: bytes) -> int:
-    """What a scanner says of the program headers; 0 for what is no ELF file."""
+def _described(content: bytes) -> identify.ElfFile | Absence:
+    """What a scanner says of a file."""
 
     def read_at(offset: int, size: int) -> bytes:
         return content[offset : offset + size]
@@ -92,7 +96,7 @@ def _segments_of(content: bytes) -> int:
     found = identify.describe(read_at, len(content))
     if found is Absence.NO_BUILD_ID:
         found = identify.classify(BuildId(bytes(20)), content[:4096], read_at, len(content))
-    return 0 if isinstance(found, Absence) else found.segments
+    return found
 
 
 def commit(store: Store, *captures: NewCapture) -> CommitResult:

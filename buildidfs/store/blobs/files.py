@@ -114,7 +114,7 @@ class Staged:
 
 
 class BlobFile(NamedTuple):
-    """What stat(2) says of the file of a blob: ``stored`` bytes, and what tells it from another."""
+    """The file of a blob as stat(2) tells it from others; ``stored`` is its size in bytes."""
 
     stored: int
     inode: int
@@ -122,7 +122,7 @@ class BlobFile(NamedTuple):
 
 
 class Standing(enum.Enum):
-    """What lies under the name that staged bytes are to get."""
+    """The state of the file under the name that staged bytes are to get."""
 
     MISSING = enum.auto()
     DAMAGED = enum.auto()
@@ -211,7 +211,7 @@ class Blobs:
     # --- what is not bytes -------------------------------------------------------------------
 
     def origin(self, digest: Digest) -> bytes:
-        """What is kept beside a blob of where it comes from, see `provenance`; may be nothing."""
+        """The origin that is kept beside a blob, see `provenance`; may be empty."""
         return read_origin(self._directory, _name(digest))
 
     def keep_origin(self, digest: Digest, data: bytes) -> None:
@@ -523,7 +523,7 @@ _UNSIZED_LIMIT: Final = 256 << 20
 
 
 def sha256() -> hashlib._Hash:
-    """What hashes."""
+    """A new SHA-256."""
     import hashlib  # with OpenSSL, which a process that only reads names does without
 
     return hashlib.sha256()
@@ -643,7 +643,7 @@ def attach_origin(fd: int, data: bytes) -> bool:
         except PermissionError as error:
             if error.errno != errno.EACCES:
                 raise
-            # Nobody may write to a blob, and who is not root has to be able to.
+            # A blob is read-only, and a user who is not root has to be able to write.
             os.fchmod(fd, 0o600)
             try:
                 os.setxattr(fd, ORIGIN_ATTRIBUTE, data)
@@ -657,7 +657,7 @@ def attach_origin(fd: int, data: bytes) -> bool:
 
 
 def read_origin(directory: int, name: str) -> bytes:
-    """What is kept beside the file ``name`` of an open directory; nothing if nothing is."""
+    """The bytes kept beside the file ``name`` of an open directory; may be empty."""
     try:
         fd = os.open(name + ORIGIN_SUFFIX, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blobs are opened only when they are what they were when they were written.
 
-Inode and change time of a file tell whether anybody has touched it since: nobody can set the latter
+Inode and change time of a file tell if it was touched since: no process can set the latter
 (inode(7)). A file that has others was restored from a backup, moved to another disk, or written to;
 then all of it is read first. What is learned is remembered while the process lives, and written
 down by the next who writes (`scrub`, `check`, a capture of the same bytes). What changes below the
@@ -218,7 +218,7 @@ class VerifiedBlobs:
         """
         for _ in range(_ATTEMPTS):
             before = _file(fd)
-            # Not that of the row: whoever compresses the blob replaces the file first.
+            # Not that of the row: compression replaces the file first.
             compressed = os.pread(fd, len(ZSTD_MAGIC), 0) == ZSTD_MAGIC
             form: int | None = schema.FORM_PLAIN
             if not self._has(digest, fd, schema.FORM_PLAIN, progress):
@@ -230,7 +230,7 @@ class VerifiedBlobs:
                     self._read.clear()
                 self._read[digest] = (before, form)
                 return form
-        return None  # somebody keeps writing to it
+        return None  # a process keeps writing to it
 
     def _has(
         self, digest: Digest, fd: int, form: int, progress: Callable[[int], None] | None
@@ -248,12 +248,12 @@ class VerifiedBlobs:
         return self._read.get(digest)
 
     def is_untouched(self, digest: Digest) -> bool:
-        """Whether the file of a blob is the one that was written, as far as stat(2) tells."""
+        """Return True if a blob's file is the one that was written, as far as stat(2) tells."""
         file, row = self.files.file(digest), self._env.get(self._rows, digest)
         return file is not None and row is not None and schema.is_file(row, *file)
 
     def standing(self, staged: Staged) -> Standing:
-        """What lies under the name that staged bytes are to get; may read all of it."""
+        """Look at the file under the name that staged bytes are to get; may read all of it."""
         digest = staged.digest
         if self.files.file(digest) is None:
             return Standing.MISSING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blobs that are compressed because nobody has used them for long: written, and read anywhere.
+"""Compressed blobs: written front to back, and read from any offset.
 
 The seekable format of zstd (`formats.archive.seekable_zstd`), in frames of `FRAME_BYTES` with a
 checksum each: who reads a page in the middle decodes one frame, and bytes that were damaged since

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the index agrees with itself, with the blobs, and the blobs with their digests.
+"""Return True if the index agrees with itself, with the blobs, and the blobs with their digests.
 
 A store in use changes all the time. Rows are looked at in many short transactions, each of which
 sees a row and those it belongs to at one moment; what looks like a fault is looked at once more.
@@ -58,7 +58,7 @@ class Checker:
         self.verified = verified
 
     def rows(self, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
-        """What is wrong with rows; ``progress`` hears how many more were looked at."""
+        """The faults of rows; ``progress`` hears how many more were looked at."""
         for table in RULES:
             for count, suspicious in self.batches(table):
                 progress(count)
@@ -88,14 +88,14 @@ class Checker:
             start = key + b"\0"
 
     def look_again(self, table: str, key: bytes) -> list[Fault]:
-        """What is wrong with one row, as of now."""
+        """The faults of one row, as of now."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn, self.blobs)
             value = moment.get(table, key)
             return [] if value is None else faults_of(RULES[table], table, moment, key, value)
 
     def counts(self) -> list[Fault]:
-        """What is counted wrongly."""
+        """Numbers that are counted wrongly."""
         with self.env.read() as txn:
             return list(wrong_counts(Rows(self.env, txn, self.blobs)))
 
@@ -106,7 +106,7 @@ class Checker:
         from_start: bool = True,
         progress: Callable[[int], None] = lambda size: None,
     ) -> Iterator[Fault]:
-        """What is wrong with blobs; ``whole`` reads all of them, and not only those touched.
+        """The faults of blobs; ``whole`` reads all of them, and not only those touched.
 
         Unless it is to begin ``from_start`` it goes on where it was broken off. ``progress`` hears
         how many bytes were read.
@@ -118,7 +118,7 @@ class Checker:
     def scrub(
         self, pace: Callable[[int], None], is_due: Callable[[schema.DigestRow], bool]
     ) -> Iterator[Fault]:
-        """What is wrong with blobs that are due to be read, or were touched; goes on where it was
+        """The faults of blobs that are due to be read, or were touched; goes on where it was
         broken off. ``pace`` hears how many bytes were read, and may take its time.
         """
         scrubber = Scrubber(self.env, self.blobs, self.verified, pace, _SCRUB_MARK)
@@ -130,7 +130,7 @@ class Checker:
         return [digest for digest, row in scrubber.digests() if schema.is_struck(row.pack())]
 
     def is_struck(self, digest: Digest) -> bool:
-        """Whether that is known of a blob."""
+        """Return True if that is known of a blob."""
         value = self.env.get(self.env.tables["digests"], digest)
         return value is not None and schema.is_struck(value)
 
@@ -146,7 +146,7 @@ class Checker:
 
 
 def wrong_counts(moment: Rows) -> Iterator[Fault]:
-    """What is counted wrongly, at one moment."""
+    """Numbers that are counted wrongly at one moment."""
     counters, found = load_counters(moment.env, moment.txn), count(moment)
     for kind, (said, there) in enumerate(zip(counters.artifacts, found.artifacts, strict=True), 1):
         if said != there:

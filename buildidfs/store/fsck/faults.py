@@ -99,7 +99,7 @@ class Rows:
             return None
 
     def has_variant(self, ref: tuple[int, int, int], digest: bytes) -> bool:
-        """Whether there is a variant, served or not, that has a blob."""
+        """Return True if there is a variant, served or not, that has a blob."""
         ordinal, kind, number = ref
         value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
         if schema.is_variant(value, number, digest):
@@ -125,7 +125,7 @@ class Rows:
             return 0
 
     def is_there(self, ordinal: bytes) -> bool:
-        """Whether anything may speak of a build ID's number: it has artifacts, or is going."""
+        """Return True if rows may speak of a build ID's number: it has artifacts, or is going."""
         return self.get("ordinals", ordinal) is not None
 
 
@@ -162,11 +162,11 @@ class Mending(Rows):
 
 
 Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
-"""What is wrong with a row, given its key and value. Raises what decoding it raises."""
+"""Finds the faults of a row, given its key and value. Raises what decoding it raises."""
 
 
 def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[Fault]:
-    """What a rule finds; a row that does not decode is a fault, too."""
+    """The faults that a rule finds; a row that does not decode is one, too."""
     found = []
     try:
         for fault in rule(rows, key, value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to hold of rows about build IDs, artifacts and blobs; see `rows`."""
+"""Rules for rows about build IDs, artifacts and blobs; see `faults`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _lead_to(mending: Mending, build_id: BuildId, ordinal: int) -> None:
 
 
 def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """What is served belongs to a build ID."""
+    """A served variant belongs to a build ID."""
     ordinal, kind = schema.ORDINAL_KIND.unpack(key)
     artifact = schema.unpack_artifact(ordinal, kind, value)
     if is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
@@ -130,7 +130,7 @@ def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """What is not served belongs to something that is, and is better."""
+    """A variant that is not served belongs to an artifact of which a better one is."""
     ordinal, kind, number = schema.ORDINAL_KIND_VARIANT.unpack(key)
     variant = schema.unpack_artifact(ordinal, kind, value)
     if variant.variant != number:
@@ -175,7 +175,7 @@ def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
 
 
 def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
-    """What holds of a variant whether it is served or not."""
+    """The rules for variants, served or not."""
     ordinal, kind, number = artifact.ordinal, artifact.kind, artifact.variant
     spelled = f"{ordinal}/{int(kind)}/{number}"
     named = rows.named(ordinal)
@@ -323,7 +323,7 @@ def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """What is going was there."""
+    """A build ID that is going was there."""
     (ordinal,) = schema.U64.unpack(key)
     if not rows.is_there(key):
         yield Fault(

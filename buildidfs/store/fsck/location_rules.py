@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to hold of rows about places: origins, paths, names, memo, journal; see `rows`."""
+"""Rules for rows about places: origins, paths, names, memo, journal; see `faults`."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """What is in a container stands where its name is looked for. The artifact may be gone."""
+    """An entry of a container is where its name is looked for. The artifact may be gone."""
     entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
     below = int.from_bytes(key[4:8], "big")
     if (
@@ -300,7 +300,7 @@ RULES: Final[dict[str, Rule]] = {
 
 
 def wrong(moment: Rows) -> Iterator[Fault]:
-    """What is counted wrongly of file names and of containers, at one moment."""
+    """Numbers of file names and of containers that are counted wrongly at one moment."""
     if _names_differ(moment):
         yield Fault("file names of paths are counted wrongly", mend=_name_again)
     for key, there in _wrong_entries(moment):
@@ -310,7 +310,7 @@ def wrong(moment: Rows) -> Iterator[Fault]:
 
 
 def _names_differ(moment: Rows) -> bool:
-    """Whether a path has no file name to be found by, or there are more or fewer than paths."""
+    """Return True if a path lacks its file name, or the numbers of names and paths differ."""
     names = paths = 0
     for _, value in moment.having("nameids", b""):
         names += int.from_bytes(value[:2], "big")

@@ -155,11 +155,11 @@ def _read_again(checker: Checker, digest: Digest) -> None:
 
 _NEW: Final = b"index.new"
 _BATCH: Final = 64
-_NOBODY: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
+_UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
 
 class Rebuilt(msgspec.Struct):
-    """What came of it: how many blobs are in the new index; those of which nothing is known, and
+    """The result: the number of blobs in the new index; those of which nothing is known, and
     those that were damaged, which are in quarantine.
     """
 
@@ -179,17 +179,17 @@ class Adopted(NamedTuple):
 def rebuild(
     path: str | bytes | os.PathLike[str], progress: Callable[[int], None] = lambda count: None
 ) -> Rebuilt:
-    """Make a new index for a store of any format that nobody has open; ``progress`` hears of blobs
+    """Make a new index for a store of any format that is not open; ``progress`` hears of blobs
     done.
 
-    Raises `StoreLocked` when anybody has it open, `StoreFull`, `StoreMissing`, `StoreError`.
+    Raises `StoreLocked` if a process has it open, `StoreFull`, `StoreMissing`, `StoreError`.
     """
     root = os.path.abspath(os.fsencode(path))
     layout.read_format(root)
     with translated(root):
         os.makedirs(os.path.join(root, b"index"), 0o700, exist_ok=True)
         os.makedirs(os.path.join(root, _NEW), 0o700, exist_ok=True)
-    with environment.nobody(root):
+    with environment.exclusive(root):
         blobs = Blobs(root, writable=False)
         try:
             with contextlib.closing(_begin(root)) as env:
@@ -247,7 +247,7 @@ def adopt_blobs(
 
 
 def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Adopted]:
-    """What is known of a blob in place; raises `IntegrityError` if it is damaged."""
+    """The captures that a blob in place tells of; raises `IntegrityError` if it is damaged."""
     fd = blobs.open(digest)
     try:
         form = verified.form_of(digest, fd)
@@ -265,7 +265,7 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
 
 
 def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> list[Adopted]:
-    """What an open blob tells of itself, as captures of ``content``; may be nothing."""
+    """The captures that an open blob tells of, with ``content`` as bytes; may be none."""
     described = describe(opened)
     own = described.build_id if described is not None and described.build_id != GIVEN else None
     found = []
@@ -274,7 +274,7 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
             with contextlib.suppress(*DAMAGE):
                 found.append(_claimed(claim, described, content, opened.form))
     if not found and described is not None and own is not None:
-        sighting = Sighting(Origin(b"", _NOBODY, scanner="repair"), time.time_ns())
+        sighting = Sighting(Origin(b"", _UNKNOWN_FILE, scanner="repair"), time.time_ns())
         new = _capture(sighting, content, own, described.kinds, described)
         found.append(Adopted(new, {}, opened.form))
     return found
@@ -292,7 +292,7 @@ def _claimed(
     if claim.origin:
         _, _, origin, first, _ = locations.unpack_origin(claim.origin)
     else:
-        origin, first = Origin(b"", _NOBODY, scanner="repair"), claim.first_seen_ns
+        origin, first = Origin(b"", _UNKNOWN_FILE, scanner="repair"), claim.first_seen_ns
     shown = {
         "trust": Trust(claim.trust),
         "standing": Standing(claim.standing),
@@ -346,7 +346,7 @@ def _record(
 
 
 def _take_over(root: bytes) -> None:
-    """Put the new index in the place of the old one, whose lock stays: somebody may wait for it."""
+    """Put the new index in place of the old one, whose lock stays: a process may wait for it."""
     old, new = os.path.join(root, b"index"), os.path.join(root, _NEW)
     with contextlib.suppress(FileNotFoundError):
         _to_quarantine(root, os.path.join(old, b"data.mdb"))

@@ -4,7 +4,7 @@
 Their files are looked at always, and read when they are not those that were written, or when all
 are to be read. What is right is written down: the file it is in, and when it was read. What is
 wrong is struck from the row: a blob that is of no file (inode and change time 0) is given to
-nobody, and the next capture of the same bytes is read and takes its place.
+no reader, and the next capture of the same bytes is read and takes its place.
 
 Where the filesystem offers fs-verity, blobs that were read get it.
 """
@@ -48,7 +48,7 @@ _ELF_KINDS: Final = 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
 
 
 class _Seen(msgspec.Struct):
-    """What is to be written down of a blob: ``file`` and the rest if it is right.
+    """A result to write down for a blob: ``file`` and ``form`` if it is right.
 
     ``row`` is what the row said of its file before it was read.
     """
@@ -89,7 +89,7 @@ class Scrubber:
         whole: Callable[[schema.DigestRow], bool],
         from_start: bool = False,
     ) -> Iterator[Fault]:
-        """What is wrong with blobs; of those that are to be read ``whole`` all bytes are.
+        """The faults of blobs; of those to be read ``whole`` all bytes are read.
 
         Goes on where it was broken off the last time.
         """
@@ -125,7 +125,7 @@ class Scrubber:
             start = found[-1][0] + b"\0"
 
     def look(self, digest: Digest) -> list[Fault]:
-        """What is wrong with one blob, found out by reading it."""
+        """Read one blob, and return its faults."""
         row = self._row(digest)
         if row is None:
             return []
@@ -152,7 +152,7 @@ class Scrubber:
         except IntegrityError:
             raise IntegrityError(f"blob {digest} is missing") from None
         try:
-            # What is in memory says nothing about the disk, and nobody else wants it there.
+            # What is in memory says nothing about the disk, and is not wanted there.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             form = self._verified.form_of(digest, fd, self._pace)
             if form is None:
@@ -172,7 +172,7 @@ class Scrubber:
         if self._verity:
             try:
                 self._verity = file_ops.enable_verity(opened.fd)
-            except OSError:  # somebody may have it open for writing, or it is not ours
+            except OSError:  # a process may have it open for writing, or it is not ours
                 self._verity = self._verity and os.geteuid() == 0
         status = os.fstat(opened.fd)
         file = BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
@@ -222,7 +222,7 @@ def _file_in(row: schema.DigestRow) -> BlobFile:
 
 
 def describe(opened: Blob) -> ElfFile | None:
-    """What the bytes say that they are; None if that is nothing, as with kallsyms."""
+    """Describe the ELF file in a blob; None if it is none, as with kallsyms."""
     found = identify.describe(opened.read_at, opened.size)
     if found is Absence.NO_BUILD_ID:
         head = opened.read_at(0, identify.HEAD_SIZE)
@@ -284,7 +284,7 @@ def _choose(mending: Mending, ordinal: int, kind: int) -> None:
 def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
     row = mending.digest_row(digest)
     if row is None or _file_in(row) != seen.row:
-        return  # somebody else has written down what he saw
+        return  # another process has written down its result
     if seen.file is None:
         if schema.is_struck(row.pack()):
             return

@@ -45,7 +45,7 @@ _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.A
 
 
 def spelled(label: str) -> bytes:
-    """A label as a directory entry, by which nobody can be misled."""
+    """A label as a directory entry without characters that mislead."""
     name = _UNFIT.sub(_escaped, as_bytes(label))
     if len(name) <= MAX_LABEL - _SUFFIX:
         return name
@@ -66,13 +66,13 @@ def label_of(origin: Origin) -> str:
 
 
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
-    """What a container may be named, the usual name first."""
+    """Names that a container may have, the usual one first."""
     name = spelled(label_of(origin))
     return (name, name + b"~" + token) if token else (name,)
 
 
 def token_of(origin: Origin) -> bytes:
-    """What tells a container from others with its label; empty if none are known, or nothing is."""
+    """Bytes that tell a container from others with its label; empty if none are known."""
     known = b""
     if origin.container.startswith(_OF_NAMESPACE):
         known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
@@ -86,7 +86,7 @@ def token_of(origin: Origin) -> bytes:
 
 
 def is_of(container: Container, origin: Origin) -> bool:
-    """Whether a place is in that container, and not in another with its label."""
+    """Return True if a place is in that container, and not in another with its label."""
     return label_of(origin) == container.label and token_of(origin) in (b"", container.token)
 
 
@@ -135,7 +135,7 @@ class ContainerTree:
 
     @whole
     def child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
-        """What a directory of a container has under a name."""
+        """The entry of a name in a directory of a container (0: its root)."""
         key = KEY.pack(container, directory, offset_of(name))
         value = self._env.get(self._contents, key)
         if value is None:
@@ -144,7 +144,7 @@ class ContainerTree:
         return entry if entry.name == name else None
 
     def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
-        """What is in a directory of a container, in order of offsets, behind ``after``."""
+        """Entries of a directory of a container, in order of offsets, behind ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):
             try:

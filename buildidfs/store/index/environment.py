@@ -135,7 +135,7 @@ class Environment:
             try:
                 return self._registered(functools.partial(attempt, lock=True))
             except lmdb.Error:
-                # Without a lock file nobody can be writing either: a read-only filesystem.
+                # Without a lock file no process can be writing either: a read-only filesystem.
                 if self.read_only and _on_read_only_filesystem(self.path):
                     return attempt(lock=False)
                 raise
@@ -374,12 +374,12 @@ def release(environment: Environment) -> None:
 
 
 @contextlib.contextmanager
-def nobody(root: bytes) -> Iterator[None]:
+def exclusive(root: bytes) -> Iterator[None]:
     """Keep every process from opening the index of a store, in whatever state it is.
 
-    Raises `StoreLocked` when anybody has it open, which is known for certain: LMDB locks the first
+    Raises `StoreLocked` if a process has it open, which is known for certain: LMDB locks the first
     byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
-    whoever opens one waits for us.
+    a process that opens one waits for us.
     """
     with _open_lock:
         if _key(root) in _open:
@@ -414,7 +414,7 @@ def _on_read_only_filesystem(path: bytes) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-#: Reads every record, not too many in one transaction: somebody may be writing.
+#: Reads every record, not too many in one transaction: a process may be writing.
 _READ_ALL: Final = """
 import sys, lmdb
 def opened(lock):
@@ -428,7 +428,7 @@ for name in sys.argv[2:]:
     try:
         table = env.open_db(name.encode(), create=False)
     except lmdb.NotFoundError:
-        continue  # for whoever opens the tables to say
+        continue  # which opening the tables will tell
     key = b""
     while key is not None:
         with env.begin(db=table) as txn:
@@ -443,7 +443,7 @@ for name in sys.argv[2:]:
 
 
 def is_readable(directory: bytes, map_size: int) -> bool:
-    """Whether every record in the index in a directory can be read; takes as long as that does."""
+    """Return True if every record of the index in a directory can be read, and read them all."""
     import subprocess  # only for a store that looks damaged, or is to be checked
 
     command = [sys.executable, "-I", "-c", _READ_ALL, str(map_size), *TABLES]

@@ -155,7 +155,7 @@ class JournalWriter:
             self._put(key, row, seen)
 
     def _label(self, origin: Origin) -> str | None:
-        """What the control group can say of the container under any definition of that."""
+        """The label of the container that the control group tells under any definition."""
         if not origin.apart:
             return None
         try:

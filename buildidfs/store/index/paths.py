@@ -30,8 +30,8 @@ PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _NAME_MAX = 255
 
-#: Each name along a new path costs two rows. Whoever runs a binary chooses its path, and Linux
-#: takes some 2000 names; no tree that somebody works with is as deep as this.
+#: Each name along a new path costs two rows. A user who runs a binary chooses its path, and Linux
+#: takes some 2000 names; no tree in use is as deep as this.
 _DEPTH_MAX = 128
 
 #: What perf leads to a path with, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
@@ -44,7 +44,7 @@ _TAKEN = b".build-id"
 def components(path: bytes) -> list[bytes] | None:
     """The names along a path, None when the tree cannot hold them.
 
-    Whoever runs a binary chooses its path: one that leads nowhere must not become the primary
+    A user who runs a binary chooses its path: one that leads nowhere must not become the primary
     path of a build ID that others run too.
     """
     names = [name for name in path.split(b"/") if name]
@@ -76,7 +76,7 @@ class PathTree:
         return None if value is None else schema.number_in(value)
 
     def is_public(self, parent: int, name: bytes) -> bool:
-        """Whether something at or below ``name`` in ``parent`` was seen where all could read it."""
+        """Return True if everybody could read a file at or below ``name`` in ``parent``."""
         if not 0 < len(name) <= _NAME_MAX:
             return False
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
@@ -268,7 +268,7 @@ class PathPruner:
         return number
 
     def has(self, number: int, ordinal: int) -> bool:
-        """Whether a build ID hangs from a path."""
+        """Return True if a build ID hangs from a path."""
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         return self._txn.get(key, db=self._pathids) is not None
 

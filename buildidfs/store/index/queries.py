@@ -136,7 +136,7 @@ class Index:
         return value[0] if value else 0
 
     def is_going(self, ordinal: int) -> bool:
-        """Whether blobs of it were removed, and something of them is left to be cleared."""
+        """Return True if blobs of it were removed, and something of them is left to be cleared."""
         return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
 
     @whole
@@ -187,7 +187,7 @@ class Index:
         return self.ordinal(row.referred) if row.referred else row.ordinal
 
     def is_public_supplementary(self, name: bytes) -> bool:
-        """Whether everybody could read the file that is recorded under ``/.dwz/`` as ``name``."""
+        """Return True if everybody could read the file recorded under ``/.dwz/`` as ``name``."""
         value = self._env.get(self._dwz, name)
         try:
             return value is not None and schema.DwzRow.unpack(name, value).public
@@ -269,7 +269,7 @@ class Index:
 
     @whole
     def held(self, digest: Digest) -> Held | None:
-        """What is known of bytes with that digest."""
+        """The facts about bytes with that digest; None if the index has no row of them."""
         with self._env.read() as txn:
             value = txn.get(digest, db=self._digests)
             if value is None:
@@ -310,7 +310,7 @@ class Index:
 
     @whole
     def recall(self, identity: FileIdentity) -> Remembered | None:
-        """What is known of an unchanged file."""
+        """The result of an earlier look at an unchanged file; None if it has to be read."""
         key = schema.seen_key(identity)
         if key is None:
             return None
@@ -330,7 +330,7 @@ class Index:
 
     @whole
     def knows_place(self, origin: Origin) -> bool:
-        """Whether there is a place of an unchanged file, and its reach."""
+        """Return True if there is a place of an unchanged file, and its reach."""
         key = schema.seen_key(origin.identity)
         value = None if key is None else self._env.get(self._seen, key)
         if value is None or len(value) == schema.SEEN.size:

@@ -44,7 +44,7 @@ def is_settled(artifact: Artifact) -> bool:
 
 
 def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
-    """Whether debuginfo says something else of what is loaded where than the executable does."""
+    """Return True if the program headers of debuginfo and executable do not fit together."""
     if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
         return False
     return 0 not in (executable.segments, artifact.segments) and (

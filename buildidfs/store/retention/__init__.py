@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a store, and the removal of blobs."""
+"""Retention: blobs are removed to make room, and compressed when they are unused.
+
+`policy` decides how much has to go, `eviction` which blobs may go first, `removal` takes them away
+and collects leftovers, `compress` compresses what is unused. Outsiders use `Store.retain`,
+`enforce`, `remove`, `collect` and `compress`. Nothing here finds or mends faults.
+"""

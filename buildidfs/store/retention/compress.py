@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressing what nobody has used for long: from the oldest use on, one blob after the other.
+"""Compression of blobs unused for long, one after the other from the oldest use on.
 
 The file is replaced first, and then its row: a reader who comes in between finds another file than
 the row speaks of, reads all of it, and sees that it is right (`verified`). A crash there leaves it
@@ -109,14 +109,14 @@ class Compressor:
             if hasher.digest() != digest:
                 raise IntegrityError(f"blob {digest} has other bytes")
             size = os.fstat(draft.fd).st_size
-            # Nobody removes the blob meanwhile, and leaves its file without a row.
+            # The blob cannot be removed meanwhile, which would leave its file without a row.
             with coordination.naming(self._env.root):
                 if self._row(digest) is None:
                     return None
                 if size > row.size * _WORTH_IT:
                     self._env.write(lambda txn: self._note_dense(txn, digest))
                     return None
-                files.sync_all([draft.fd])  # nobody else waits for that
+                files.sync_all([draft.fd])  # no other waits for that
                 self._env.write(lambda txn: self._replace(txn, digest, draft))
         return Compressed(row.stored, size)
 

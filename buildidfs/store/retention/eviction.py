@@ -65,7 +65,7 @@ _PINNED_VARIANTS: Final = 16
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A blob that somebody asks about.
+    """A blob that may have to go.
 
     ``size`` is in bytes on the disk, ``used`` in seconds of Unix time. ``again`` says where the
     same bytes can be had, if that is known; ``stays`` why it may not go, if so.
@@ -81,7 +81,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def is_pinned(self) -> bool:
-        """True if somebody wants to keep it."""
+        """True if a pin keeps it."""
         return self.stays.startswith(_PINNED)
 
 
@@ -123,9 +123,9 @@ class Candidates:
         self.stale: list[Digest] = []
 
     def again(self, before: int | None = None) -> Iterator[Candidate]:
-        """What can be had again and may go, oldest use first.
+        """Blobs that can be had again and may go, oldest use first.
 
-        ``before`` ends it at what was used then or later. A blob that nobody has any more is put
+        ``before`` ends it at what was used then or later. A blob that the host lost is put
         on `stale`, for `lower`.
         """
         for key, digest, used in self._uses(0, self._again_after):
@@ -152,7 +152,7 @@ class Candidates:
     def oldest(
         self, before: int | None = None, classes: Sequence[int] = CLASSES
     ) -> Iterator[Candidate]:
-        """What may go, oldest use first; ``before`` ends it at what was used then or later."""
+        """Blobs that may go, oldest use first; ``before`` ends it at those used then or later."""
         walks = [self._uses(number, self._oldest_after[number]) for number in classes]
         for key, digest, used in heapq.merge(*walks, key=lambda use: use[0][1:]):
             if before is not None and used >= before:
@@ -203,7 +203,7 @@ class Candidates:
         )
 
     def path(self, candidate: Candidate) -> bytes:
-        """Where its bytes were seen last; empty if nobody knows."""
+        """The path its bytes were seen at last; empty if none is known."""
         last = self.place(candidate)
         return b"" if last is None else last.origin.path
 
@@ -229,7 +229,7 @@ class Candidates:
             yield key, Digest(digest), used
 
     def _is_settled(self, used: int) -> bool:
-        """Whether hardly anything will come that is older: what was just seen is being written."""
+        """Return True if hardly any older use will be recorded; recent ones are being written."""
         return used < time.time() - _WRITTEN_S
 
     def _is_young(self, used: int) -> bool:
@@ -245,7 +245,7 @@ class Candidates:
     # --- pins ------------------------------------------------------------------------------
 
     def _pinned(self, row: schema.DigestRow) -> str:
-        """Why somebody wants to keep it; empty if nobody does."""
+        """The pin that keeps it, in words; empty if there is none."""
         for ordinal, kind, variant in row.refs:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
@@ -371,7 +371,7 @@ def _host_mnt_ns_id() -> int:
 
 
 def _identity(path: bytes) -> FileIdentity | None:
-    """What identifies the file at a path of the host, if anything unambiguous does."""
+    """The identity of the file at a path of the host, if it is unambiguous."""
     with contextlib.suppress(OSError, ValueError):
         # No server is asked: one that does not answer must not keep captures waiting for room.
         fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -400,7 +400,7 @@ _LATELY_S: Final = 86_400
 _FRESH_NS: Final = 3600 * 1_000_000_000
 
 #: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They
-#: take the place only of what nobody has used for a day: else a scan of more than there is room for
+#: take the place only of blobs unused for a day: else a scan of more than there is room for
 #: would remove what it has captured itself, and begin anew each time.
 AT_REST: Final = "tree"
 
@@ -427,7 +427,7 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evictions(msgspec.Struct, array_like=True):
-    """What was evicted in all: ``again`` could be had elsewhere, ``losses`` could not.
+    """Counts of all evicted blobs: ``again`` could be had elsewhere, ``losses`` could not.
 
     ``last`` are the latest losses, newest first. Bytes are those on the disk. ``noted`` counts the
     files that were only noted, since there was no room. ``lost_since`` (Unix time, s) and
@@ -481,7 +481,7 @@ def save(env: Environment, txn: Txn, row: Evictions) -> None:
 
 
 class Tally(msgspec.Struct):
-    """What one process has removed, or not copied, so far; see `Evictions`.
+    """Counts of the blobs that one process has removed; see `Evictions`.
 
     ``named`` are the losses, and after them what could be had again, each largest first, as many
     as are worth a line. ``aged`` blobs were older than max-age. ``ids`` are those that nothing is
@@ -520,7 +520,7 @@ class Tally(msgspec.Struct):
         self.named = _foremost(self.named)
 
     def merge(self, other: Tally) -> None:
-        """Add what somebody else counted."""
+        """Add the counts of another tally."""
         for name in ("again", "again_bytes", "losses", "lost_bytes", "aged", "aged_bytes", "ids"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.named = _foremost([*self.named, *other.named])

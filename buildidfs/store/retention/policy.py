@@ -4,7 +4,7 @@
 `Keeper` does so before bytes are written that would go beyond a limit, and when the filesystem is
 full all the same. What can be had again never displaces what cannot: a file that this host still
 has is copied only while there is room, and all such blobs go before the first that cannot be had
-again. A file that nobody will see again fails to be captured only when nothing may be removed.
+again. A file that will not be seen again fails to be captured only when nothing may be removed.
 
 Bytes are those that files take on the disk, inodes are counted as well.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Attempts to write after room was made for it. Somebody else may be filling the filesystem.
+#: Attempts to write after room was made for it. Other processes may be filling the filesystem.
 _TRIES: Final = 8
 
 #: Blobs removed before it is looked again how much room there is.
@@ -81,7 +81,7 @@ _ROW_BYTES: Final = 128
 #: A row of the journal.
 _NOTE_BYTES: Final = 512
 
-#: What this host has takes the place of what it has as well, and nobody has used for so long.
+#: What this host has takes the place of what it has as well, unused for so long.
 _DISPLACED_S: Final = 86_400
 
 #: For so long it is waited for a filesystem to tell that it has freed what was removed.
@@ -91,7 +91,7 @@ _log = logging.getLogger(__name__)
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What a store may take. Sizes in bytes, ages in seconds; None is no limit.
+    """Limits of a store. Sizes in bytes, ages in seconds; None is no limit.
 
     ``max_size`` covers blobs, directories and index, ``keep_free`` is what the filesystem is to
     have left, and of its inodes the same share: where it has less, a store that ``yields`` gives
@@ -138,7 +138,7 @@ _LONG_AGO: Final = (-math.inf, Room(0, 0))
 
 
 class Usage(NamedTuple):
-    """What a store takes now, what its filesystem has free, and what that has in all."""
+    """The room that a store takes now, that its filesystem has free, and that it has in all."""
 
     taken: Room
     free: Room
@@ -151,7 +151,7 @@ class Usage(NamedTuple):
 
 
 class _FreeLimit:
-    """What is to stay free, of bytes or of inodes."""
+    """A limit of bytes or inodes that stay free."""
 
     def __init__(self, keep: int, yields: bool) -> None:
         self.keep = keep
@@ -262,14 +262,14 @@ class Keeper:
             return eviction.load(self._env, txn).losses
 
     def take_tally(self) -> Tally:
-        """What was removed since this was last called."""
+        """Return the tally, and begin a new one."""
         with self._counting:
             tally, self._tally = self._tally, Tally()
         return tally
 
     @property
     def tally(self) -> Tally:
-        """What was removed since `take_tally` was called."""
+        """The removals since `take_tally` was called."""
         return self._tally
 
     def _repeated(self, size: int, work: Callable[[], T], staged: Sequence[Staged]) -> T:
@@ -302,7 +302,7 @@ class Keeper:
 
     @property
     def most_staged(self) -> int:
-        """Bytes that may wait to be committed: they take room that nobody can make."""
+        """Bytes that may wait to be committed: they take room that cannot be made."""
         return self._headroom(look(self._env, self._blobs)).bytes
 
     # --- how much --------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class Keeper:
         return most if self.policy.max_size is None else min(most, self.policy.max_size)
 
     def _headroom(self, usage: Usage) -> Room:
-        """What is to be left for files that cannot be had again, and for the index to grow.
+        """The room to leave for files that cannot be had again, and for the index to grow.
 
         A transaction writes each page of the index anew that it touches, which may be most.
         """
@@ -360,7 +360,7 @@ class Keeper:
         return Room(share, inodes)
 
     def _make_room(self, wanted: Room, idle_s: int = 0) -> None:
-        """Make room by removing what nobody has used for ``idle_s`` seconds."""
+        """Make room by removing blobs unused for ``idle_s`` seconds."""
         if self._lack(wanted).is_none:
             return
         with self._lock:
@@ -372,7 +372,7 @@ class Keeper:
                     raise self._hopeless(None, idle_s)
 
     def _lack(self, new: Room, usage: Usage | None = None) -> Room:
-        """What exceeds the limits with so much more; negative is room."""
+        """The amount beyond the limits with so much more; negative is room."""
         usage = usage or look(self._env, self._blobs)
         rows = self._staged.inodes * _INDEX_BYTES
         policy, taken = self.policy, usage.taken + self._staged + Room(rows, 0)
@@ -408,7 +408,7 @@ class Keeper:
             raise OSError(errno.EFBIG, f"its {size} bytes are more than the store may ever take")
 
     def _hopeless(self, error: StoreFull | None, idle_s: int = 0) -> StoreFull:
-        """What to say when there is no room, and none can be made."""
+        """The error for a store that has no room, and can make none."""
         why = self._why_in_vain
         if idle_s:
             why = "what was used within a day does not make room for a file in a directory"
@@ -447,7 +447,7 @@ class Keeper:
         """Remove so much, if there is so much that may go; False if nothing was removed.
 
         ``idle_s`` spares what was used within so many seconds and cannot be had again, ``in_part``
-        removes what there is if that is less. What somebody else removes at the same
+        removes what there is if that is less. Removals by others at the same
         time counts as well.
         """
         self._prepare()
@@ -533,7 +533,7 @@ class Keeper:
             return True
 
     def _remove(self, chosen: Sequence[Candidate], check: Callable[[], bool] | None = None) -> Room:
-        """Remove them to make room, unless ``check`` says, while nobody commits, not to."""
+        """Remove them to make room, unless ``check`` says, while no process commits, not to."""
         gone, entries = self._described(chosen)
 
         def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
@@ -560,7 +560,7 @@ class Keeper:
     def _described(
         self, chosen: Sequence[Candidate]
     ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
-        """What blobs were, and what the journal is to say: also of those that can be had again,
+        """Describe blobs, and make journal entries: also for those that can be had again,
         which are noted from then on at each of their places.
         """
         now = int(time.time())
@@ -578,7 +578,7 @@ class Keeper:
         return gone, entries
 
     def _entry(self, place: OriginRecord, build_id: BuildId, noted: bool) -> NewSeen | None:
-        """What the journal is to say of a blob that was seen there; None if it says so."""
+        """The journal entry for a blob that was seen there; None if the journal has it."""
         origin = place.origin
         known = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
         if any(row.build_id == build_id and (row.noted or not noted) for row in known):
@@ -593,7 +593,7 @@ class Keeper:
 
 
 def look(env: Environment, blobs: Blobs) -> Usage:
-    """What a store takes now, and what its filesystem has."""
+    """Measure a store and its filesystem."""
     with env.read() as txn:
         counters = load_counters(env, txn)
     usage = blobs.filesystem()
@@ -627,14 +627,14 @@ INODES: Final = "keep-free (inodes)"
 
 
 def expiry(max_age: int) -> int:
-    """What was used before that (Unix time in seconds) is too old: uses are known to the hour."""
+    """Blobs last used before that time (Unix, s) are too old: uses are known to the hour."""
     return int(time.time()) - max_age - schema.USE_SLACK_S
 
 
 def plan(
     env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
 ) -> Iterator[Choice]:
-    """What a policy removes now, in that order; then, with ``stays``, what it keeps."""
+    """List the blobs a policy removes now, in that order; then, with ``stays``, those it keeps."""
     candidates = Candidates(env, policy.min_age, altlinks)
     chosen: set[Digest] = set()
     lack = lacks(env, blobs, policy)

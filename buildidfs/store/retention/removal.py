@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking blobs away, and with them every row that nothing speaks of any more.
 
-It takes two steps, because the mounts have to be told in between. First, while nobody else names
+It takes two steps, since the mounts have to be told in between. First, while no process names
 blobs: the artifacts go from the index, and then the files; who has one open keeps it. What depends
 on a build ID without being content (its places, its paths) says which names the kernel has to
 forget, so it stays until the listeners have heard: the second step removes it. A crash leaves rows
@@ -49,7 +49,7 @@ _SMALL_BATCH = 4
 
 
 class Removed(msgspec.Struct):
-    """What was taken away: ``bytes`` on the disk, and ``ids``, those that nothing is left of."""
+    """Blobs that were removed, their ``bytes`` on the disk, ``ids``: build IDs without a blob."""
 
     digests: list[bytes] = msgspec.field(default_factory=list)
     blobs: int = 0
@@ -72,7 +72,7 @@ def remove(
     Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. ``forget`` lets other
     debuginfo of a build ID be served again whose executable is removed; else it is withheld as
     before. ``write_down`` is called in the transaction that removes some, ``check`` before it while
-    nobody commits: if it is False these stay. Raises `StoreError`.
+    no process commits: if it is False these stay. Raises `StoreError`.
     """
     total = Removed()
     rest = iter(digests)
@@ -287,24 +287,24 @@ class _Clearer:
             public_first = sorted(kept, key=lambda each: not each[1].is_public)
             left = (find(origin.path) for kinds, origin in public_first if kinds & PATH_KINDS)
             others = (number for number in left if self._paths.has(number, ordinal))
-            # Those it has besides are of places that were forgotten, and nobody can find them.
+            # Those it has besides are of places that were forgotten, and cannot be found.
             named.primary_path = next(others, named.primary_path)
         for number in going - {named.primary_path}:
             self._paths.drop(named, ordinal, number)
 
 
 GRACE_S: Final = 3600
-"""What is younger is left alone."""
+"""Files that changed later than so many seconds ago stay."""
 
 _MOST_AT_ONCE: Final = 1 << 16
 
 
 class Collected(msgspec.Struct):
-    """What was found, and removed but for the quarantine.
+    """Counts of what was found, and removed but for the quarantine.
 
     ``ids`` counts build IDs of which something was left, ``blobs`` and ``bytes`` files that no row
     spoke of, ``drafts`` files that were never finished. ``quarantined`` and ``quarantine_bytes``
-    are for somebody to look at.
+    stay, to be looked at.
     """
 
     ids: int = 0
@@ -364,7 +364,7 @@ def _count(env: Environment, txn: Txn) -> int:
 
 
 def _sweep_paths(env: Environment, ordinals: list[int]) -> None:
-    """Go through all paths for those of build IDs that were seen at places nobody remembers."""
+    """Go through all paths for those of build IDs that were seen at forgotten places."""
     wanted = frozenset(ordinals)
     keys = (key for key, _ in Index(env).rows(env.tables["pathids"], b"", None))
     pairs = (schema.PATH_ORDINAL.unpack(key) for key in keys)
@@ -455,7 +455,7 @@ def _drafts(root: bytes) -> Iterator[bytes]:
 
 def _older(path: bytes, before: float) -> bool:
     try:
-        return os.lstat(path).st_ctime < before  # nobody can set it, and giving a name does
+        return os.lstat(path).st_ctime < before  # it cannot be set, and giving a name does
     except FileNotFoundError:
         return False
 

@@ -8,7 +8,7 @@ What stands in the row of its image and its ID is for people.
 
 *labels*. Its name among the others: `spelled` of what `label_of` says. That may come to mean
 another container (inode numbers of namespaces are used again) or another image (tags are moved),
-and who may make control groups or bundles can give a container the label of somebody else's: the
+and a user who may make control groups or bundles can give a container any label: the
 later one has ``~`` and what tells them apart behind it.
 
 *contents*. One row for each name in a directory. Directories have numbers within their container,
@@ -101,7 +101,7 @@ _decode = msgspec.msgpack.Decoder(ContainerRow).decode
 
 
 def offset_of(name: bytes) -> int:
-    """What stands for a name in the key of a row, and in a listing: 1 to 2**63-1."""
+    """The number that stands for a name in the key of a row and in a listing, 1 to 2**63-1."""
     return int.from_bytes(fingerprint(name, 8), "big") >> 1 or 1
 
 

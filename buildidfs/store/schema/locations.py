@@ -204,7 +204,7 @@ _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
 
 
 def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
-    """What keys in *journal* begin with for a path in a mount namespace; None: of any boot."""
+    """The start of keys in *journal* for a path in a mount namespace; None: of any boot."""
     prefix = _JOURNAL_PLACE.pack(fingerprint(path), mnt_ns_id, boot or b"")
     return prefix if boot is not None else prefix[:-16]
 

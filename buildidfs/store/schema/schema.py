@@ -15,7 +15,7 @@ Directory, mode 0700:
                  A blob tells where it comes from: see `beside`, `provenance`.
     lock         flock(2)ed, shared from the naming of a blob to the commit that speaks of it, and
                  exclusively while blobs are removed
-    quarantine/  what lay in the place of a blob and has other bytes, for somebody to look at
+    quarantine/  what lay in the place of a blob and has other bytes, to be looked at
     staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
     listeners/   one socket for each process that wants to hear of commits (see `notify`)
     run/         one locked file for each long-running process (see `presence`); the files that a
@@ -24,7 +24,7 @@ Directory, mode 0700:
 A row that leads to bytes can be compared with another, or with what was written. *ids* and
 *ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
 CRC-32 of all that stands before it and of the key (`_start`, where time matters), so that one wrong
-bit gives nobody the bytes of another build ID. *digests* is compared with the file of the
+bit never leads to the bytes of another build ID. *digests* is compared with the file of the
 blob.
 
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
@@ -78,7 +78,7 @@ finds it; all others are in *variants*. `index.rank` says which is better. Debug
 believed less than the executable that is served, or than the floor (`index.is_withheld`), is in
 *variants* alone, and has no bit in *ordinals*. Where nothing else is kept, bit 0 of ``kinds`` is
 set instead. Numbers from 2**15 on are only for what the host itself has, so that
-nobody else can use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
+a container cannot use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
 bytes at a place that is believed more raises the first two, and at one where everybody could read
 them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
 ``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
@@ -94,7 +94,7 @@ opened, or seen where it comes from, in seconds, up to an hour early, and its pl
 0 is what the host or a package has, class 1 everything else. ``verified`` is when all of it was
 last read and found right.
 
-**pins**. What is never removed. The empty name is somebody's decision, others are of a profile or
+**pins**. What is never removed. The empty name is a user's decision, others are of a profile or
 core file that speaks of the build ID, which need not be known here.
 
 **gone**. Build IDs that blobs were removed of. The row in *digests* is gone, that in *ids* too if
@@ -319,7 +319,7 @@ def build_id_of(value: bytes) -> BuildId:
 
 
 def is_named(value: bytes, build_id: bytes) -> bool:
-    """Whether a row of *ordinals* is of that build ID."""
+    """Return True if a row of *ordinals* is of that build ID."""
     return value[NAME_AT:] == build_id
 
 
@@ -552,7 +552,7 @@ _REF: Final = ORDINAL_KIND_VARIANT.size
 
 
 def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
-    """Whether a row of *digests* is of a file of which stat(2) says that."""
+    """Return True if a row of *digests* is of a file of which stat(2) says that."""
     return value[8:32] == _FILE.pack(stored, inode, ctime_ns)
 
 
@@ -562,12 +562,12 @@ def is_plain_file(value: bytes, size: int, inode: int, ctime_ns: int) -> bool:
 
 
 def is_struck(value: bytes) -> bool:
-    """Whether a row of *digests* is of a blob that was found to be damaged, or gone."""
+    """Return True if a row of *digests* is of a blob that was found to be damaged, or gone."""
     return value[16:32] == bytes(16)
 
 
 def is_digest_row(key: bytes, value: bytes) -> bool:
-    """Whether a row of *digests* decodes."""
+    """Return True if a row of *digests* decodes."""
     refs = len(value) - _REFS - U32.size
     return len(key) == 32 and refs >= 0 and refs % _REF == 0
 
@@ -578,10 +578,10 @@ def size_in(value: bytes) -> int:
 
 
 def has_ref(value: bytes, ref: bytes) -> bool:
-    """Whether a row of *digests* has an artifact whose key begins like that."""
+    """Return True if a row of *digests* has an artifact whose key begins like that."""
     return any(value.startswith(ref, at) for at in range(_REFS, len(value), _REF))
 
 
 def is_variant(value: bytes | None, number: int, digest: bytes) -> bool:
-    """Whether a row of *artifacts* or *variants* has that number, and that blob."""
+    """Return True if a row of *artifacts* or *variants* has that number, and that blob."""
     return value is not None and value[:34] == number.to_bytes(2, "big") + digest

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One write transaction, and what it does to each table."""
+"""Writes within one transaction: captures and sightings become rows.
+
+`transaction.Recorder` records a batch and uses a writer for each group of tables; `uses` keeps the
+order in which blobs may go, `provenance` what is kept beside a blob. Outsiders call
+`Store.commit`. Nothing here makes room, or tells listeners.
+"""

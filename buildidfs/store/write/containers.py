@@ -293,7 +293,7 @@ class ContainerWriter:
 
 
 def _id_in(label: str) -> str:
-    """What a label says of the ID of a container; empty for what is none."""
+    """The ID of a container in a label; empty if the label has none."""
     return "" if label.startswith(_NO_CONTAINERS) else label.partition(":")[2]
 
 
@@ -329,7 +329,7 @@ class ContainerPruner:
         self._contents = tables["contents"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
-        """What a place had of a build ID is removed; directories and containers that are empty
+        """Remove what a place had of a build ID; directories and containers that are empty
         then go as well.
         """
         names = components(origin.path) if label_of(origin) else None

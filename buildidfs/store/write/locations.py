@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one write transaction records of the places that files were seen at."""
+"""Writes of the places that files were seen at, in one transaction."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PlaceWriter:
     ) -> bool:
         """Bytes that are these artifacts of one build ID were seen; True at a new place.
 
-        ``named`` is counted up. ``recognised`` says that nobody asked who could get at the file.
+        ``named`` is counted up. ``recognised`` says that access to the file was not looked at.
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
@@ -74,7 +74,7 @@ class PlaceWriter:
         """Debuginfo refers to a dwz file by its path, and was seen at ``origin``.
 
         The name that a dwz file was seen under comes first. References in files that not everybody
-        can read are not told to everybody, and so not to anybody.
+        can read are not recorded, since everybody would be told of them.
         """
         name = locations.dwz_name(path)
         if not name or not origin.is_public:

@@ -28,7 +28,7 @@ _MAX_CLAIMS: Final = 16
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """What is served of a blob under one build ID, and a row of *origins* that it was seen at.
+    """The artifacts of a blob under one build ID, and a row of *origins* that it was seen at.
 
     Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
     of those believed most, of the public ones if there are any, and empty if all were forgotten.
@@ -60,7 +60,7 @@ _decoder = msgspec.msgpack.Decoder(_Provenance)
 
 
 def pack(claims: Iterable[Claim]) -> bytes:
-    """What is kept beside a blob: the claims believed most, as many as there is room for."""
+    """Pack the claims believed most, as many as there is room for."""
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
     chosen = chosen[:_MAX_CLAIMS]
     while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > files.MAX_ORIGIN_BYTES:
@@ -78,7 +78,7 @@ def unpack(data: bytes) -> tuple[Claim, ...]:
 
 
 def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
-    """What is to be kept beside a blob that these make."""
+    """The claims to keep beside a blob, made from its captures."""
     claims: dict[BuildId, Claim] = {}
     for new in captures:
         origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
@@ -108,7 +108,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
 
 
 def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
-    """What is to be kept beside a blob that the index knows."""
+    """The claims to keep beside a blob, made from its rows."""
     kinds: dict[int, int] = {}
     artifacts: dict[int, Artifact] = {}
     for ordinal, kind, variant in row.refs:

@@ -177,7 +177,7 @@ class Recorder:
             row.form = schema.FORM_PLAIN
             self._variants.altered.add(digest)
         elif not self._take_form(digest, row):
-            return  # whoever opens it reads all of it
+            return  # opening it reads all of it
         self._file(digest, row)
         self._txn.put(digest, row.pack(), db=self._digests)
 
@@ -198,7 +198,7 @@ class Recorder:
         data = provenance.of_rows(self._env, self._txn, digest, row)
         if data != self._blobs.origin(digest):
             self._blobs.keep_origin(digest, data)
-            if file == (row.stored, row.inode, row.ctime_ns):  # nobody has read any other
+            if file == (row.stored, row.inode, row.ctime_ns):  # no other was read
                 self._file(digest, row)
                 self._txn.put(digest, row.pack(), db=self._digests)
 
@@ -315,7 +315,7 @@ class Recorder:
     def _just_seen(
         self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
     ) -> bool:
-        """Whether that very place was recorded within a minute: then there is nothing to write."""
+        """Return True if that very place was recorded within a minute, and no row changes."""
         old = self._txn.get(
             locations.origin_key(ordinal, digest, sighting.origin), db=self._origins
         )
@@ -342,7 +342,7 @@ class Recorder:
     ) -> bool:
         """Write the place, and what follows from it; True when it is a new one.
 
-        ``recognised`` says that nobody asked who could get at the file.
+        ``recognised`` says that access to the file was not looked at.
         """
         origin = sighting.origin
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
@@ -375,7 +375,7 @@ _RACY_NS: Final = 2_000_000_000
 #: Rows of which the oldest goes when the table is full.
 _CANDIDATES: Final = 8
 
-#: Rows that are looked at for each new one, and go if their blob is gone: then nobody can be told
+#: Rows that are looked at for each new one, and go if their blob is gone: then no row tells
 #: of it. So not more than a third of all are in vain, however much is captured and removed.
 _LOOKED_AT: Final = 4
 

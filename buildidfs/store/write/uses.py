@@ -36,7 +36,7 @@ class UseWriter:
         self._put(digest, row)
 
     def note(self, digest: Digest, row: schema.DigestRow, stamp: int, trust: Trust) -> bool:
-        """Somebody used the blob, or it was seen at a place believed that much.
+        """Record a use of the blob, or a sighting at a place believed that much.
 
         True when the row is another one now.
         """
@@ -75,10 +75,10 @@ _PREFIX: Final = b"uses-"
 _DRAFT: Final = b".draft"
 _HEAD: Final = b"buildidfs uses 1\n"
 
-#: More than anybody remembers.
+#: More than a reader remembers.
 _MOST_DIGESTS: Final = 1 << 17
 
-#: Files that nobody took in. A store that nobody writes to needs none.
+#: Files that were not taken in. A store without a writer needs none.
 _MOST_FILES: Final = 64
 
 _BATCH: Final = 1024

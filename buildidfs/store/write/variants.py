@@ -217,7 +217,7 @@ class VariantWriter:
             self._put(artifact)
 
     def _executable(self, artifact: Artifact) -> Artifact | None:
-        """What `rank` is to compare with; nothing depends on it but debuginfo."""
+        """The executable for `rank`, on which only debuginfo depends."""
         if artifact.kind != Kind.DEBUGINFO:
             return None
         return self.best(artifact.ordinal, Kind.EXECUTABLE)
@@ -276,7 +276,7 @@ class VariantWriter:
 
 
 def _weight(executable: Artifact) -> tuple[int, int, bool, int]:
-    """What of an executable decides which debuginfo is served."""
+    """The fields of an executable that decide which debuginfo is served."""
     return executable.trust, executable.standing, executable.truncated, executable.segments
 
 
