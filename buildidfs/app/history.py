@@ -7,8 +7,9 @@ Origins are of bytes that the store holds or held; the journal also knows what c
 from __future__ import annotations
 
 import fnmatch
+import heapq
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -16,16 +17,22 @@ from buildidfs import names
 from buildidfs.capture.origin import container
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId
 from buildidfs.model import BuildId
+from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
     from buildidfs.config import Settings
+    from buildidfs.model import Origin
     from buildidfs.store import JournalRecord, OriginRecord, Store
 
+    JournalRow: TypeAlias = JournalRecord | Lost
+
 _ROOT: Final = 0
+# What was never in a namespace: the label says of which package or image it was.
+_PACKED: Final = ("package", "image")
 
 
 class Place(msgspec.Struct):
@@ -228,3 +235,64 @@ def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
             child = name if is_name else path + b"/" + name
             yield number, child
             waiting.append((number, child))
+
+
+def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> str:
+    """Return the label of the container of a sighting; empty for the host.
+
+    ``names`` are the namespaces that define a container; None takes the label of the time.
+    """
+    if names is None or seen.scanner in _PACKED:
+        return seen.container
+    return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
+
+
+def journal_filter(
+    globs: tuple[str, ...], label: str | None, names: tuple[str, ...] | None
+) -> Callable[[JournalRow], bool]:
+    """Return the test that a row has to pass."""
+    if not globs and label is None:
+        return lambda row: True
+    import os
+
+    # A path may have what is special in a pattern, and can still be given as it is.
+    exact = {os.fsencode(glob) for glob in globs}
+    patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
+
+    def wanted(row: JournalRow) -> bool:
+        if label is not None and not container.fits(label, row_container(row, names)):
+            return False
+        path = _path(row)
+        return not patterns or path in exact or any(pattern.match(path) for pattern in patterns)
+
+    return wanted
+
+
+def row_container(row: JournalRow, names: tuple[str, ...] | None) -> str:
+    """Return the label of the container of a row, see `container_of`."""
+    return row.container if isinstance(row, Lost) else container_of(row, names)
+
+
+def _path(row: JournalRow) -> bytes:
+    return row.raw_path if isinstance(row, Lost) else row.path
+
+
+def _time(row: JournalRow) -> int:
+    return row.time_ns if isinstance(row, Lost) else row.last_seen_ns
+
+
+def journal_rows(store: Store, since: int, lost: bool) -> Iterator[JournalRow]:
+    """Yield sightings and losses in the order of time."""
+    seen: Iterable[JournalRow] = () if lost else store.journal.since(since)
+    gone: Iterable[JournalRow] = store.lost_since(since)
+    return heapq.merge(seen, gone, key=_time)
+
+
+def last_in_journal(store: Store, *, lost: bool) -> int:
+    """Return when a watch last lost a file, or without ``lost`` also when it last saw one.
+
+    In nanoseconds of Unix time; 0 for never.
+    """
+    seen = None if lost else store.journal.last()
+    gone = max((row.time_ns for row in store.lost_since()), default=0)
+    return max(0 if seen is None else seen.last_seen_ns, gone)

@@ -33,8 +33,6 @@ HOSTNAME_HELP = (
     "What to call this machine in what is captured.  [default: its own name; in a container"
     " $NODE_NAME, or the name of the host]"
 )
-# What was never in a namespace: the label says of which package or image it was.
-_PACKED = ("package", "image")
 
 
 def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
@@ -258,20 +256,9 @@ namespaces_option = click.option(
 )
 
 
-def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> str:
-    """The label of the container it was seen in: that of then, or by the definition ``names``.
-
-    Empty for the host.
-    """
-    if names is None or seen.scanner in _PACKED:
-        return seen.container
-    from buildidfs.capture.origin import container
-
-    return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
-
-
 def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> dict[str, object]:
     """Return the JSON fields for the container, host and scanner of a sighting."""
+    from buildidfs.app.history import container_of
     from buildidfs.capture.origin import container
 
     return {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 import sys
 import time
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import Session, container_of, exit_status, namespaces_option, whose_fields
+from buildidfs.app import history
+from buildidfs.app.history import container_of
+from buildidfs.cli.common import Session, exit_status, namespaces_option, whose_fields
 from buildidfs.cli.output import json_line, moment, path_fields, printable
 from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from buildidfs.model import FileIdentity
     from buildidfs.store import JournalRecord, Store
 
@@ -102,14 +101,17 @@ def journal(
     it had no room for them while they could still be had at that path, and lost, with the reason,
     where a watch saw a file and could not take it.
     """
-    wanted = _filter(globs, container, names)
+    wanted = history.journal_filter(globs, container, names)
     show, show_lost = (_json, _lost_json) if json_ else (_text, _lost_text)
     shown, labels = False, set[str]()
     with session.open_store() as store:
-        for row in _rows(store, since, lost):
+        for row in history.journal_rows(store, since, lost):
             if not wanted(row):
                 if len(labels) < _MOST_LABELS:
-                    labels.add(_container(row, names) or "the host")
+                    labels.add(
+                        (row.container if isinstance(row, Lost) else container_of(row, names))
+                        or "the host"
+                    )
                 continue
             shown = True
             if isinstance(row, Lost):
@@ -122,57 +124,11 @@ def journal(
             session.say_why_empty(_why_empty(store, since, lost, labels))
 
 
-def _filter(
-    globs: tuple[str, ...], container: str | None, names: tuple[str, ...] | None
-) -> Callable[[Row], bool]:
-    """The test that a row has to pass."""
-    if not globs and container is None:
-        return lambda row: True
-    import fnmatch
-    import os
-
-    from buildidfs.capture.origin.container import fits
-
-    # A path may have what is special in a pattern, and can still be given as it is.
-    exact = {os.fsencode(glob) for glob in globs}
-    patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
-
-    def wanted(row: Row) -> bool:
-        if container is not None and not fits(container, _container(row, names)):
-            return False
-        path = _path(row)
-        return not patterns or path in exact or any(pattern.match(path) for pattern in patterns)
-
-    return wanted
-
-
-def _container(row: Row, names: tuple[str, ...] | None) -> str:
-    return row.container if isinstance(row, Lost) else container_of(row, names)
-
-
-def _path(row: Row) -> bytes:
-    return row.raw_path if isinstance(row, Lost) else row.path
-
-
-def _time(row: Row) -> int:
-    return row.time_ns if isinstance(row, Lost) else row.last_seen_ns
-
-
-def _rows(store: Store, since: int, lost: bool) -> Iterator[Row]:
-    """Yield sightings and losses in the order of time."""
-    seen: Iterable[Row] = () if lost else store.journal.since(since)
-    gone: Iterable[Row] = store.lost_since(since)
-    return heapq.merge(seen, gone, key=_time)
-
-
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     """Why no row was shown, of those there are from ``since`` on in containers with ``labels``."""
     if labels:
         return f"no row fits what was asked for; there are some of {', '.join(sorted(labels))}"
-    last = max(
-        (0 if lost or (row := store.journal.last()) is None else row.last_seen_ns),
-        max((row.time_ns for row in store.lost_since()), default=0),
-    )
+    last = history.last_in_journal(store, lost=lost)
     if not last and lost:
         return "no watch on this store has lost a file"
     scans = "buildidfs list shows what scans have captured"

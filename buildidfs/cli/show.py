@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from buildidfs.app.history import container_of
 from buildidfs.cli.common import (
     BuildIdArgument,
     Session,
-    container_of,
     exit_status,
     namespaces_option,
     whose_fields,
