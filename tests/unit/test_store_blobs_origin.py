@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.write.sidecar: bytes beside a blob, wherever the filesystem has room for them."""
+"""buildidfs.store.blobs.files: bytes beside a blob, wherever the filesystem has room for them."""
 
 from __future__ import annotations
 

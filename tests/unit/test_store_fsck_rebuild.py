@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.fsck.rebuild: an index made from the blobs alone serves what the old one did."""
+"""buildidfs.store.fsck.repair: an index made from the blobs alone serves what the old one did."""
 
 from __future__ import annotations
 

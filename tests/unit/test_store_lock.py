@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.lock: who names and who removes keep out of each other's way."""
+"""buildidfs.store.coordination: who names and who removes keep out of each other's way."""
 
 from __future__ import annotations
 

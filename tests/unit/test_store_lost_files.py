@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.lost_files: rows of lost files, appended, and read again."""
+"""buildidfs.store.run_files: rows of lost files, appended, and read again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.notify: a commit is not over before every listener has forgotten."""
+"""buildidfs.store.coordination: a commit is not over before every listener has forgotten."""
 
 from __future__ import annotations
 

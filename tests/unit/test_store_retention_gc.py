@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.retention.gc: what killed processes left goes, and nothing that anybody needs."""
+"""buildidfs.store.retention.removal: what killed processes left goes, and nothing that anybody needs."""
 
 from __future__ import annotations
 

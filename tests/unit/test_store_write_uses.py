@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.write.use_log: uses by readers reach the index, once, and are bounded."""
+"""buildidfs.store.write.uses: uses by readers reach the index, once, and are bounded."""
 
 from __future__ import annotations
 
