@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.retention.removal: what killed processes left goes, and nothing that anybody needs."""
+"""buildidfs.store.retention.removal: leftovers of killed processes go, and nothing else does."""
 
 from __future__ import annotations
 
