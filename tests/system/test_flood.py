@@ -29,7 +29,7 @@ def test_host_and_second_container_lose_nothing(directory: Path, rate: int, work
         watching(directory / "store", "--no-scan", "--pin-seconds", "4") as watcher,
     ):
         with flooding(directory / "flood", rate, workers) as flood:
-            until(lambda: watcher.facts.get("dropped", 0) > 100, "a flood that is noticed")
+            until(lambda: watcher.facts.get("dropped", 0) > 100, "a flood that is noticed", 60)
             host, container = beside(items, _PROGRAMS)
             assert watcher.captured(host).complete, "of the host"
             assert watcher.captured(container).complete, "of the second container"
