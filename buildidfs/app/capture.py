@@ -237,7 +237,7 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
             if len(part.unreadable) == portion.unreadable and not part.noted:
                 now = time.time_ns()
                 store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])
-            _add(total, part)
+            total.add(part)
             if portion.is_last:
                 return total
     finally:
@@ -261,19 +261,6 @@ class _Portion:
                 return
             self.unreadable += isinstance(item, Unreadable)
             yield item
-
-
-def _add(total: Summary, part: Summary) -> None:
-    total.files += part.files
-    total.captured += part.captured
-    total.held += part.held
-    total.copied_bytes += part.copied_bytes
-    total.new_ids += part.new_ids
-    total.absent.update(part.absent)
-    total.unreadable += part.unreadable
-    total.noted += part.noted
-    total.noted_bytes += part.noted_bytes
-    total.removed.merge(part.removed)
 
 
 def scan_kernel(

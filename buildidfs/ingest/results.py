@@ -43,6 +43,16 @@ class Summary(Results):
     noted_bytes: int = 0
     removed: Tally = msgspec.field(default_factory=Tally)
 
+    def add(self, part: Summary) -> None:
+        """Add the counts of another scan to these."""
+        for field in msgspec.structs.fields(self):
+            if field.type is int:
+                total = getattr(self, field.name) + getattr(part, field.name)
+                setattr(self, field.name, total)
+        self.absent.update(part.absent)
+        self.unreadable += part.unreadable
+        self.removed.merge(part.removed)
+
 
 class Counters(Results):
     """Counts of a watch since its start.

@@ -580,3 +580,21 @@ def test_progress_is_told(store: Watched, tmp_path: Path) -> None:
     path = write(tmp_path / "a", ELF_A)
     Ingest(store).run([pin(path)], lambda done, what: told.append((done, what)))
     assert told == [(1, os.fspath(path))]
+
+
+def test_sum_of_two_scans_has_every_count() -> None:
+    """A field that `Summary.add` forgets stays at the count of the first scan."""
+    whole, part = Summary(), Summary()
+    for each in (whole, part):
+        for field in msgspec.structs.fields(Summary):
+            if isinstance(getattr(each, field.name), int):
+                setattr(each, field.name, 3)
+        each.absent[Absence.NO_BUILD_ID] = 3
+        each.unreadable.append(Unreadable(b"/x", "gone"))
+        each.removed.losses = 3
+    whole.add(part)
+    counts = {name: value for name, value in msgspec.structs.asdict(whole).items()
+              if isinstance(value, int)}  # fmt: skip
+    assert set(counts.values()) == {6}, counts
+    assert whole.absent[Absence.NO_BUILD_ID] == whole.removed.losses == 6
+    assert len(whole.unreadable) == 2

@@ -135,7 +135,7 @@ class _Scan:
                 yield from ProcScanner(memo, pids=[], container_namespaces=self._namespaces)
 
         if missing:
-            _add(whole.summary, Ingest(self._store).run(found(), self._progress))
+            whole.summary.add(Ingest(self._store).run(found(), self._progress))
             self._reading.forget()
         after = Holdings(self._store)
         for hit, binary in self._binaries():
@@ -200,13 +200,3 @@ def _is_kernel(hit: Hit, file: File | None) -> bool:
     if file is None:
         return hit.file == IN_KERNEL
     return file.cpumode & CPUMODE == KERNEL
-
-
-def _add(whole: Summary, summary: Summary) -> None:
-    whole.files += summary.files
-    whole.captured += summary.captured
-    whole.held += summary.held
-    whole.copied_bytes += summary.copied_bytes
-    whole.new_ids += summary.new_ids
-    whole.absent += summary.absent
-    whole.unreadable += summary.unreadable
