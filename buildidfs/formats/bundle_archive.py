@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archive of a bundle: its manifest, and the place of each file.
 
-A bundle is a tar archive in the seekable format of zstd (`seekable`):
+A bundle is a tar archive in the seekable format of zstd (`formats.archive.seekable_zstd`):
 
     manifest.json        one JSON object, `Manifest`
     blobs/SHA256         each file once, in the order in which the manifest first names it
@@ -112,10 +112,11 @@ class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of that list: a source file that a debug file names, or a directory in which a
-    compiler ran that made it. Names that do not begin with a slash are relative to one of those.
+    """A line of the list of source files: a source file that a debug file names (``path``), or a
+    directory in which the compiler ran (``directory``). A relative path starts at one of these
+    directories.
 
-    What is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
+    A name that is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
     """
 
     build_id: str

@@ -13,9 +13,9 @@ _DEL: Final = 0x7F
 
 
 def escaped(data: bytes) -> bytes:
-    """The same JSON text with every character that is not printable as ``\\uNNNN``.
+    """Return the same JSON text with each unprintable character written as ``\\uNNNN``.
 
-    Only within strings does JSON have such, apart from the end of a line, which stays.
+    Newlines stay. ``data`` has other unprintable characters within strings only.
     """
     if data.isascii() and _DEL not in data:
         return data

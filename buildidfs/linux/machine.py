@@ -113,7 +113,7 @@ def is_first_user() -> bool:
 
 
 def is_contained() -> bool:
-    """Return True if this process has not the PID or mount namespace of the host.
+    """Return True if this process has a PID or mount namespace other than the host's.
 
     Some services of the host have a mount namespace of their own, too.
     """

@@ -46,10 +46,10 @@ def start(options: MountOptions, log_file: str | None = None) -> None:
 
 
 def detach(work: Work, log_file: str | None = None) -> None:
-    """Do ``work`` in a process of its own; returns when that calls the function it is given.
+    """Run ``work`` in a background process; return when it calls its argument: it is ready.
 
-    It has no terminal, and / for its directory; messages go where `start` says. An error of ours
-    that it raises before it is ready is raised here.
+    The process has no terminal, and its working directory is /. Its messages go where those of
+    `start` go. If ``work`` raises before it is ready, the error is raised here.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()

@@ -126,8 +126,8 @@ def _take_away_as_user(point: bytes) -> bool:
 def clear(point: bytes) -> bool:
     """Unmount the remains of killed mounts of buildidfs at ``point``; False if there are none.
 
-    Several may lie on top of each other. Raises `MountError`, also for a server that is there and
-    does not answer.
+    Several may lie on top of each other. Raises `MountError`, also if the mount has a live server
+    that does not answer.
     """
     found = False
     while is_ours(point) and not _answers(point):

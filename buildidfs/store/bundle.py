@@ -70,9 +70,9 @@ def write_bundle(
 ) -> int:
     """Write a bundle to a file or pipe; returns how many bytes of an earlier attempt were kept.
 
-    ``inputs`` and ``sources`` are descriptors of the files whose sizes the manifest tells.
-    ``progress`` hears of bytes of content. Every blob is verified on its way. Raises OSError of the
-    output, `IntegrityError`, `StoreError`.
+    ``inputs`` and ``sources`` are descriptors of files whose sizes are in the manifest.
+    ``progress`` is called with the size of each chunk of content that was written. Each blob is
+    verified while it is copied. Raises OSError of the output, `IntegrityError`, `StoreError`.
     """
     writer = FrameWriter(fd, resume=resume)
     text = bundle_archive.encode(manifest)

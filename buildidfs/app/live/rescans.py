@@ -82,7 +82,7 @@ class Scans:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being done, or about to be."""
+        """True if no scan runs, and none is scheduled."""
         with self._changed:
             return not self._is_busy and self._all_at == math.inf and not self._pids
 

@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def container(self) -> str | None:
-        """The label of the container, empty for the host; None if it may be one or the other."""
+        """The label that all candidates share, empty for the host; None if they share none."""
         labels = {each.container for each in self.candidates}
         return labels.pop() if len(labels) == 1 else None
 

@@ -70,7 +70,7 @@ class Reading:
     """A profile whose address spaces are known, and what its files were, as far as the store
     can tell. Making one raises `UsageError`.
 
-    ``assigned`` gives build IDs to paths, see `matching.Matcher`.
+    ``assigned`` gives build IDs to paths, see `match.Matcher`.
     ``lost`` counts records that found no room when they were made, ``samples`` those that `hits`
     has read.
     """
@@ -275,7 +275,7 @@ class Reading:
         return hits
 
     def describe(self, hit: Hit) -> tuple[bytes, Answer]:
-        """A path or a name for a hit, and what it was."""
+        """Return the path or name to show for a hit, and the answer for the file that was hit."""
         if hit.file == UNMAPPED:
             return b"[unknown]", Answer(None, why=_NO_MAPPING)
         if hit.file == IN_GUEST:
@@ -357,7 +357,7 @@ class Hit(NamedTuple):
 
 
 class Hits:
-    """Counts samples by where they fell in ``spaces``. ``mode`` is CPUMODE of their records."""
+    """Counts samples by the `Hit` in ``spaces``. ``mode`` is the CPUMODE of the sample's record."""
 
     def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces

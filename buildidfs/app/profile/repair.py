@@ -58,7 +58,7 @@ class Unresolved(msgspec.Struct, frozen=True):
 
     ``samples`` is their number, ``share`` the same in per cent of all samples. ``why`` says why the
     file has no build ID; ``namesakes`` are files of that name that the store knows, see
-    `matching.namesakes`.
+    `match.namesakes`.
     """
 
     container: str

@@ -142,7 +142,7 @@ class SupervisedProgram:
             os.close(writing)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal; SIGKILL also to what it has started and not left to itself."""
+        """Send the program a signal. SIGKILL goes to its whole process group."""
         if self._process is not None:
             self._process.send(number, group=number == signal.SIGKILL)
 

@@ -66,11 +66,12 @@ def start(
     ready: Callable[[], None] | None = None,
     log_file: str | None = None,
 ) -> None:
-    """Run the programs; returns when they are running, or, with ``ready``, when they have ended.
+    """Run the programs in the background, and return when they run.
 
-    The store is made if there is none, and so is ``mountpoint``. What is not needed may have
-    failed: `running` tells. Raises `StoreLocked` when this runs already, `MountError`, and
-    what a needed program failed with.
+    With ``ready`` they run in the foreground: it is called when they run, and this function returns
+    when they have ended. Makes the store and ``mountpoint`` if they are absent. A program that is
+    not ``needed`` may have failed; `running` and `parts` tell. Raises `StoreLocked` if another
+    supervisor runs on the store, `MountError`, and the error of a needed program that failed.
     """
     root = os.path.abspath(os.fsencode(store_path))
     Store.create(root).close()
@@ -220,7 +221,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_second(supervisor: Present, mountpoint: bytes | None) -> None:
-    """Raise `UsageError` unless the supervisor that runs does what is wanted now."""
+    """Raise `UsageError` unless the running supervisor serves ``mountpoint`` (None: no mount)."""
     there = supervisor.path("mountpoint")
     if there != (mountpoint or b""):
         where = f"with the mount at {os.fsdecode(there)}" if there else "without a mount"

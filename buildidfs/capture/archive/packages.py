@@ -54,9 +54,9 @@ _DAY_NS: Final = 86_400 * 1_000_000_000
 class PackageScanner:
     """One pass over the packages at or below ``paths``; see `capture.base`.
 
-    What is a package is told by its first bytes; below a directory all else is passed over. A
-    package that the memo knows (see `whole`) is not read, unless ``again``. ``spool_directory`` is
-    where members are put that are too large for memory.
+    Its first bytes tell that a file is a package; other files in directories are skipped. A package
+    that the memo knows (see `whole`) is read only with ``again``. Members that are too large for
+    memory go to files in ``spool_directory``.
     """
 
     def __init__(

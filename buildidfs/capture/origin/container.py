@@ -47,7 +47,7 @@ def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
 
 
 def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
-    """`reach.Root.maker` for a process whose namespaces are ``apart`` so.
+    """`path_access.Root.maker` for a process whose namespaces are ``apart`` so.
 
     Mounts that root makes in a mount namespace of another user count as root's.
     """
@@ -100,7 +100,7 @@ def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
 
 
 def fits(text: str, label: str) -> bool:
-    """Return True if ``text`` of a user may name that container; see `choose`."""
+    """Return True if the user's ``text`` may name the container ``label``; see `choose`."""
     manager, colon, its_id = text.rpartition(":")
     if not its_id or (colon and not label.startswith(f"{manager}:")):
         return text == label
@@ -138,7 +138,7 @@ def trust(
 
     HOST if only root can have written it and it was seen in the host's own mount namespace,
     CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the
-    filesystem's word on owners is not to be taken, see `owners.Owners`.
+    filesystem's word on owners is not to be taken, see `ownership.Owners`.
     """
     if not mnt or not initial_mnt:
         return Trust.UNKNOWN

@@ -6,7 +6,7 @@ for each of its three classes, whether *everybody* who is in it could search eve
 the file (`model.Origin.reach`). The way begins at the root of the file's mount namespace, which for
 a process in a chroot is above its own root. Where a mount namespace shows a directory of a
 filesystem that the host has mounted, too, the way to that directory on the host counts as well
-(`_Outside` has the exceptions). Where the three classes cannot say it, less is said:
+(`Reach._outside` has the exceptions). Where the three classes cannot say it, less is said:
 
 - who owns a directory, or is in its group, may be in any class of a file that is another's;
 - what an access control list lets named users and groups do is not said; what it keeps them from,

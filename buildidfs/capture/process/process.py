@@ -280,10 +280,10 @@ class Process:
             os.close(fd)
 
     def build_id(self, mapping: Mapping) -> BuildId | None:
-        """The build ID of a mapped file, for which the kernel may have to ask its filesystem.
+        """The build ID of a mapped file; the kernel may have to ask the filesystem for it.
 
-        Inside a user namespace that may refuse the kernel, too, which asks in our name; memory is
-        read in the name of the process.
+        The kernel asks with our rights, and a filesystem that was mounted in a user namespace may
+        refuse that. The build ID is then read from the memory of the process, with its rights.
         """
         try:
             maps_fd = procfs.open_maps(self.fd)

@@ -63,7 +63,7 @@ class KernelScanner:
     ``all_files`` wants the files that the kernel itself is in, and debug files, too. ``root`` is
     where /proc, /sys, /boot, /usr/lib/debug and /lib/modules are looked for and ``release`` the
     kernel's name there; both are for tests. ``spool_directory`` is as for
-    `kernelfiles.InstalledKernels`, the others as for `capture.process.scanner.ProcScanner`.
+    `InstalledKernels`, the others as for `capture.process.scanner.ProcScanner`.
     """
 
     def __init__(

@@ -299,12 +299,14 @@ NAMES_MAX_BYTES: Final = 512 << 20
 class LayerNames:
     """The paths of one layer, from `common.installed`, and what it hides of the layers below it.
 
-    A file hides whatever has its path below, and all that is below that; a directory hides no other
-    directory. A *whiteout*, an empty file called ``.wh.NAME``, hides NAME and is not there itself;
-    an *opaque* one, ``.wh..wh..opq``, hides all that its directory has below. Neither hides files
-    of its own layer. Source: the OCI image specification, "Representing Changes".
+    A file hides the entry that lower layers have at its path, and all that this entry contains; a
+    directory hides files, and no directory. A *whiteout*, an empty file called ``.wh.NAME``, hides
+    NAME in lower layers; an *opaque* one, ``.wh..wh..opq``, hides what lower layers have in its
+    directory. No container sees a whiteout, and none hides files of its own layer. Source: the OCI
+    image specification, "Representing Changes".
 
-    ``size`` is about what they take; `Damaged` is raised when that is more than ``room``.
+    ``size`` estimates the bytes of memory that the paths take; methods that add a path raise
+    `Damaged` if it exceeds ``room``.
     """
 
     __slots__ = ("_covered", "_directories", "_opaque", "_room", "size")

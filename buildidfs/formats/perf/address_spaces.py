@@ -147,7 +147,7 @@ class Spaces:
         return 0 if timeline is None else timeline.image(time)
 
     def mapped(self, pid: int, image: int) -> list[tuple[int, int]]:
-        """The files that a process mapped as ``image``, each with its time."""
+        """The files that a process mapped or inherited as ``image``: number and time of each."""
         found: list[tuple[int, int]] = []
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)

@@ -71,9 +71,7 @@ class Checker:
         return sum(entries[table] for table in RULES)
 
     def batches(self, table: str) -> Iterator[tuple[int, list[bytes]]]:
-        """All rows of a table, some at a time: how many, and the keys of those with which
-        something is wrong.
-        """
+        """Check a table in batches; yield the number of rows and the keys of suspicious ones."""
         start, rule = b"", RULES[table]
         while True:
             with self.env.read() as txn:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of an index and how they are mended: what the rules of `rules` and `placerules` work with.
+"""Faults of an index and their repair: the tools of the rules in `id_rules` and `location_rules`.
 
 A rule looks at one row, and at those that it belongs to, within one transaction, so that what is
 committed meanwhile cannot look like a fault. The same rules run in a write transaction when faults

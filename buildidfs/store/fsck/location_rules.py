@@ -129,7 +129,7 @@ def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """The same for the last names of paths. How often they are counted, `placecounts` looks at."""
+    """The same for the last names of paths; `wrong` checks their counts."""
     schema.U16.unpack_from(value)
     if value[schema.U16.size :] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")

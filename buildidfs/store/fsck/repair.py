@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults put right: rows that follow from others are made again, and what leads nowhere goes.
 
-What is done about each fault stands where it is found, in `rules` and `placerules`. Each is mended
+The rule that finds a fault says how to mend it (`id_rules`, `location_rules`). Each is mended
 in a write transaction that looks at the row once more. Mending one may bring up another, so all
 rows are gone through until nothing is found.
 """

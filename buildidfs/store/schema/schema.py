@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of a store, version 1. This file is its definition.
 
-Nothing else packs or unpacks rows but `places`, which has those that tell of places.
+`locations` has the rows of places and of the journal, `containers` those of containers. No other
+module defines how a row is packed.
 
 Directory, mode 0700:
 
@@ -12,14 +13,14 @@ Directory, mode 0700:
     blobs/ab/    one file for each blob, named by the 64 hex digits of its SHA-256; "ab" are the
                  first two. A name is given after fsync, and before any row speaks of it: rows
                  without a blob are damage, blobs without a row are left by a crash and harmless.
-                 A blob tells where it comes from: see `beside`, `provenance`.
+                 A blob tells where it comes from: see `provenance`.
     lock         flock(2)ed, shared from the naming of a blob to the commit that speaks of it, and
                  exclusively while blobs are removed
     quarantine/  what lay in the place of a blob and has other bytes, to be looked at
     staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
-    listeners/   one socket for each process that wants to hear of commits (see `notify`)
-    run/         one locked file for each long-running process (see `presence`); the files that a
-                 watch has lost (see `losses`); what readers have opened (see `uselog`)
+    listeners/   one socket for each process that wants to hear of commits (`coordination`)
+    run/         one locked file for each long-running process (`run_files.Presence`); the files
+                 that a watch has lost (`run_files.LossLog`); what readers have opened (`uses`)
 
 A row that leads to bytes can be compared with another, or with what was written. *ids* and
 *ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
@@ -34,7 +35,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     meta       "counters"                             `Counters`
     ids        build ID (2 to 120 bytes)              ordinal u64
     ordinals   ordinal u64                            `OrdinalRow`, then the build ID
-    artifacts  ordinal u64, kind u8                   `ArtifactRow`, extents of scripts, trailer
+    artifacts  ordinal u64, kind u8                   `pack_artifact`: fields, scripts, trailer
     variants   ordinal u64, kind u8, variant u16      the same: variants that are not served
     digests    SHA-256 (32)                           `DigestRow`, then (ordinal u64, kind u8,
                                                       variant u16) for each artifact with it,
@@ -60,7 +61,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
 **meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
 never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
 one below 2**28. ``announced`` counts the commits that listeners were told of. "format": version of
-the rows, u32, should the file say less. "evicted": what was removed to make room, see `evictions`.
+the rows, u32, should the file say less. "evicted": what was removed to make room, see `Evictions`.
 "floor" and a build ID: trust u8, standing u8, check, see `pack_floor`. Debuginfo of that build ID
 which is believed less is withheld. The row is written for an executable of the host or of a package
 that is evicted or noted, and for debuginfo that names a dwz file by its build ID. It goes when the
@@ -74,8 +75,8 @@ seen at, of those that are public if there is one (0: none);
 1 to 4, the number the next variant gets.
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
-finds it; all others are in *variants*. `index.rank` says which is better. Debuginfo that is
-believed less than the executable that is served, or than the floor (`index.is_withheld`), is in
+finds it; all others are in *variants*. `ranking.rank` says which is better. Debuginfo that is
+believed less than the executable that is served, or than the floor (`ranking.is_withheld`), is in
 *variants* alone, and has no bit in *ordinals*. Where nothing else is kept, bit 0 of ``kinds`` is
 set instead. Numbers from 2**15 on are only for what the host itself has, so that
 a container cannot use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
