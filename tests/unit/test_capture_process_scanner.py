@@ -175,6 +175,8 @@ def test_process_that_does_not_exist_is_said_when_asked_for() -> None:
     assert result.unreadable == [
         Unreadable(b"/proc/%d" % child.pid, "no such process", errno.ESRCH)
     ]
+    later = ProcScanner(Memory(), pids=[child.pid], may_have_ended=True)
+    assert scan(later).unreadable == [], "the caller had found it some time ago"
 
 
 def test_process_that_ends_meanwhile_is_not_an_error(

@@ -286,6 +286,7 @@ class Watch(Listener):
         yield from ProcScanner(
             self._memo,
             pids=pids,
+            may_have_ended=True,
             container_namespaces=namespaces,
             as_owner=self._as_owner,
             helper=self._helper,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from buildidfs.capture.live.process_table import Home, Share
 
-PER_SECOND: Final = 600.0
+PER_SECOND: Final = 300.0
 """New files that all shares together may have looked at in a second, for as long as they like.
 
-About half of what two processors stage and commit.
+About half of the files of containers that two processors take in: to find out who could reach a
+file costs most of it.
 """
 
 BURST: Final = 1024

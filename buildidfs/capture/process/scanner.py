@@ -81,7 +81,8 @@ class ProcScanner:
     one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
     namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
     it; without, that is `Unreadable`. ``helper`` is asked for what is on filesystems that may not
-    answer, and stays the caller's. ``ways`` and ``patience`` are for tests.
+    answer, and stays the caller's. ``may_have_ended`` passes over those of ``pids`` that are gone,
+    because the caller found them some time ago. ``ways`` and ``patience`` are for tests.
 
     Iterating raises `UsageError` for a container that is not there, or not the only one. A process
     that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
@@ -101,9 +102,11 @@ class ProcScanner:
         ways: Ways | None = None,
         patience: Patience | None = None,
         helper: FileHelper | None = None,
+        may_have_ended: bool = False,
     ) -> None:
         self._memo = memo
         self._helper = helper
+        self._asked_for = pids is not None and not may_have_ended
         self._pids = pids
         self._containers = containers
         self._containers_only = containers_only
@@ -142,7 +145,7 @@ class ProcScanner:
                 pid,
                 wanted=wanted,
                 contained=self._containers_only,
-                asked_for=self._pids is not None,
+                asked_for=self._asked_for,
             )
         yield from scan.failures()
 

@@ -109,6 +109,7 @@ class WantedScanner:
             scanner = ProcScanner(
                 self._memo,
                 pids=sorted(set(pids.values())),
+                may_have_ended=True,
                 container_namespaces=self._container_namespaces,
             )
             yield from self._only_wanted(scanner) if self._only else scanner
