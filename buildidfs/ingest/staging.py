@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
 """The fate of a file; `NewSeen`: there is no room, and it can be had again where it was seen."""
 
-WRITTEN_TO: Final = "somebody keeps writing to it"
+WRITTEN_TO: Final = "a process keeps writing to it"
 """Said with ETXTBSY of a file that may be captured later."""
 
 _ATTEMPTS: Final = 3

@@ -196,9 +196,9 @@ def test_time_of_those_in_work_is_not_over_until_they_are_given_back(pins: Pendi
     assert pins.take(0) is item
     assert pins.expire(0.2) == []
     assert item.file.fd >= 0
-    pins.give_back(item, 60, "somebody keeps writing to it")
+    pins.give_back(item, 60, "a process keeps writing to it")
     (gone,) = pins.expire()
-    assert (gone.pending, gone.reason) == (item, "somebody keeps writing to it")
+    assert (gone.pending, gone.reason) == (item, "a process keeps writing to it")
     assert item.file.fd == -1
 
 

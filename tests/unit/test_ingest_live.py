@@ -481,7 +481,7 @@ def test_writer_that_never_ends_is_told_of(tmp_path: Path, scan: bool) -> None:
         ((told, reason),) = watch.failures
         assert len(watch.forgotten) == 1
         assert told.origin.path == place(path)
-        assert reason == "somebody keeps writing to it"
+        assert reason == "a process keeps writing to it"
         assert not watch.has(A)
         assert watch.live.counters.retried >= 3
         if not scan:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a blob comes from, in a form that survives the index, which can be made again from it.
 
-It is kept `beside` the bytes, and written before the blob gets its name. msgpack: an array of the
-version of this format and an array of claims, see `Claim`.
+An extended attribute of the blob holds it, written before the blob gets its name
+(`blobs.files.attach_origin`). msgpack: an array of the version of this format and an array of
+claims, see `Claim`.
 """
 
 from __future__ import annotations
