@@ -41,7 +41,7 @@ uninstall:
 
 test: $(VENV)/.dev
 	scripts/install-packages test
-	$(BIN)/pytest -n auto --dist loadscope $(PYTEST_ARGS)
+	scripts/run-tests $(BIN)/pytest $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
