@@ -424,7 +424,7 @@ def _ask(
         digest = Digest(bytes.fromhex(item.sha256))
         slots.fill(item.size, functools.partial(_copy, store, digest, slots))
         until = min(deadline, time.monotonic() + symbolizers.ANSWER_S)
-        # What takes longer, and more memory, comes last.
+        # The query that takes longer, and more memory, comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
             child = Child([program, option, os.fsdecode(slots.path(0))], slots)
             try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     JournalRow: TypeAlias = JournalRecord | Lost
 
 _ROOT: Final = 0
-# What was never in a namespace: the label says of which package or image it was.
+# Files of packages and images were never in a namespace: the label names the package or image.
 _PACKED: Final = ("package", "image")
 
 
@@ -230,7 +230,7 @@ def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
     while waiting:
         parent, path = waiting.pop()
         for name, number in store.paths.children(parent):
-            # What has no place in the filesystem has no slash: [vdso].
+            # A name without a slash has no place in the filesystem: [vdso].
             is_name = parent == _ROOT and name.startswith(b"[")
             child = name if is_name else path + b"/" + name
             yield number, child

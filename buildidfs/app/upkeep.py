@@ -39,7 +39,7 @@ EVERY_S: Final = 30 * 86_400
 """A blob that was read or written within this time is not read again."""
 _PAUSE_S: Final = 3600.0
 _FIRST_S: Final = 60.0
-# What is kept free where nothing is said: journald keeps that (or 15 %), and so do others.
+# The default of keep-free: journald keeps as much free (or 15 %), and so do others.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 4 << 30
 

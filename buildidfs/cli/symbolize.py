@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
 _REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
-# What is left without a name before a symbolizer was asked. The remedy depends on all of the text.
+# Addresses without a name before a symbolizer was asked. The remedy depends on all of the text.
 _NO_MAPPING = "no mapping"
 _NO_BUILD_ID = "no build ID"
 _SHOWN = 10

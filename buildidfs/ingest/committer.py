@@ -37,7 +37,7 @@ then), and the sightings of files that were taken for known and are not any more
 
 # The longest that anything waits for more to come.
 _LATEST_S: Final = 0.25
-# What a store must have room for to be taken for one that can be written.
+# A store with room for so many bytes counts as one that can be written.
 _PROBE_BYTES: Final = 1 << 20
 
 

@@ -126,7 +126,7 @@ def _unpacked(packed: bytes, limit: int) -> bytes | None:
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
     try:
         data = decoder.decompress(packed, limit)
-        # What is left to be read may be no more than the end of the stream.
+        # The rest may be no more than the end of the stream.
         if not decoder.eof and len(data) < limit:
             return None
         if not decoder.eof and decoder.decompress(b"", 1):

@@ -64,6 +64,6 @@ class Closer:
             if self._delay and self._queue.qsize() < _MOST_DELAYED:
                 self._finishing.wait(max(due - time.monotonic(), 0.0))
             for fd in batch:
-                # What the last write of a network filesystem failed with: nothing was written.
+                # A network filesystem may report a failed write on close; nothing was written here.
                 with contextlib.suppress(OSError):
                     os.close(fd)

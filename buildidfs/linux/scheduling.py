@@ -14,7 +14,7 @@ from buildidfs.linux import syscalls
 
 _NICE = -15
 
-# What came after x86 has the numbers of asm-generic/unistd.h.
+# Architectures after x86 have the numbers of asm-generic/unistd.h.
 _SYS_IOPRIO_SET = {"x86_64": 251, "i686": 289, "ppc64le": 273, "s390x": 282}
 _SYS_IOPRIO_SET_GENERIC = 30
 _IOPRIO_WHO_PROCESS = 1

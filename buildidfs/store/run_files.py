@@ -46,7 +46,7 @@ _DIRECTORY: Final = b"run"
 _SUFFIX = b".json"
 _MOST_BYTES = 64 << 10
 _TRIES = 20
-# What a process says of itself, with the losses of many containers, in bytes.
+# The size, in bytes, of a run file with the losses of many containers.
 _ROOM = 16 << 10
 _LOOKS = 50
 _PAUSE_S = 0.01

@@ -101,7 +101,7 @@ def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]
                     if answers.is_silent and probe.place:
                         silent.add(probe.place)
                     break
-        # What would wait for the same place again is left out: the one finding says it.
+        # A probe that would wait for the same place again is left out: one finding says it.
         rest = [probe for probe in rest if probe.place not in silent]
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 # A gap is followed by others: what made events come too fast goes on.
 _BETWEEN_S: Final = 1.0
-# What is gone by then has been caught, or cannot be found any more.
+# A process that is gone by then was caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5
 _MOST_PIDS: Final = 1024
 _MOST_OF_A_SHARE: Final = 256
-# Who waits for a filesystem that fell silent is left behind.
+# A thread that waits for a silent filesystem is left behind.
 _END_S: Final = 2.0
 
 _log = logging.getLogger(__name__)

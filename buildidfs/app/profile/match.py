@@ -36,7 +36,7 @@ OTHER_HOST: Final = "only on other machines a file was seen at this path"
 OTHER_FILE: Final = "the journal knows only other files at this path"
 
 _SECOND: Final = 1_000_000_000
-# What is mapped is seen a few milliseconds later, or when a busy host gets to it.
+# A watch sees a mapping a few milliseconds later, or when a busy host gets to it.
 _SOON_NS: Final = _SECOND // 5
 _LATE_NS: Final = 2 * _SECOND
 # A path alone says little of what was there another day.
@@ -50,7 +50,7 @@ _EXACT_NS: Final = _SECOND // 20
 # From when a file is mapped until it is seen it takes a millisecond or two, if nothing gets in
 # the way.
 _ALIKE_NS: Final = _SECOND // 100
-# What perf does between the last sample and the end of the file: it reads build IDs.
+# Between the last sample and the end of the file perf reads build IDs.
 _WRITING_NS: Final = 60 * _SECOND
 _MARGIN_NS: Final = 2 * _SECOND
 # Clocks that no two machines, nor two starts of one, have in common.
@@ -352,7 +352,7 @@ def _is_same(identity: FileIdentity, file: File) -> bool:
 
 
 def _has_dev(identity: FileIdentity | None, file: File) -> bool:
-    # What a profile says is a device may be no number of one: os.makedev would raise.
+    # A profile may claim a device number that os.makedev refuses.
     return identity is not None and (os.major(identity.dev), os.minor(identity.dev)) == file.dev
 
 

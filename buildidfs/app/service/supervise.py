@@ -36,7 +36,7 @@ _END_S = 5.0
 # A watch that could not follow everything says so when it was told to end.
 _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 
-# What `log.setup` puts before a message, and sd-daemon(3) before that.
+# The prefix that `log.setup` puts before a message, and sd-daemon(3) before that.
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 RETRY: Final = signal.SIGUSR1
 """Makes a supervisor start at once what does not run."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # much at most, and of each name that much besides its own length.
 _NAMES_BYTES: Final = 128 << 20
 _NAME_BYTES: Final = 500
-# What decompresses to more is no kernel module; it is kept in memory.
+# A member that decompresses to more is no kernel module; modules are kept in memory.
 _MODULE_BYTES: Final = 128 << 20
 _MODULES: Final = (b".ko.xz", b".ko.gz", b".ko.zst")
 _SEARCH: Final = 0o111

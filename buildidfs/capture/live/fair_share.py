@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 PER_SECOND: Final = 300.0
 """New files that all shares together may have looked at in a second, for as long as they like.
 
-About half of the files of containers that two processors take in: to find out who could reach a
-file costs most of it.
+Less than what two busy processors take in, which was about 400 a second during a flood.
 """
 
 BURST: Final = 1024

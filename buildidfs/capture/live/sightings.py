@@ -169,7 +169,7 @@ class LiveSightings:
         return trust
 
     def _is_believed(self, caught: Caught, fd: int) -> bool:
-        # What is root's in a chroot came with whatever was unpacked there.
+        # Root's files in a chroot came with the archive that was unpacked there.
         if fd < 0 or (caught.place.chrooted and not _is_ours(caught.path, fd)):
             return False
         # Mounts can be remounted: what was learned of them is not kept for ever.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _DELETED: Final = b" (deleted)"
 
-# What says that the kernel has no PROCMAP_QUERY, or that a filter forbids it.
+# Errors of a kernel without PROCMAP_QUERY, or with a filter that forbids it.
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM))
 
 # A mapping that is not where it was: the process has gone on, or is gone.

@@ -252,7 +252,7 @@ class _Scan:
         self._mount_namespaces.add(process.mount_namespace)
         text = procfs.mountinfo(process.fd)
         self._own_mounts |= mounts.own_mount_devices(text)
-        # What is mounted with the privileges of a user namespace is some user's.
+        # A mount made with the privileges of a user namespace is some user's.
         by_root = process.namespaces.user == self._initial.user
         if self._devices.learn(text, overlays_answer=by_root):
             self._slow_namespaces.add(process.mount_namespace)
@@ -385,7 +385,7 @@ class _Scan:
         mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
         trust = container.trust(identity, mnt, initial_mnt)
         if trust is Trust.HOST and not (
-            # What is root's in a chroot came with whatever was unpacked there.
+            # Root's files in a chroot came with the archive that was unpacked there.
             process.root_path == b"/" and self._owners.believed(path, fd)
         ):
             trust = container.trust(identity, mnt, initial_mnt, owners_believed=False)
@@ -551,7 +551,7 @@ def captured_vdso(
     # There is no file to ask for its identity, so the bytes themselves are it.
     scope = b"vdso:" + fingerprint(data)
     identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
-    # Who has no process of that word size may run one.
+    # Any user may run a process of that word size.
     identity, reach = access.within(identity, EVERYBODY)
     surroundings = Surroundings(namespaces)
     origin = surroundings.origin(

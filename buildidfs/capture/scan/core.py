@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = 64
 
-# What core dumps are compressed with by systemd-coredump(8), ABRT and scripts.
+# systemd-coredump(8), ABRT and scripts compress core dumps with these.
 _COMPRESSED: Final = {
     b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz", b"\x1f\x8b": "gzip",
 }  # fmt: skip

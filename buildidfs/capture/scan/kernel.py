@@ -286,7 +286,7 @@ _PLACES: Final = (
 )
 _BUILT: Final = b"build/vmlinux"  # for a kernel that was built on this machine
 
-# What a linker makes comes out five times as large, or ten; small ones may be larger than that.
+# A linked file grows five- to tenfold when it is unpacked; small ones may grow more.
 _RATIO: Final = 30
 _MODULE_BYTES: Final = 8 << 20, 256 << 20
 _VMLINUX_BYTES: Final = 64 << 20, 1 << 30

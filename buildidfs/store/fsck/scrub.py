@@ -152,7 +152,7 @@ class Scrubber:
         except IntegrityError:
             raise IntegrityError(f"blob {digest} is missing") from None
         try:
-            # What is in memory says nothing about the disk, and is not wanted there.
+            # The page cache says nothing about the disk, and does not need these pages.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             form = self._verified.form_of(digest, fd, self._pace)
             if form is None:

@@ -125,7 +125,7 @@ class Index:
             build_id = schema.build_id_of(value)
         except DAMAGE as error:
             raise damaged(error) from error
-        # What is being removed has no kinds any more, and nothing leads there.
+        # A build ID that is being removed has no kinds any more, and nothing leads there.
         if value[0] and back != key:
             raise _crossed(f"build ID number {ordinal}")
         return build_id
@@ -323,7 +323,7 @@ class Index:
             absence = schema.ABSENCES.get(tag)
             return None if absence is None else Remembered(absence=absence)
         row = self._env.get(self._digests, value[schema.SEEN.size :])
-        # What is damaged has to be read again.
+        # A file whose blob is damaged has to be read again.
         ordinal = None if row is None or schema.is_struck(row) else schema.ordinal_in(row)
         named = None if ordinal is None else self._env.get(self._ordinals, ordinal)
         return None if named is None else Remembered(build_id=schema.build_id_of(named))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _CLASSES: Final = (1, 0)
 _PAGE: Final = 64
-# What is small takes a block or two whatever is done to it.
+# A small file takes a block or two, compressed or not.
 _MIN_BYTES: Final = 16 << 10
 _WORTH_IT: Final = 0.9
 _DONE_KEY: Final = b"compressed"

@@ -313,7 +313,7 @@ def recapturable(origin: Origin) -> str:
     Only a place that is trusted is asked, by statx(2), and nothing is opened.
     """
     said = origin.identity
-    # What was unpacked from an executable has its identity, but for these.
+    # Symbols unpacked from an executable have its identity, but for these.
     is_part = said.scope is None and origin.trust is Trust.PACKAGE
     if origin.archive:
         now = _identity(origin.archive)

@@ -501,7 +501,7 @@ class Keeper:
             chosen = list(walk)
             if (lack - _sum(chosen)).is_none:
                 return chosen
-            # What was seen long ago and recorded just now is behind us.
+            # A file that was seen long ago and recorded just now is behind us.
             pinned, young = self._candidates.kept_pinned, self._candidates.kept_young
             self._candidates.rewind()
             if (found := next(self._candidates.again(), None)) is not None:

@@ -196,7 +196,7 @@ class ContainerWriter:
         marked = bool(found and mark & PUBLIC_BIT)
         is_new = not found
         if is_new:
-            # What was a file may be a directory by now.
+            # A path that was a file may be a directory by now.
             if value is None and not self._count_up(row):
                 return 0
             found = row.next_directory
