@@ -4,15 +4,52 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from buildidfs.cli import table
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import json_line, path_fields, printable, size
+from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from buildidfs.app.catalog import Conflict
+    from buildidfs.model import Artifact, BuildId
+    from buildidfs.store import OriginRecord
+
+_SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
+
+
+class _Listed(NamedTuple):
+    """The artifacts of a build ID, each with its newest sighting, and the newest of these."""
+
+    build_id: BuildId
+    artifacts: list[tuple[Artifact, OriginRecord]]
+    last: OriginRecord
+
+    @property
+    def kinds(self) -> str:
+        names = (artifact.kind.name.lower() for artifact, _ in self.artifacts)
+        return "+".join(_SHORT_KINDS.get(name, name) for name in names)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all artifacts, each file once."""
+        return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
+
+
+_COLUMNS: Final = (
+    Column[_Listed]("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+    Column[_Listed]("kinds", "KINDS", lambda row: row.kinds, table.TEXT),
+    Column[_Listed]("size", "SIZE", lambda row: row.size, table.SIZE, 100),
+    Column[_Listed]("last_seen", "SEEN", lambda row: row.last.last_seen_ns, table.AGE),
+    Column[_Listed]("container", "CONTAINER", lambda row: row.last.origin.container, table.LABEL),
+    Column[_Listed]("path", "PATH", lambda row: row.last.origin.path, table.PATH),
+)
 
 
 @click.command(
@@ -36,6 +73,7 @@ if TYPE_CHECKING:
     help="Only artifacts of this kind.",
 )
 @click.option("--conflicts", is_flag=True, help="Only what has several variants, with all of them.")
+@table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def list_(
@@ -44,12 +82,13 @@ def list_(
     container: str | None,
     kind: str | None,
     conflicts: bool,
+    layout: table.Layout,
     json_: bool,
 ) -> None:
-    """List artifacts in the order of their arrival: build ID, kind, size, last seen path.
+    """List build IDs in the order of their arrival: kinds, size, age, and where each was last seen.
 
-    With --conflicts those of which there are several variants, the one that is served first,
-    and why that is so.
+    Each build ID has one line, and with --json one for each of its artifacts. With --conflicts
+    artifacts with several variants are listed, the one that is served first, and why that is so.
     """
     from buildidfs.app import catalog
 
@@ -64,30 +103,41 @@ def list_(
             if not shown:
                 session.say_why_empty(catalog.why_no_conflicts(store, glob, container, kind))
             return
-        for build_id, artifact, record in catalog.artifacts(store, kind, wanted):
-            shown = True
-            if json_:
-                json_line(
-                    {
-                        "build_id": build_id.hex(),
-                        "kind": artifact.kind.name.lower(),
-                        "sha256": artifact.digest.hex(),
-                        "size": artifact.size,
-                        "container": record.origin.container,
-                        "last_seen": record.last_seen_ns / 1e9,
-                        **path_fields(record.origin.path),
-                    }
-                )
-            else:
-                path = printable(record.origin.path)
-                where = f"  ({record.origin.container})" if record.origin.container else ""
-                sys.stdout.write(
-                    f"{build_id.hex():40}  {artifact.kind.name.lower():10}"
-                    f"  {size(artifact.size):>10}  {path}{printable(where.encode())}\n"
-                )
-        sys.stdout.flush()
+        rows = _rows(catalog.artifacts(store, kind, wanted))
+        if json_:
+            shown = _as_json(layout.choose(_COLUMNS, rows))
+        else:
+            shown = layout.print(_COLUMNS, rows) > 0
         if not shown:
             session.say_why_empty(catalog.why_no_artifacts(store, glob, container, kind))
+
+
+def _rows(found: Iterable[tuple[BuildId, Artifact, OriginRecord]]) -> Iterator[_Listed]:
+    for build_id, group in groupby(found, lambda each: each[0]):
+        artifacts = [(artifact, record) for _, artifact, record in group]
+        last = max((record for _, record in artifacts), key=lambda each: each.last_seen_ns)
+        yield _Listed(build_id, artifacts, last)
+
+
+def _as_json(rows: Iterable[_Listed]) -> bool:
+    """Print an object for each artifact; return True if there is any."""
+    shown = False
+    for row in rows:
+        for artifact, record in row.artifacts:
+            shown = True
+            json_line(
+                {
+                    "build_id": row.build_id.hex(),
+                    "kind": artifact.kind.name.lower(),
+                    "sha256": artifact.digest.hex(),
+                    "size": artifact.size,
+                    "container": record.origin.container,
+                    "last_seen": record.last_seen_ns / 1e9,
+                    **path_fields(record.origin.path),
+                }
+            )
+    sys.stdout.flush()
+    return shown
 
 
 def _conflict_as_json(conflict: Conflict) -> None:

@@ -116,8 +116,29 @@ def test_command_is_in_the_page(path: str) -> None:
     synopsis = page("buildidfs.1").partition("SYNOPSIS")[2].partition("DESCRIPTION")[0]
     used = [line for line in synopsis.split("buildidfs ") if line.startswith(f"{path} ")]
     assert len(used) == 1, synopsis
+    assert has_table(LEAVES[path]) == ("TABLE-OPTION" in used[0])
     for parameter in LEAVES[path].params:
-        assert any(text in used[0] for text in _spellings(parameter)), parameter.name
+        if not is_table_option(parameter, LEAVES[path]):
+            assert any(text in used[0] for text in _spellings(parameter)), parameter.name
+
+
+TABLE_OPTIONS = {"--sort", "--limit", "--format", "--no-trunc"}
+
+
+def has_table(command: click.Command) -> bool:
+    return {option for each in command.params for option in each.opts} >= TABLE_OPTIONS
+
+
+def is_table_option(parameter: click.Parameter, command: click.Command) -> bool:
+    """Return True if the section TABLES of the page describes a parameter of a command."""
+    return has_table(command) and TABLE_OPTIONS.issuperset(parameter.opts)
+
+
+def test_options_of_tables_are_in_the_page() -> None:
+    section = page("buildidfs.1").partition(" TABLES ")[2].partition(" OUTPUT ")[0]
+    assert any(map(has_table, LEAVES.values()))
+    for option in TABLE_OPTIONS:
+        assert f"{option} " in section
 
 
 @functools.cache
@@ -126,7 +147,7 @@ def command_texts() -> dict[str, str]:
     text = formatted(ROOT / "man/buildidfs.1").out
     general, _, rest = text.partition("\nDESCRIPTION\n")[2].partition("\nCAPTURING\n")
     # the items of the list of commands are text of a section, what belongs to them is not
-    items = re.split(rf"^{indent(text)}(?=\S)", rest.partition("\nOUTPUT\n")[0], flags=re.MULTILINE)
+    items = re.split(rf"^{indent(text)}(?=\S)", rest.partition("\nTABLES\n")[0], flags=re.MULTILINE)
     found = {"": general}
     for item in items:
         for path in LEAVES:
@@ -139,7 +160,7 @@ def command_texts() -> dict[str, str]:
 def test_options_are_in_the_page(path: str) -> None:
     text = command_texts()[path]
     for option in COMMANDS[path].params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and not is_table_option(option, COMMANDS[path]):
             for spelling in (*option.opts, *option.secondary_opts):
                 assert re.search(rf"(?<![\w-]){re.escape(spelling)}(?![\w-])", text), spelling
 

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, in the one form that all commands print them in.
+
+A command describes its columns once (`Column`), takes the options of tables (`options`) and gives
+the rows to `Layout.print`. On a terminal a table has a header, ages, rounded sizes and the first
+digits of build IDs, and fits the width. In a pipe or a file it has one line for each row without a
+header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes. ``--format``
+prints cells in the same full form.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import time
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+import click
+
+from buildidfs.cli import terminal
+from buildidfs.cli.output import moment, one_line, printable, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Row = TypeVar("Row")
+
+SHORT_ID: Final = 12
+"""The digits of a build ID that a table on a terminal shows."""
+
+_MEASURED: Final = 200  # the first rows tell how wide the columns are
+_GAP: Final = "  "
+_NARROWEST: Final = 8  # a column that gives way keeps so much
+_NONE: Final = "-"
+_UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
+_AGES: Final = 8 * 604_800  # older times are dates
+_FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+class Cell(NamedTuple):
+    """The two forms of a value: for a person on a terminal, and in full for all else.
+
+    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow.
+    """
+
+    person: Callable[[Any], str]
+    full: Callable[[Any], str]
+    right: bool = False
+    cut: bool = False
+
+
+class Column(NamedTuple, Generic[Row]):
+    """A column: the name of its field, its header, its value in a row, and the form of that.
+
+    A terminal of less than ``least`` columns does not show it. None is an empty cell.
+    """
+
+    field: str
+    header: str
+    value: Callable[[Row], Any]
+    cell: Cell
+    least: int = 0
+
+
+def ago(nanoseconds: int, now: float | None = None) -> str:
+    """Return a time as an age: ``3 min ago``; a date if that is long ago, or to come."""
+    past = int((time.time() if now is None else now) - nanoseconds // 1_000_000_000)
+    if not -60 < past < _AGES:
+        return time.strftime("%Y-%m-%d", time.localtime(nanoseconds // 1_000_000_000))
+    past = max(past, 0)
+    length, unit = next((n, u) for n, u in reversed(_UNITS) if past >= n or n == 1)
+    count = past // length
+    plural = "s" if count != 1 and unit in ("day", "week") else ""
+    return f"{count} {unit}{plural} ago"
+
+
+def _label(text: str) -> str:
+    return printable(text.encode("utf-8", "surrogateescape"))
+
+
+TEXT: Final = Cell(_label, _label)
+LABEL: Final = Cell(_label, _label, cut=True)
+PATH: Final = Cell(printable, printable, cut=True)
+COUNT: Final = Cell(str, str, right=True)
+SIZE: Final = Cell(size, str, right=True)
+AGE: Final = Cell(ago, moment)
+TIME: Final = Cell(lambda ns: moment(ns)[:19].replace("T", " "), moment)
+BUILD_ID: Final = Cell(lambda build_id: build_id.hex()[:SHORT_ID], lambda each: each.hex())
+SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", right=True)
+
+
+class Layout:
+    """The options of a table: ``--sort``, ``--limit``, ``--format`` and ``--no-trunc``."""
+
+    def __init__(
+        self, sort: str | None = None, limit: int = 0, template: str | None = None,
+        uncut: bool = False,
+    ) -> None:  # fmt: skip
+        self._sort = sort
+        self._limit = limit
+        self._template = template
+        self._uncut = uncut
+
+    def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
+        """Return the rows in the order that was asked for, and not more than wanted."""
+        if self._sort is not None:
+            value = _column(columns, self._sort.removeprefix("-"), "--sort").value
+            rows = sorted(
+                rows, key=lambda row: _key(value(row)), reverse=self._sort.startswith("-")
+            )
+        return islice(rows, self._limit) if self._limit else rows
+
+    def print(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> int:
+        """Print a table on standard output, and return the number of its rows."""
+        rows = self.choose(columns, rows)
+        has_header = False
+        if self._template is not None:
+            lines = _filled(_parsed(self._template, columns), rows)
+        elif has_header := sys.stdout.isatty():
+            lines = self._aligned(columns, rows)
+        else:
+            lines = ("\t".join(_full(each, row) or _NONE for each in columns) for row in rows)
+        count = 0
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
+            count += 1
+        sys.stdout.flush()
+        return max(count - has_header, 0)
+
+    def _aligned(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterator[str]:
+        """Yield the lines for a terminal, the header first; none if there is no row."""
+        limit = None if self._uncut else terminal.width(sys.stdout)
+        shown = [each for each in columns if limit is None or limit >= each.least]
+        make = _full if self._uncut else _short
+        every = ([make(each, row) or _NONE for each in shown] for row in rows)
+        first = list(islice(every, _MEASURED))
+        if not first:
+            return
+        headers = [each.header for each in shown]
+        widths = [max(map(terminal.cells, column)) for column in zip(headers, *first, strict=True)]
+        if limit is not None:
+            _shrink(shown, widths, limit)
+        line = _line(shown, widths, headers, cut=limit is not None)
+        yield click.style(line, bold=True) if terminal.has_colour(sys.stdout) else line
+        for cells in chain(first, every):
+            yield _line(shown, widths, cells, cut=limit is not None)
+
+
+def options(columns: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of tables; it gets them as one argument ``layout``."""
+    fields = ", ".join(each.field for each in columns)
+    example = " ".join(f"{{{each.field}}}" for each in (columns[0], columns[-1]))
+    added = (
+        click.option(
+            "--sort",
+            metavar="FIELD",
+            shell_complete=lambda ctx, param, word: [
+                f"{sign}{each.field}"
+                for sign in ("", "-")
+                for each in columns
+                if f"{sign}{each.field}".startswith(word)
+            ],
+            help=f"Sort by a field, -FIELD from the largest on: {fields}.",
+        ),
+        click.option(
+            "--limit", metavar="N", type=click.IntRange(min=1), default=None, help="At most N rows."
+        ),
+        click.option(
+            "--format",
+            "template",
+            metavar="TEXT",
+            help=f"Print TEXT for each row, with the fields in it ('{example}').",
+        ),
+        click.option(
+            "--no-trunc", "uncut", is_flag=True, help="Cut nothing, whatever the terminal's width."
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_layout(
+            *args: Any,
+            sort: str | None,
+            limit: int | None,
+            template: str | None,
+            uncut: bool,
+            **rest: Any,
+        ) -> Any:
+            if template is not None and rest.get("json_"):
+                raise click.UsageError("--format and --json contradict each other")
+            if sort is not None:
+                _column(columns, sort.removeprefix("-"), "--sort")
+            if template is not None:
+                _parsed(template, columns)
+            layout = Layout(sort, limit or 0, template, uncut)
+            return command(*args, layout=layout, **rest)
+
+        for option in reversed(added):
+            option(with_layout)
+        return with_layout
+
+    return decorate
+
+
+def _column(columns: Sequence[Column[Row]], field: str, option: str) -> Column[Row]:
+    """Return the column of a field. Raises `click.UsageError`."""
+    for each in columns:
+        if each.field == field:
+            return each
+    known = ", ".join(each.field for each in columns)
+    raise click.UsageError(f"{option}: no field {one_line(field)!r}; there are {known}")
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    return value is not None, value
+
+
+def _short(column: Column[Row], row: Row) -> str:
+    value = column.value(row)
+    return "" if value is None else column.cell.person(value)
+
+
+def _full(column: Column[Row], row: Row) -> str:
+    value = column.value(row)
+    return "" if value is None else column.cell.full(value)
+
+
+def _parsed(template: str, columns: Sequence[Column[Row]]) -> list[str | Column[Row]]:
+    """Return the parts of a ``--format``: literal text and columns. Raises `click.UsageError`."""
+    parts: list[str | Column[Row]] = []
+    end = 0
+    for found in _FIELD.finditer(template):
+        parts.append(_literal(template[end : found.start()]))
+        end = found.end()
+        if found[1] is not None:
+            parts.append(_column(columns, found[1], "--format"))
+        elif found[0] in ("{{", "}}"):
+            parts.append(found[0][0])
+        else:
+            raise click.UsageError(f"--format: a lone {found[0]!r}; write {found[0] * 2} for it")
+    return [*parts, _literal(template[end:])]
+
+
+def _literal(text: str) -> str:
+    return text.replace("\\t", "\t").replace("\\n", "\n")
+
+
+def _filled(parts: Sequence[str | Column[Row]], rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        yield "".join(each if isinstance(each, str) else _full(each, row) for each in parts)
+
+
+def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> None:
+    """Make the columns that may be cut narrower until the line fits, the widest first."""
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - limit
+    loose = [number for number, each in enumerate(columns) if each.cell.cut]
+    while over > 0 and (wide := [n for n in loose if widths[n] > _NARROWEST]):
+        widest = max(wide, key=lambda number: widths[number])
+        widths[widest] -= 1
+        over -= 1
+
+
+def _line(
+    columns: Sequence[Column[Row]], widths: Sequence[int], cells: Sequence[str], *, cut: bool
+) -> str:
+    parts = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        text = terminal.cut(cell, width) if cut and column.cell.cut else cell
+        room = " " * (width - terminal.cells(text))
+        parts.append(room + text if column.cell.right else text + room)
+    return _GAP.join(parts).rstrip()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The terminal: its width, its characters, colour, and text that fits."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TextIO
+
+_WIDTH: Final = 80
+_NARROWEST: Final = 20
+# Python sets LC_CTYPE to this itself if the locale is C (PEP 538).
+_COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
+
+
+def width(stream: TextIO) -> int:
+    """Return the columns of a terminal: ``$COLUMNS``, else its own, else 80."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and len(given) < 6 and int(given):
+        return max(int(given), _NARROWEST)
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return _WIDTH
+    return max(columns or _WIDTH, _NARROWEST)
+
+
+def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if the locale of the user has characters beyond ASCII."""
+    kind, language = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
+    if kind in _COERCED:
+        kind = ""
+    name = (environ.get("LC_ALL") or kind or language).lower()
+    return "utf-8" in name or "utf8" in name
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal with colours that the user wants (``NO_COLOR``)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb"):
+        return False
+    return stream.isatty()
+
+
+def cells(text: str) -> int:
+    """Return the columns that a printable text takes."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def cut(text: str, columns: int) -> str:
+    """Return a text of at most so many columns; what is too much goes from its middle.
+
+    The end is kept longest, for the name of a file tells more than its directories.
+    """
+    if cells(text) <= columns:
+        return text
+    mark = "\N{HORIZONTAL ELLIPSIS}" if has_unicode() else "..."
+    room = columns - len(mark)
+    if room <= 0:
+        return mark[:columns]
+    ahead = _prefix(text, room // 3)
+    behind = _prefix(text[::-1], room - cells(ahead))[::-1]
+    return f"{ahead}{mark}{behind}"
+
+
+def _prefix(text: str, columns: int) -> str:
+    """Return the longest beginning of a text that takes at most so many columns."""
+    end = min(len(text), columns)
+    while end and cells(text[:end]) > columns:
+        end -= 1
+    return text[:end]
