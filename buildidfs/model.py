@@ -66,6 +66,26 @@ class BuildId(bytes):
         return f"BuildId({self.hex()})"
 
 
+class AdoptedId(BuildId):
+    """The ID of a program that has no build ID of its own: its htlhash (`formats.elf.identity`).
+
+    Equal to a `BuildId` with the same bytes; the type only tells where it comes from.
+    """
+
+    __slots__ = ()
+
+
+_SHARED_IDS: Final = frozenset(
+    # What Go 1.24 makes of the Go build ID "redacted", which Bazel gives to all programs.
+    (bytes.fromhex("498919aff001d8366249403a2544fba2d833084f"),)
+)
+
+
+def is_shared(build_id: bytes) -> bool:
+    """Return True for a build ID that is known to be that of unrelated programs."""
+    return build_id in _SHARED_IDS or not build_id.strip(b"\0")
+
+
 class Digest(bytes):
     """The SHA-256 of a blob: 32 bytes, shown as hex."""
 

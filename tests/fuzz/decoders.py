@@ -9,7 +9,7 @@ from typing import Final
 
 from buildidfs.formats import mountinfo, procmaps
 from buildidfs.formats.container import cgroup
-from buildidfs.formats.elf import header, identify
+from buildidfs.formats.elf import header, identify, identity
 from buildidfs.formats.perf.records import Mapped, decode_ring
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
@@ -242,7 +242,33 @@ def _huge_perfrecords() -> Iterator[bytes]:
     yield filled(_record(16, struct.pack("=IIQ", 1, 1, 3000) + bytes(48_008)))
 
 
+# --- IDs of ELF files ----------------------------------------------------------------------------
+
+
+def _check_identity(data: bytes) -> None:
+    """Any file: as many bytes are read as it has, a few times over."""
+    reader = FileReader(data)
+    head, size = data[: identify.HEAD_SIZE], len(data)
+    answer = identify.identify(head, reader, size)
+    reader.bytes_read = 0
+    adopted = identity.adopted_id(answer, head, reader, size)
+    if adopted is not answer:
+        assert adopted == identity.htlhash(reader, size)
+    assert len(identity.code_hash(head, reader, size)) in (0, 32)
+    go_id = identity.go_build_id(head, reader, size)
+    assert len(go_id) <= identity.GO_ID_MAX
+    assert reader.bytes_read <= 4 * size + (2 << 20)
+    described = identify.describe(reader, size)
+    if isinstance(described, identify.ElfFile):
+        for alias in identity.aliases(described, reader, size, code=True, crc=True):
+            assert 0 < len(alias.value) <= 255
+    text = data[:256].decode("latin-1")
+    for _, value in identity.parse_alias(text):
+        assert value
+
+
 TARGETS: Final = {
+    "identity": Target(_check_identity, elf_mutation.seeds, _huge_elves, ("elf.identity",)),
     "elf": Target(
         elf_mutation.examine,
         elf_mutation.seeds,

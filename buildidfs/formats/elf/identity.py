@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names by which other systems know an ELF file, whether or not it has a GNU build ID.
+
+- htlhash: SHA-256 of the first 4096 bytes, the last 4096 and the size, 16 bytes of it. The key of
+  OpenTelemetry's profilers (otel-ebpf-profiler:libpf/fileid.go). The *adopted ID* of a program
+  without a GNU build ID. It says nothing of the bytes in between: easy to forge.
+- Go build ID: the ASCII text of a note of Go's linker (cmd/internal/buildid/note.go).
+- code hash: SHA-256 of address and bytes of the executable segments, without the headers of the
+  file, which strip rewrites. A stripped file and its unstripped twin share it.
+- CRC-32 of a debug file, by which ``.gnu_debuglink`` names it.
+
+All sizes are claims, bounded by those of the file; no input makes anything here raise, except what
+``read_at`` raises itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.formats.elf.header import (
+    ET_DYN,
+    ET_EXEC,
+    PF_X,
+    PN_XNUM,
+    PT_LOAD,
+    PT_NOTE,
+    SHT_NOTE,
+    ReadAt,
+    Segment,
+    Source,
+    parse_header,
+    segments,
+    walk,
+)
+from buildidfs.model import Absence, AdoptedId, BuildId, is_shared
+
+if TYPE_CHECKING:
+    import hashlib
+    from collections.abc import Iterator
+
+    from buildidfs.formats.elf.header import Layout
+    from buildidfs.formats.elf.identify import ElfFile
+
+HTL_PART: Final = 4096
+HTL_BYTES: Final = 16
+GO_ID_MAX: Final = 240
+LINK_NAME_MAX: Final = 200
+
+_CHUNK: Final = 1 << 20
+_NOTES_MAX: Final = 1 << 16
+_NOTE_AREAS: Final = 16
+_SEGMENTS_MAX: Final = 1024
+_SECTIONS_MAX: Final = 4096
+_CODE_SEGMENTS: Final = 16
+_GO_OWNER: Final = b"Go"
+_GO_TYPE: Final = 4
+_GO_ID: Final = re.compile(rb"[\x21-\x7e]+")
+_FNV_PRIME: Final = (1 << 88) + 0x13B
+_FNV_BASIS: Final = 0x6C62272E07BB014262B821756295C58D
+
+
+class AliasType(enum.IntEnum):
+    """The kind of an alias. On disk."""
+
+    HTL = 1
+    GO = 2
+    CODE = 3
+    CRC32 = 4
+    LINK = 5
+    """CRC-32 and name of the debug file that the file asks for; not a name of the file."""
+
+
+class Alias(NamedTuple):
+    """Another name of the bytes of a file."""
+
+    type: AliasType
+    value: bytes
+
+
+def _sha256(data: bytes = b"") -> hashlib._Hash:
+    from hashlib import sha256  # with OpenSSL, which a process that only reads names does without
+
+    return sha256(data)
+
+
+# --- htlhash -------------------------------------------------------------------------------------
+
+
+def htlhash(read_at: ReadAt, size: int) -> bytes:
+    """Return the htlhash of a file of ``size`` bytes."""
+    part = min(size, HTL_PART)
+    hasher = _sha256(read_at(0, part))
+    hasher.update(read_at(size - part, part))
+    hasher.update(size.to_bytes(8, "big"))
+    return hasher.digest()[:HTL_BYTES]
+
+
+def kernel_htlhash(build_id: bytes) -> bytes:
+    """Return what OpenTelemetry's profilers send in place of an htlhash for a kernel or module.
+
+    It is the FNV-1a-128 of the hexadecimal digits of its GNU build ID (libpf/fileid.go).
+    """
+    value = _FNV_BASIS
+    for byte in build_id.hex().encode():
+        value = (value ^ byte) * _FNV_PRIME & (1 << 128) - 1
+    return value.to_bytes(16, "big")
+
+
+def adopted_id(
+    answer: BuildId | Absence, head: bytes, read_at: ReadAt, size: int
+) -> BuildId | Absence:
+    """Return the ID that a program is kept under, given the ``answer`` of `identify.identify`.
+
+    An executable or shared object without a usable build ID gets its htlhash: if it has none, if
+    that has an impossible length, or is one that files share by mistake (`model.is_shared`).
+    Sections that are cut off do not matter as long as all that is loaded is there.
+    """
+    if isinstance(answer, BuildId):
+        if not is_shared(answer):
+            return answer
+    elif answer not in _ADOPTABLE:
+        return answer
+    parsed = parse_header(head)
+    if parsed is None or parsed[1][0] not in (ET_EXEC, ET_DYN):
+        return answer
+    if answer is Absence.TRUNCATED and not _is_loadable(head, read_at, size):
+        return answer
+    return AdoptedId(htlhash(read_at, size))
+
+
+_ADOPTABLE: Final = frozenset((Absence.NO_BUILD_ID, Absence.BAD_BUILD_ID, Absence.TRUNCATED))
+
+
+def _is_loadable(head: bytes, read_at: ReadAt, size: int) -> bool:
+    loads = [each for each in _segments(head, read_at, size) if each.kind == PT_LOAD]
+    return bool(loads) and all(each.offset + each.size <= size for each in loads)
+
+
+def _segments(head: bytes, read_at: ReadAt, size: int) -> list[Segment]:
+    """The first program headers of a file; none if their number does not fit its header."""
+    parsed = parse_header(head)
+    if parsed is None:
+        return []
+    layout, header = parsed
+    phoff, count = header[4], header[9]
+    if not phoff or count == PN_XNUM:
+        return []
+    count = min(count, _SEGMENTS_MAX)
+    table = Source(head, read_at, size).read(phoff, count * layout.phdr.size)
+    return list(segments(layout, table))
+
+
+# --- Go ------------------------------------------------------------------------------------------
+
+
+def go_build_id(head: bytes, read_at: ReadAt, size: int) -> bytes:
+    """Return the Go build ID of a file, empty if it has none."""
+    parsed = parse_header(head)
+    if parsed is None:
+        return b""
+    layout, _ = parsed
+    source = Source(head, read_at, size)
+    for offset, length in _note_areas(layout, head, read_at, size):
+        area = source.read(offset, min(length, _NOTES_MAX))
+        if b"Go\0\0" not in area:
+            continue
+        for note in walk(area, layout.little_endian):
+            if note.name == _GO_OWNER and note.type == _GO_TYPE and _is_go_id(note.desc):
+                return note.desc
+    return b""
+
+
+def _is_go_id(text: bytes) -> bool:
+    return len(text) <= GO_ID_MAX and _GO_ID.fullmatch(text) is not None
+
+
+def _note_areas(
+    layout: Layout, head: bytes, read_at: ReadAt, size: int
+) -> Iterator[tuple[int, int]]:
+    """Offset and size of note segments, and of note sections if there is no such segment."""
+    found = [each for each in _segments(head, read_at, size) if each.kind == PT_NOTE]
+    for each in found[:_NOTE_AREAS]:
+        yield each.offset, each.size
+    if found:
+        return
+    header = layout.ehdr.unpack_from(head, 16)
+    shoff, count = header[5], header[11]
+    source = Source(head, read_at, size)
+    count = min(count, _SECTIONS_MAX)
+    table = (source.table(layout.shdr, shoff, count) if shoff else b"") or b""
+    areas = 0
+    for _, kind, _, offset, length, _, _, _ in layout.shdr.iter_unpack(table):
+        if kind == SHT_NOTE and areas < _NOTE_AREAS:
+            areas += 1
+            yield offset, length
+
+
+def derived_gnu_id(go_id: bytes) -> BuildId:
+    """Return the GNU build ID that Go 1.24 and later make of a Go build ID (ld/elf.go)."""
+    digest = bytearray(_sha256(go_id).digest())
+    digest[0] ^= 0xFF
+    return BuildId(bytes(digest[:20]))
+
+
+# --- code ----------------------------------------------------------------------------------------
+
+
+def code_hash(head: bytes, read_at: ReadAt, size: int) -> bytes:
+    """Return the hash of what a file has to execute, empty if that is nothing.
+
+    The executable segments are hashed in the order of their headers, each as its address (u64,
+    big-endian) and its bytes. ELF header and program headers at the start of the file are left
+    out: strip rewrites both. Reads not more bytes than the file has.
+    """
+    code = [
+        each
+        for each in _segments(head, read_at, size)
+        if each.kind == PT_LOAD and each.flags & PF_X and each.size
+    ]
+    if not code or len(code) > _CODE_SEGMENTS or sum(each.size for each in code) > size:
+        return b""
+    first = _headers_end(head)
+    hasher = _sha256()
+    for each in code:
+        start, end = max(each.offset, min(first, each.offset + each.size)), each.offset + each.size
+        if end > size:
+            return b""
+        hasher.update((each.address + start - each.offset & (1 << 64) - 1).to_bytes(8, "big"))
+        while start < end:
+            data = read_at(start, min(_CHUNK, end - start))
+            if not data:
+                return b""
+            hasher.update(data)
+            start += len(data)
+    return hasher.digest()
+
+
+def _headers_end(head: bytes) -> int:
+    """Where the headers end that strip rewrites, if they are at the start of the file."""
+    parsed = parse_header(head)
+    if parsed is None:
+        return 0
+    layout, header = parsed
+    phoff, count = header[4], header[9]
+    if phoff != layout.ehdr_size or count == PN_XNUM:
+        return layout.ehdr_size
+    return layout.ehdr_size + count * int(layout.phdr.size)
+
+
+def crc32(read_at: ReadAt, size: int) -> bytes:
+    """Return the CRC-32 of a file, 4 bytes, big-endian."""
+    crc, offset = 0, 0
+    while offset < size and (data := read_at(offset, min(_CHUNK, size - offset))):
+        crc = zlib.crc32(data, crc)
+        offset += len(data)
+    return crc.to_bytes(4, "big")
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+def aliases(
+    file: ElfFile, read_at: ReadAt, size: int, *, code: bool = False, crc: bool = False
+) -> tuple[Alias, ...]:
+    """Return the aliases of a file that is described by ``file``.
+
+    ``code`` and ``crc`` say that the hashes are wanted for which the file has to be read.
+    """
+    head = read_at(0, min(size, HTL_PART))
+    found = [Alias(AliasType.HTL, htlhash(read_at, size))]
+    if go_id := go_build_id(head, read_at, size):
+        found.append(Alias(AliasType.GO, go_id))
+    if code and (value := code_hash(head, read_at, size)):
+        found.append(Alias(AliasType.CODE, value))
+    if crc:
+        found.append(Alias(AliasType.CRC32, crc32(read_at, size)))
+    if file.debuglink is not None and len(file.debuglink.name) <= LINK_NAME_MAX:
+        found.append(Alias(AliasType.LINK, link_value(file.debuglink.crc, file.debuglink.name)))
+    return tuple(found)
+
+
+def link_value(crc: int, name: bytes) -> bytes:
+    """Return the value of an `AliasType.LINK` alias."""
+    return crc.to_bytes(4, "big") + name
+
+
+def parse_alias(text: str) -> list[tuple[AliasType | None, bytes]]:
+    """Return what a text can be: aliases by their type, and a SHA-256 with None for it.
+
+    A type may precede it, as in ``htl:0123...``. Nothing for other texts.
+    """
+    prefix, colon, rest = text.partition(":")
+    name = prefix.lower() if colon else ""
+    value = rest if colon else text
+    found: list[tuple[AliasType | None, bytes]] = []
+    if name in ("", "go") and "/" in value and value.isascii() and _is_go_id(value.encode()):
+        found.append((AliasType.GO, value.encode()))
+    try:
+        raw = bytes.fromhex(value)
+    except ValueError:
+        return found
+    if len(raw) * 2 != len(value):
+        return found
+    if len(raw) == 32 and name in ("", "sha256"):
+        found.append((None, raw))
+    for spelled, kind, size in _BY_SIZE:
+        if len(raw) == size and name in ("", spelled):
+            found.append((kind, raw))
+    if name in ("", "go", "gohex") and b"/" in raw and _is_go_id(raw):
+        found.append((AliasType.GO, raw))
+    return found
+
+
+_BY_SIZE: Final = (
+    ("htl", AliasType.HTL, HTL_BYTES),
+    ("code", AliasType.CODE, 32),
+    ("crc32", AliasType.CRC32, 4),
+)
