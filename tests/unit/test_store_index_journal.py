@@ -110,6 +110,30 @@ def test_a_batch_may_say_the_same_twice(store: Store) -> None:
     assert times(store) == [(0, 2 * MINUTE)]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_first_of_sightings_within_a_minute_describes_the_row(store: Store, at_once: bool) -> None:
+    """A scan that a catch led to may be committed before the catch."""
+    sightings = [seen(at=SECOND, scanner="proc"), seen(at=0, scanner="watch")]
+    for entries in [sightings] if at_once else [[each] for each in sightings]:
+        store.note_seen(entries)
+    (row,) = store.journal.since()
+    assert (row.scanner, row.first_seen_ns, row.last_seen_ns) == ("watch", NOW, NOW + SECOND)
+    # What is known of long ago does not replace what is known of now.
+    store.note_seen([seen(at=-2 * MINUTE, scanner="tree")])
+    (row,) = store.journal.since()
+    assert (row.scanner, row.first_seen_ns) == ("watch", NOW - 2 * MINUTE)
+
+
+def test_earlier_sighting_of_a_noted_file(store: Store) -> None:
+    """The identity of a file without room stays in its row, and comes in with an earlier one."""
+    store.note_seen([NewSeen(seen(at=SECOND).sighting, ID, noted=True), seen(at=0)])
+    (row,) = store.journal.since()
+    assert (row.noted is not None, row.first_seen_ns) == (True, NOW)
+    store.note_seen([seen(b"/other", at=SECOND), NewSeen(seen(b"/other").sighting, ID, noted=True)])
+    (row,) = store.journal.at(1, b"/other")
+    assert (row.noted is not None, row.first_seen_ns) == (True, NOW)
+
+
 def test_rows_come_in_order_of_last_seen(store: Store) -> None:
     minutes = [5, 1, 4, 2, 3]
     store.note_seen([seen(b"/%d" % n, at=n * MINUTE) for n in minutes])

@@ -145,8 +145,13 @@ class JournalWriter:
         first, last = locations.TIMES.unpack_from(old)
         newly = new.noted and not locations.is_noted(old)
         self.noted += newly
-        if seen < first:  # the clock was set back
+        if seen < first:
+            # Of sightings within a minute the first describes the row. They are not committed in
+            # their order: a scan of a process may overtake the catch that led to it.
             row = locations.TIMES.pack(seen, last) + old[locations.TIMES.size :]
+            is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
+            if newly or (is_soon and new.noted == locations.is_noted(old)):
+                row = locations.pack_journal(origin, new.build_id, seen, last, noted=new.noted)
             self._txn.put(key, row, db=self._rows)
         elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
