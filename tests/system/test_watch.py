@@ -140,6 +140,17 @@ def is_free_of(watcher: Watcher, device: int) -> bool:
 
 
 @contextlib.contextmanager
+def memory_filesystem(point: Path) -> Iterator[Path]:
+    """Mount a filesystem in memory, of 48 MiB, at ``point``."""
+    point.mkdir()
+    run([tool("mount"), "-t", "tmpfs", "-o", "size=48m", "none", point], check=True)
+    try:
+        yield point
+    finally:
+        run([tool("umount"), "-l", point], check=True)
+
+
+@contextlib.contextmanager
 def mapping(path: Path) -> Iterator[None]:
     """A process that has a file mapped executable."""
     argv = [sys.executable, "-c", _MAPPER, path]
@@ -337,46 +348,62 @@ def test_library_changed_through_an_older_mapping(
     assert is_sound(watcher.store)
 
 
+# Writes a byte of its second argument, a file, to its first, a descriptor, 20 times a second, and
+# the rest when its standard input ends.
+_WRITER = """
+import os, select, sys
+to, source = int(sys.argv[1]), open(sys.argv[2], "rb")
+os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+while not select.select([0], [], [], 0.05)[0]:
+    os.write(to, source.read(1))
+while data := source.read(1 << 20):
+    os.write(to, data)
+"""
+
+
 class Growing:
-    """A file of 20 MB that somebody writes, slowly at first: its first page is there."""
+    """A file of 20 MB that a process writes, slowly until `finish`. Its first page is there.
+
+    A file at which no process writes for a second is taken as it is. So the writer waits neither
+    for the processors, which real-time scheduling gives it, nor for a disk: ``path`` is in memory.
+    """
 
     def __init__(self, path: Path) -> None:
         build_id = os.urandom(20)
         self.build_id = build_id.hex()
-        self._rest = elf_file([TEXT, Section(b".data", os.urandom(20_000_000))], build_id=build_id)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o755)
-        self.go_on(mmap.PAGESIZE)
-
-    def go_on(self, size: int = 1) -> None:
-        """Write a little: a file at which nobody writes for a second is taken as it is."""
-        os.write(self._fd, self._rest[:size])
-        self._rest = self._rest[size:]
+        data = elf_file([TEXT, Section(b".data", os.urandom(20_000_000))], build_id=build_id)
+        source = path.with_suffix(".source")
+        source.write_bytes(data[mmap.PAGESIZE :])
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o755)
+        try:
+            os.write(fd, data[: mmap.PAGESIZE])
+            argv = [sys.executable, "-I", "-S", "-c", _WRITER, str(fd), source]
+            self._writer = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[fd])
+        finally:
+            os.close(fd)
 
     def finish(self) -> None:
-        """Write the rest."""
-        while self._rest:
-            self.go_on(MIB)
-        self.close()
+        """Have the rest written, and wait for that."""
+        assert self._writer.stdin is not None
+        self._writer.stdin.close()
+        assert self._writer.wait(PATIENCE) == 0
 
     def close(self) -> None:
         """Be done with it; safe to call twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._writer:
+            self._writer.kill()
 
 
 @root
 @host
 def test_file_is_captured_when_its_writer_is_done(directory: Path) -> None:
-    path = directory / "growing.so"
-    with watching(directory / "store", "--no-scan", "--json") as watcher:
+    with (
+        memory_filesystem(directory / "memory") as memory,
+        watching(directory / "store", "--no-scan", "--json") as watcher,
+    ):
+        path = memory / "growing.so"
         with contextlib.closing(Growing(path)) as file, mapping(path):
-
-            def was_tried() -> bool:
-                file.go_on()
-                return bool(watcher.facts["retried"])
-
-            until(was_tried, "an attempt", PATIENCE)
+            until(lambda: watcher.facts["retried"], "an attempt", PATIENCE)
             assert digests(watcher.store, file.build_id) == set()
             file.finish()
             until(lambda: digests(watcher.store, file.build_id), "the capture", PATIENCE)
@@ -388,22 +415,25 @@ def test_file_is_captured_when_its_writer_is_done(directory: Path) -> None:
 @root
 @host
 def test_file_that_is_written_for_ever_is_told_of(directory: Path) -> None:
-    path = directory / "growing.so"
+    """The writer outlives the watch: a scan of its process waits for the end of it once more."""
     options = ["--no-scan", "--json", "--pin-seconds", "1"]
-    with watching(directory / "store", *options) as watcher:
-        with contextlib.closing(Growing(path)) as file, mapping(path):
+    with (
+        memory_filesystem(directory / "memory") as memory,
+        contextlib.closing(Growing(memory / "growing.so")) as file,
+    ):
+        path = memory / "growing.so"
+        with watching(directory / "store", *options) as watcher, mapping(path):
 
             def not_captured() -> list[dict[str, Any]]:
-                file.go_on()
                 return [each for each in watcher.events if each["event"] == "not captured"]
 
             event = until(not_captured, "that it was not captured", PATIENCE)[0]
             until(lambda: seen(watcher.store, path), "the journal", PATIENCE)
         assert (event["path"], event["build_id"]) == (str(path), file.build_id)
         assert event["reason"]
-    assert [each.build_id.hex() for each in seen(watcher.store, path)] == [file.build_id]
-    assert digests(watcher.store, file.build_id) == set()
-    assert watcher.events[-1]["let_go"] >= 1
+        assert [each.build_id.hex() for each in seen(watcher.store, path)] == [file.build_id]
+        assert digests(watcher.store, file.build_id) == set()
+        assert watcher.events[-1]["let_go"] >= 1
 
 
 @root
@@ -591,11 +621,8 @@ def test_killed_watch_leaves_nothing_and_the_next_goes_on(directory: Path, probe
 @pytest.fixture
 def small(directory: Path) -> Iterator[Path]:
     """A filesystem of 48 MiB."""
-    point = directory / "small"
-    point.mkdir()
-    run([tool("mount"), "-t", "tmpfs", "-o", "size=48m", "none", point], check=True)
-    yield point
-    run([tool("umount"), "-l", point], check=True)
+    with memory_filesystem(directory / "small") as point:
+        yield point
 
 
 def _fill(directory: Path) -> Path:
