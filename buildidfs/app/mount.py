@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import StoreError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+_END_S: Final = 10.0
 
 
 def mount(
@@ -40,10 +45,40 @@ def mount(
         daemonize.start(chosen)
 
 
-def unmount(mountpoint: str) -> None:
-    """Take a mount of ours away; raises `MountError`."""
-    import os
+def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:
+    """Take a mount of ours away, and wait for the end of its process if it is of this store.
 
+    The process records what was opened before it ends, so that until then the store is in use. If
+    a file is still open, the process goes on, and is not waited for. Raises `MountError`.
+    """
+    import os
+    import select
+
+    from buildidfs.linux import procfs
     from buildidfs.mount import mountpoint as mount_mountpoint
 
-    mount_mountpoint.unmount(os.fsencode(os.path.abspath(mountpoint)))
+    point = os.fsencode(os.path.abspath(mountpoint))
+    with _server(store_path, mount_mountpoint.resolved(point)) as (pid, pidfd):
+        is_in_use = mount_mountpoint.unmount(point)
+        if pidfd >= 0 and not is_in_use and not procfs.is_stopped(pid):
+            select.select([pidfd], [], [], _END_S)
+
+
+@contextlib.contextmanager
+def _server(store_path: str | os.PathLike[str], point: bytes) -> Iterator[tuple[int, int]]:
+    """The pid and a pidfd of the process that has mounted a store at ``point``; -1 if not known."""
+    import os
+
+    from buildidfs.store import run_files
+
+    pid = pidfd = -1
+    for each in reversed(run_files.present(store_path, "mount")):
+        if each.path("mountpoint") == point:  # of several on top of each other the last one
+            with contextlib.suppress(ProcessLookupError, StoreError):
+                pid, pidfd = each.pid, each.pidfd()
+            break
+    try:
+        yield pid, pidfd
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)

@@ -96,8 +96,12 @@ def mount(
     ),
 )
 @click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())
-def unmount(mountpoint: str) -> None:
-    """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed."""
+@click.pass_obj
+def unmount(session: Session, mountpoint: str) -> None:
+    """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed.
+
+    Waits for the end of the mount's process if no file is open and the mount is of this store.
+    """
     from buildidfs.app import mount as mounting
 
-    mounting.unmount(mountpoint)
+    mounting.unmount(mountpoint, session.store_path)

@@ -58,10 +58,11 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
     _check_fuse(allow_other=allow_other)
 
 
-def unmount(point: bytes) -> None:
+def unmount(point: bytes) -> bool:
     """Unmount a mount of buildidfs; open files stay readable until they are closed.
 
-    Raises `MountError` if there is none, or it may not be unmounted.
+    True if it was in use, and therefore only detached. Raises `MountError` if there is none, or it
+    may not be unmounted.
     """
     shown = os.fsdecode(point)
     point = resolved(point)
@@ -71,8 +72,10 @@ def unmount(point: bytes) -> None:
     owner = int(mountinfo.option(top.super_options, b"user_id") or 0)
     if os.geteuid() not in (0, owner):
         raise MountError(f"{shown} is a mount of {_user(owner)}: only {_may(owner)} can unmount it")
-    if take_away(point):
+    is_in_use = take_away(point)
+    if is_in_use:
         log.info("%s is in use: it goes when the last open file is closed", shown)
+    return is_in_use
 
 
 def _user(uid: int) -> str:

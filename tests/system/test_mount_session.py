@@ -157,7 +157,26 @@ def test_a_mount_is_present_while_it_answers(
             buildidfs("mount", place)
         assert mounts() == [os.fsencode(place)]
         buildidfs("unmount", place)
-        until(lambda: not mounts(), "the mount gone from those present")
+        assert mounts() == []
+
+
+def test_unmount_waits_for_the_end_of_the_process(buildidfs: BuildIdFs, place: Path) -> None:
+    """Until then it writes to the store, which a user may be about to remove."""
+    slow_end = "import atexit, time; atexit.register(time.sleep, 0.5)"
+    with _serving(buildidfs, script=slow_end) as server:
+        assert (place / HEX / "elf").read_bytes() == b"bytes"
+        buildidfs("unmount", place)
+        assert server.poll() == 0
+        assert list((buildidfs.store / "run").glob("uses-*"))
+
+
+def test_unmount_does_not_wait_for_a_stopped_process(buildidfs: BuildIdFs, place: Path) -> None:
+    with _serving(buildidfs) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        buildidfs("unmount", place)
+        assert server.poll() is None
+        os.kill(server.pid, signal.SIGCONT)
+        assert server.wait(20) == 0
 
 
 def test_a_service_manager_is_told_when_it_answers(
