@@ -297,6 +297,28 @@ class Origin(msgspec.Struct, frozen=True):
         return mode
 
 
+class ContainerNames(msgspec.Struct, frozen=True):
+    """The names that people have for a container, as its engine has noted them down.
+
+    ``name`` is that of the container, ``pod`` and ``namespace`` those of its pod in Kubernetes.
+    ``image`` has the name and the ID of its image, a line for each that is known. Each is empty
+    if it is not known, and fit to be shown on a terminal.
+    """
+
+    name: str = ""
+    pod: str = ""
+    namespace: str = ""
+    image: str = ""
+
+    @property
+    def shown(self) -> str:
+        """``NAMESPACE/POD/NAME``, as far as they are known; empty if no name is."""
+        return "/".join(part for part in (self.namespace, self.pod, self.name) if part)
+
+
+NO_NAMES: Final = ContainerNames()
+
+
 class Sighting(msgspec.Struct, frozen=True):
     """The claim that a file with these bytes was at ``origin`` at ``seen_ns`` (Unix time, ns)."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found
     from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings
-    from buildidfs.model import FileIdentity, Origin
+    from buildidfs.model import ContainerNames, FileIdentity, Origin
     from buildidfs.store import Store
 
     Progress = Callable[[int, str], None]
@@ -121,17 +121,17 @@ def believe(store: Store, settings: Settings) -> None:
         store.believe(judge(settings.trust.rules))
 
 
-def name_images(store: Store) -> None:
-    """Let a store find out from the engines of this host what images containers are of."""
+def name_containers(store: Store) -> None:
+    """Let a store find out from the engines of this host what people call containers."""
 
-    def image_of(origin: Origin) -> str:
+    def names_of(origin: Origin) -> ContainerNames:
         from buildidfs.capture.origin import (
-            container_images,  # which is not needed before there is one
+            container_names,  # which is not needed before there is one
         )
 
-        return container_images.image_of(origin)
+        return container_names.names_of(origin)
 
-    store.name_images(image_of)
+    store.name_containers(names_of)
 
 
 def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:

@@ -111,7 +111,7 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
             yield _lost(digest)
     with Store.open(path, read_only=not os.access(path, os.W_OK)) as store:
         capture.believe(store, settings)
-        capture.name_images(store)
+        capture.name_containers(store)
         yield from _check_rows(store.checker(), options)
         yield from _check_files(store, settings, options, checked)
         checked.blobs = store.stats().blobs

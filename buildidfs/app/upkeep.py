@@ -227,7 +227,7 @@ def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -
     try:
         retain(store, settings)
         capture.believe(store, settings)
-        capture.name_images(store)
+        capture.name_containers(store)
     except BaseException:
         store.close()
         raise

@@ -20,7 +20,7 @@ from buildidfs.store.write.transaction import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from buildidfs.model import Digest, Origin, Sighting, Standing, Trust
+    from buildidfs.model import ContainerNames, Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
@@ -76,17 +76,17 @@ class Commits:
         verified: VerifiedBlobs,
         keeper: Callable[[], Keeper | None] = lambda: None,
         judge: Callable[[Origin], tuple[Trust, Standing]] | None = None,
-        image_of: Callable[[Origin], str] | None = None,
+        names_of: Callable[[Origin], ContainerNames] | None = None,
     ) -> None:
         """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
-        believed, ``image_of`` what image a container is of.
+        believed, ``names_of`` what people call a container.
         """
         self._env = environment
         self._blobs = blobs
         self._verified = verified
         self._keeper = keeper
         self._judge = judge
-        self._image_of = image_of
+        self._names_of = names_of
 
     def commit(
         self,
@@ -99,7 +99,7 @@ class Commits:
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
-        images = self._images([new.sighting for new in captures])
+        called = self._called([new.sighting for new in captures])
         crowd = _Crowd(self._env, captures)
         keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
         if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
@@ -110,7 +110,7 @@ class Commits:
         noted = [self._judged(each) for each in seen if each.noted]
 
         def work(txn: Txn) -> tuple[CommitResult, int]:
-            recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, images)
+            recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, called)
             outcomes = tuple(
                 [
                     Outcome(0, noted=True) if new in crowd else recorder.capture(new)
@@ -190,26 +190,26 @@ class Commits:
         """Returns those of which nothing is known any more."""
 
         def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
-            recorder = Recorder(self._env, txn, self._blobs, images=images)
+            recorder = Recorder(self._env, txn, self._blobs, called=called)
             unknown = [each for each in sightings if not recorder.touch(self._believed(each))]
             recorder.finish()
             return unknown, recorder
 
         if not sightings:
             return []
-        images = self._images(sightings)
+        called = self._called(sightings)
         unknown, recorder = self._with_room(lambda: self._env.write(work))
         self._announce(recorder.counters.announced, sorted(recorder.changed))
         return unknown
 
-    def _images(self, sightings: Sequence[Sighting]) -> dict[bytes, str]:
-        """The images of their containers, by control group: asked for while no writer waits for
+    def _called(self, sightings: Sequence[Sighting]) -> dict[bytes, ContainerNames]:
+        """The names of their containers, by control group: asked for while no writer waits for
         the end of a transaction.
         """
-        if self._image_of is None:
+        if self._names_of is None:
             return {}
         origins = {each.origin.cgroup: each.origin for each in sightings if each.origin.container}
-        return {group: self._image_of(origin) for group, origin in origins.items()}
+        return {group: self._names_of(origin) for group, origin in origins.items()}
 
     def _judged(self, new: _New) -> _New:
         sighting = self._believed(new.sighting)

@@ -33,7 +33,16 @@ from buildidfs.store.index.queries import Index, Pins
 from buildidfs.store.records import Held, StoreStats
 
 if TYPE_CHECKING:
-    from buildidfs.model import Artifact, BuildId, Digest, Origin, Sighting, Standing, Trust
+    from buildidfs.model import (
+        Artifact,
+        BuildId,
+        ContainerNames,
+        Digest,
+        Origin,
+        Sighting,
+        Standing,
+        Trust,
+    )
     from buildidfs.store.commit import Commits
     from buildidfs.store.coordination import Listener
     from buildidfs.store.fsck.check import Checker
@@ -77,7 +86,7 @@ class Store:
         self._make_keeper: Callable[[], Keeper] | None = None
         self._making = threading.Lock()
         self._judge: Callable[[Origin], tuple[Trust, Standing]] | None = None
-        self._image_of: Callable[[Origin], str] | None = None
+        self._names_of: Callable[[Origin], ContainerNames] | None = None
 
     @classmethod
     def create(cls, path: StorePath) -> Store:
@@ -225,13 +234,13 @@ class Store:
         """From now on let ``judge`` decide how far what is written is believed."""
         self._judge = judge
 
-    def name_images(self, image_of: Callable[[Origin], str]) -> None:
-        """From now on let ``image_of`` say what images containers are of that files are seen in.
+    def name_containers(self, names_of: Callable[[Origin], ContainerNames]) -> None:
+        """From now on let ``names_of`` say what people call the containers of files that are seen.
 
-        It gives text for people, empty where it does not know: then it is asked again when more is
-        seen in that container. It must be quick, and not raise.
+        It gives `NO_NAMES` where it does not know: then it is asked again when more is seen in
+        that container. It must be quick, and not raise.
         """
-        self._image_of = image_of
+        self._names_of = names_of
 
     def note_seen(self, entries: Sequence[NewSeen]) -> None:
         """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
@@ -457,7 +466,7 @@ class Store:
             self.blobs,
             self._keeping,
             self._judge,
-            self._image_of,
+            self._names_of,
         )
 
     def _writable(self) -> Environment:

@@ -8,7 +8,7 @@ import json
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member
@@ -17,6 +17,9 @@ from buildidfs.formats.container.oci import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.sources import Bytes, ar_member, deb, entry
 from tests.support.sources import tar as tarred
+
+if TYPE_CHECKING:
+    from buildidfs.model import ContainerNames
 
 # --- archives ------------------------------------------------------------------------------------
 
@@ -288,10 +291,13 @@ def _check_engines(data: bytes) -> None:
     def images() -> None:
         _check_image(engine_records.decoded(data, engine_records.DockerContainer).run_image)
         _check_image(engine_records.decoded(data, engine_records.RuntimeConfig).run_image)
+        _check_names(engine_records.decoded(data, engine_records.DockerContainer).called)
+        _check_names(engine_records.decoded(data, engine_records.RuntimeConfig).called)
 
     def listed() -> None:
         for container in engine_records.decoded(data, list[engine_records.StoredContainer]):
             _check_image(container.run_image)
+            _check_names(container.called)
 
     refusal(images, Damaged)
     refusal(listed, Damaged)
@@ -309,6 +315,12 @@ def _check_engines(data: bytes) -> None:
     if refusal(lambda: engine_records.component(text), Damaged) is None:
         assert "/" not in text
         assert text not in (".", "..", "")
+
+
+def _check_names(names: ContainerNames) -> None:
+    for text in (names.name, names.pod, names.namespace):
+        assert text.isprintable()
+        assert len(text) <= 255
 
 
 def _check_image(image: engine_records.RunImage) -> None:

@@ -132,7 +132,7 @@ def test_pod_without_them_says_so_and_has_its_own_name(directory: Path) -> None:
 
 def test_pod_looks_for_engines_on_the_host(directory: Path) -> None:
     look = """
-from buildidfs.capture.origin import container_images as engineimages
+from buildidfs.capture.origin import container_names as engineimages
 print(*map(bytes.decode, engineimages._own_roots()))
 """
     words = [*COMMAND[:1], "-c", look]

@@ -16,6 +16,7 @@ from buildidfs.formats.container.engine_records import (
     StoredImage,
     StoredLayer,
 )
+from buildidfs.model import ContainerNames
 
 
 def test_repositories() -> None:
@@ -153,3 +154,60 @@ def test_settings() -> None:
     for bad in (b"[", b"\xff", b"storage = 1", b"a=" + b"[" * 10_000, b"#" * (1 << 20)):
         with pytest.raises(Damaged):
             engine_records.storage_settings(bad)
+
+
+# --- what containers are called ------------------------------------------------------------------
+
+KUBERNETES = {
+    "io.kubernetes.container.name": "server",
+    "io.kubernetes.pod.name": "cart-7d9f",
+    "io.kubernetes.pod.namespace": "shop",
+}
+
+
+def _docker(**fields: object) -> ContainerNames:
+    data = json.dumps(fields).encode()
+    return engine_records.decoded(data, engine_records.DockerContainer).called
+
+
+def _runtime(annotations: dict[str, str]) -> ContainerNames:
+    data = json.dumps({"annotations": annotations}).encode()
+    return engine_records.decoded(data, engine_records.RuntimeConfig).called
+
+
+def test_names_of_dockers_containers() -> None:
+    found = _docker(Name="/web", Image=f"sha256:{ID}", Config={"Image": "a:1", "Labels": None})
+    assert found == ContainerNames("web", image=f"a:1\nsha256:{ID}")
+    assert found.shown == "web"
+    pod = _docker(Name="/k8s_server_cart", Config={"Labels": KUBERNETES})
+    assert pod.shown == "shop/cart-7d9f/server"
+    assert _docker(Name="/\x1b[31mweb").name == "??31mweb"
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        KUBERNETES,
+        {"io.kubernetes.cri-o.Labels": json.dumps(KUBERNETES)},
+        {
+            "io.kubernetes.cri.container-name": "server",
+            "io.kubernetes.cri.sandbox-name": "cart-7d9f",
+            "io.kubernetes.cri.sandbox-namespace": "shop",
+        },
+    ],
+)
+def test_names_of_what_a_runtime_was_given(annotations: dict[str, str]) -> None:
+    assert _runtime(annotations) == ContainerNames("server", "cart-7d9f", "shop")
+
+
+def test_names_of_a_runtime_that_was_given_none() -> None:
+    assert _runtime({"io.container.manager": "libpod"}) == ContainerNames()
+    assert _runtime({"io.kubernetes.cri-o.Labels": "{"}) == ContainerNames()
+    assert _runtime({"nerdctl/name": "web"}).shown == "web"
+
+
+def test_names_of_stored_containers() -> None:
+    podman = StoredContainer("1", names=["web"], metadata='{"name": "web", "image-name": "a:1"}')
+    assert podman.called == ContainerNames("web", image="a:1")
+    crio = {"pod-id": "2", "name": "k8s_server_cart_shop_0", "metadata-name": "server"}
+    assert StoredContainer("1", metadata=json.dumps(crio)).called.shown == "server"

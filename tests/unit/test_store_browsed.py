@@ -634,7 +634,7 @@ def test_an_index_that_is_made_again(tmp_path: Path) -> None:
         assert (files_of(store, b"box"), set(by_name(store))) == (
             before[0], set(before[1]),
         )  # fmt: skip
-        assert container(store, b"box").image == DIGESTS[0]
+        assert container(store, b"box").called.image == DIGESTS[0]
         assert container(store, b"box").last_seen_ns <= time.time_ns()
         assert list(store.check(digests=True)) == []
 

@@ -180,7 +180,7 @@ def test_a_tag_that_was_moved(store: Store) -> None:
     assert [set(files_of(store, name)) for name in (first, *others)] == [
         {b"/0", b"/2"}, {b"/1", b"/3"}, {b"/4"},
     ]  # fmt: skip
-    assert [container(store, name).image for name in (first, *others)] == list(DIGESTS)
+    assert [container(store, name).called.image for name in (first, *others)] == list(DIGESTS)
 
 
 def test_one_that_still_has_its_own_name_when_the_first_is_gone(store: Store) -> None:
@@ -201,7 +201,7 @@ def test_what_is_told_of_containers(store: Store) -> None:
     see(store, b"2", seen_in("docker:0123456789ab", b"/2", at=3))
     see(store, b"3", seen_in("docker:0123456789ab", b"/3", at=800))
     found = container(store, b"docker:0123456789ab")
-    assert (found.label, found.id, found.image, found.host) == (
+    assert (found.label, found.id, found.called.image, found.host) == (
         "docker:0123456789ab",
         full,
         "",

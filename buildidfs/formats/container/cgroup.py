@@ -45,7 +45,7 @@ _NAMED = (
     ("lxc", re.compile(rb"/lxc\.payload[./]([^/]+)")),
     ("lxc", re.compile(rb"/lxc/([^/]+)")),
 )
-_USER = re.compile(rb"/user\.slice/user-\d+\.slice(?![^/])")
+_USER = re.compile(rb"/user\.slice/user-(\d{1,10})\.slice(?![^/])")
 _UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
@@ -133,6 +133,12 @@ def place(cgroup_path: bytes) -> bytes:
         return cgroup_path[: found.end()]
     user = _USER.match(cgroup_path)
     return user[0] if user else cgroup_path[:1]
+
+
+def user_id(cgroup_path: bytes) -> int | None:
+    """The user that systemd has given this part of the tree to; None if it is no user's."""
+    user = _USER.match(cgroup_path)
+    return int(user[1]) if user else None
 
 
 def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:

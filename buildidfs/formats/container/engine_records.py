@@ -15,6 +15,7 @@ import msgspec
 
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import oci
+from buildidfs.model import ContainerNames
 
 NOTES_MAX: Final = 64 << 20
 """A list of all layers or images is not larger: a few KB for each."""
@@ -32,6 +33,18 @@ _ANNOTATIONS: Final = (
     "io.kubernetes.cri.image-name",
     "io.kubernetes.cri.podsandbox.image-name",
 )
+#: The same for the names of a container, its pod and the namespace of that. The kubelet gives them
+#: as labels, which CRI-O repeats as annotations.
+_NAMED: Final = (
+    ("io.kubernetes.container.name", "io.kubernetes.cri.container-name", "nerdctl/name"),
+    ("io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri-o.KubeName"),
+    (
+        "io.kubernetes.pod.namespace",
+        "io.kubernetes.cri.sandbox-namespace",
+        "io.kubernetes.cri-o.Namespace",
+    ),
+)
+_LABELS: Final = "io.kubernetes.cri-o.Labels"
 
 
 class RunImage(msgspec.Struct, frozen=True):
@@ -60,6 +73,14 @@ def run_image(*said: str) -> RunImage:
     return RunImage(name, digest)
 
 
+def _names(said: dict[str, str], image: RunImage, name: str = "") -> ContainerNames:
+    """The names that labels or annotations give a container, which else is called ``name``."""
+    of_container, pod, namespace = (
+        oci.shown_name(next((said[key] for key in keys if said.get(key)), "")) for keys in _NAMED
+    )
+    return ContainerNames(of_container or oci.shown_name(name), pod, namespace, str(image))
+
+
 class Repositories(msgspec.Struct, frozen=True, rename="pascal"):
     """Docker's repositories.json: by repository, image IDs by name."""
 
@@ -68,6 +89,7 @@ class Repositories(msgspec.Struct, frozen=True, rename="pascal"):
 
 class _DockerConfig(msgspec.Struct, frozen=True, rename="pascal"):
     image: str = ""
+    labels: dict[str, str] | None = None
 
 
 class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
@@ -81,6 +103,12 @@ class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
     def run_image(self) -> RunImage:
         """The image it runs."""
         return run_image(self.config.image if self.config else "", self.image)
+
+    @property
+    def called(self) -> ContainerNames:
+        """What people call it; cri-dockerd has the names of pods in labels."""
+        labels = (self.config.labels if self.config else None) or {}
+        return _names(labels, self.run_image, self.name.removeprefix("/"))
 
 
 class DockerSettings(msgspec.Struct, frozen=True, rename="kebab"):
@@ -111,6 +139,16 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
         annotations = self.annotations or {}
         return run_image(*(annotations.get(key, "") for key in _ANNOTATIONS))
 
+    @property
+    def called(self) -> ContainerNames:
+        """What people call it. Docker and Podman do not tell it here."""
+        annotations = self.annotations or {}
+        try:
+            labels = decoded(annotations.get(_LABELS, "{}").encode("utf-8", "replace"), _Labels)
+        except Damaged:
+            labels = {}
+        return _names({**labels, **annotations}, self.run_image)
+
 
 class StoredImage(msgspec.Struct, frozen=True):
     """An image in images.json of containers/storage; ``layer`` is its uppermost."""
@@ -132,6 +170,8 @@ class StoredLayer(msgspec.Struct, frozen=True, rename="kebab"):
 class _StoredMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     image_name: str = ""
     image_id: str = ""
+    name: str = ""
+    metadata_name: str = ""
 
 
 class StoredContainer(msgspec.Struct, frozen=True):
@@ -149,11 +189,21 @@ class StoredContainer(msgspec.Struct, frozen=True):
     @property
     def run_image(self) -> RunImage:
         """The image it runs."""
-        try:
-            metadata = decoded(self.metadata.encode("utf-8", "replace"), _StoredMetadata)
-        except Damaged:
-            metadata = _StoredMetadata()
+        metadata = self._metadata()
         return run_image(metadata.image_name, self.image, metadata.image_id)
+
+    @property
+    def called(self) -> ContainerNames:
+        """What people call it. CRI-O has the names of pods in another note."""
+        metadata = self._metadata()
+        name = metadata.name if self.manager == "podman" else metadata.metadata_name
+        return _names({}, self.run_image, name)
+
+    def _metadata(self) -> _StoredMetadata:
+        try:
+            return decoded(self.metadata.encode("utf-8", "replace"), _StoredMetadata)
+        except Damaged:
+            return _StoredMetadata()
 
     @property
     def manager(self) -> str:
@@ -161,6 +211,7 @@ class StoredContainer(msgspec.Struct, frozen=True):
         return "k8s" if '"pod-id"' in self.metadata else "podman"
 
 
+_Labels: Final = dict[str, str]
 Noted = TypeVar("Noted", StoredImage, StoredLayer, StoredContainer)
 _Value = TypeVar("_Value")
 

@@ -4,7 +4,8 @@
 Three tables, see `schema`:
 
 *containers*. A number, which is never used again, to each container that files were captured of.
-What stands in the row of its image and its ID is for people.
+What stands in the row of
+its names, its image and its ID is for people.
 
 *labels*. Its name among the others: `spelled` of what `label_of` says. That may come to mean
 another container (inode numbers of namespaces are used again) or another image (tags are moved),
@@ -32,7 +33,7 @@ from zlib import crc32
 
 import msgspec
 
-from buildidfs.model import fingerprint
+from buildidfs.model import ContainerNames, fingerprint
 from buildidfs.store.schema import schema
 from buildidfs.store.schema.locations import TIMES
 
@@ -49,15 +50,15 @@ class Container(msgspec.Struct, frozen=True):
     """A container that files were captured of, an image or package, or a host that a bundle is of.
 
     ``name`` is what `containers/` has it under, ``label`` and ``token`` are `label_of` and
-    `token_of` its places. ``id`` and ``image`` are empty where they are not known. Times are in
-    nanoseconds of Unix time. ``public`` says that everybody could read one of its files.
+    `token_of` its places. ``called`` has its names and its image. ``id`` and each of these are
+    empty where they are not known. Times are in nanoseconds of Unix time. ``public`` says that everybody could read one of its files.
     """
 
     number: int
     name: bytes
     label: str
     id: str
-    image: str
+    called: ContainerNames
     host: str
     first_seen_ns: int
     last_seen_ns: int
@@ -92,6 +93,9 @@ class ContainerRow(msgspec.Struct, array_like=True):
     next_directory: int = 1
     entries: int = 0
     public: bool = False
+    called: bytes = b""
+    pod: bytes = b""
+    namespace: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -109,9 +113,10 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     """A row of *containers*. Raises what decoding raises."""
     first, last = TIMES.unpack_from(value)
     row = _decode(memoryview(value)[TIMES.size :])
-    label, its_id, image, host = map(_text, (row.label, row.id, row.image, row.host))
+    label, its_id, host = map(_text, (row.label, row.id, row.host))
+    called = ContainerNames(*map(_text, (row.called, row.pod, row.namespace, row.image)))
     public = row.public
-    found = Container(number, row.name, label, its_id, image, host, first, last, row.token, public)
+    found = Container(number, row.name, label, its_id, called, host, first, last, row.token, public)
     return found, row
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.container import cgroup
-from buildidfs.model import Kind
+from buildidfs.model import NO_NAMES, Kind
 from buildidfs.store.index.containers import (
     MAX_CONTAINERS,
     MAX_CONTENTS,
@@ -39,10 +39,10 @@ from buildidfs.store.schema.locations import TIMES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.model import Origin, Sighting
+    from buildidfs.model import ContainerNames, Origin, Sighting
     from buildidfs.store.index.environment import Environment, Txn
 
-NO_IMAGES: Final[Mapping[bytes, str]] = MappingProxyType({})
+NOTHING_CALLED: Final[Mapping[bytes, ContainerNames]] = MappingProxyType({})
 
 _NO_CONTAINERS: Final = ("image:", "package:", "host:")
 _EVICTED_AT_ONCE: Final = 2048
@@ -54,7 +54,7 @@ _Value = tuple[int, int, int, int, int]
 class ContainerWriter:
     """Writes to the tables within one transaction; call `finish` last.
 
-    ``images`` are those of containers by their control groups, as far as they are known.
+    ``called`` has the names of containers by their control groups, as far as they are known.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ContainerWriter:
         environment: Environment,
         txn: Txn,
         counters: schema.Counters,
-        images: Mapping[bytes, str] = NO_IMAGES,
+        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
     ) -> None:
         self._txn = txn
         self._counters = counters
-        self._images = images
+        self._called = called
         tables = environment.tables
         self._containers = tables["containers"]
         self._labels = tables["labels"]
@@ -91,8 +91,8 @@ class ContainerWriter:
         if not container:
             return
         first, last, row = self._rows[container]
-        if not row.image:
-            self._name_image(row, origin)
+        if not (row.image and row.called):
+            self._add_names(row, origin)
         seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
@@ -175,11 +175,15 @@ class ContainerWriter:
         self._new_containers += 1
         return number
 
-    def _name_image(self, row: ContainerRow, origin: Origin) -> None:
+    def _add_names(self, row: ContainerRow, origin: Origin) -> None:
+        names = self._called.get(origin.cgroup, NO_NAMES)
         # Of two that differ only behind what is in their label the row has the ID of one.
-        image = self._images.get(origin.cgroup)
-        if image and row.id == as_bytes(cgroup.container_id(origin.cgroup)):
-            row.image = as_bytes(image)
+        if names == NO_NAMES or row.id != as_bytes(cgroup.container_id(origin.cgroup)):
+            return
+        row.image = row.image or as_bytes(names.image)
+        row.called = row.called or as_bytes(names.name)
+        row.pod = row.pod or as_bytes(names.pod)
+        row.namespace = row.namespace or as_bytes(names.namespace)
 
     # --- contents --------------------------------------------------------------------------
 

@@ -11,19 +11,19 @@ from buildidfs.model import Kind, Sighting
 from buildidfs.store.index.paths import PATH_KINDS, PathWriter
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.schema import locations, schema
-from buildidfs.store.write.containers import NO_IMAGES, ContainerWriter
+from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from buildidfs.model import BuildId, Digest, Origin
+    from buildidfs.model import BuildId, ContainerNames, Digest, Origin
     from buildidfs.store.index.environment import Environment, Txn
 
 
 class PlaceWriter:
     """Writes origins, and what is found by place: paths, names below /.dwz/, containers.
 
-    ``changed`` gets the ordinals that have names they did not have, ``images`` is for
+    ``changed`` gets the ordinals that have names they did not have, ``called`` is for
     `ContainerWriter`. Call `finish` last.
     """
 
@@ -33,14 +33,14 @@ class PlaceWriter:
         txn: Txn,
         counters: schema.Counters,
         changed: set[int],
-        images: Mapping[bytes, str] = NO_IMAGES,
+        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
     ) -> None:
         self._txn = txn
         self._changed = changed
         self._origins = environment.tables["origins"]
         self._dwz = environment.tables["dwz"]
         self._paths = PathWriter(environment, txn, counters)
-        self._containers = ContainerWriter(environment, txn, counters, images)
+        self._containers = ContainerWriter(environment, txn, counters, called)
 
     def see(
         self,

@@ -26,7 +26,7 @@ from buildidfs.store.index.environment import load_counters
 from buildidfs.store.records import NewAbsence, NewCapture, Outcome
 from buildidfs.store.schema import locations, schema
 from buildidfs.store.write import provenance
-from buildidfs.store.write.containers import NO_IMAGES
+from buildidfs.store.write.containers import NOTHING_CALLED
 from buildidfs.store.write.locations import PlaceWriter
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter, most_variants
@@ -34,7 +34,7 @@ from buildidfs.store.write.variants import VariantWriter, most_variants
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from buildidfs.model import FileIdentity
+    from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store.blobs.files import BlobFile, Blobs
     from buildidfs.store.index.environment import Environment, Txn
 
@@ -46,7 +46,7 @@ class Recorder:
     """The writes of one transaction; call `finish` last.
 
     ``added`` are blobs that were just written, and what they are beside them; ``read`` tells of
-    others which file was read, and in what form it has the right bytes; ``images`` is for
+    others which file was read, and in what form it has the right bytes; ``called`` is for
     `ContainerWriter`.
     """
 
@@ -57,7 +57,7 @@ class Recorder:
         blobs: Blobs,
         added: Collection[Digest] = frozenset(),
         read: Callable[[Digest], tuple[BlobFile, int | None] | None] = lambda digest: None,
-        images: Mapping[bytes, str] = NO_IMAGES,
+        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
     ) -> None:
         self._env = environment
         self._txn = txn
@@ -74,7 +74,7 @@ class Recorder:
         self._seen = tables["seen"]
         self.counters = load_counters(environment, txn)
         self.changed: set[int] = set()
-        self._places = PlaceWriter(environment, txn, self.counters, self.changed, images)
+        self._places = PlaceWriter(environment, txn, self.counters, self.changed, called)
         self._variants = VariantWriter(environment, txn, self.counters, self.changed)
         self._uses = UseWriter(environment, txn)
         self._memo = MemoWriter(environment, txn)

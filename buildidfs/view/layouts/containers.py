@@ -2,7 +2,7 @@
 """``containers/<name>/``: the files of one container, which may be long gone, at their own paths.
 
     containers/docker:0123456789ab/root/usr/bin/app       the same file as <id>/elf
-    containers/docker:0123456789ab/{id,image,first-seen,last-seen}
+    containers/docker:0123456789ab/{id,name,pod,image,first-seen,last-seen}
 
 ``root`` is for clients that take a sysroot. What they ask for is what the dynamic loader was told,
 ``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _ROOT: Final = 0
 _ROOT_NAME: Final = b"root"
-_TEXTS: Final = (b"id", b"image", b"first-seen", b"last-seen")
+_TEXTS: Final = (b"id", b"image", b"first-seen", b"last-seen", b"name", b"pod")
 
 _ALIASES: Final = names.MERGED
 """Directories that are links where /usr is merged. Where the one that the loader is named by is
@@ -384,7 +384,9 @@ def _told(container: Container) -> dict[bytes, bytes]:
     """The texts of the files that tell of a container, by name."""
     lines = {
         b"id": container.id,
-        b"image": container.image,
+        b"image": container.called.image,
+        b"name": container.called.name,
+        b"pod": "/".join(filter(None, (container.called.namespace, container.called.pod))),
         b"first-seen": moment(container.first_seen_ns / 1e9),
         b"last-seen": moment(container.last_seen_ns / 1e9),
     }

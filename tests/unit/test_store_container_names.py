@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.app import capture as capturing
-from buildidfs.capture.origin import container_images
+from buildidfs.capture.origin import container_names
+from buildidfs.model import NO_NAMES, ContainerNames
 from buildidfs.store import Container, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
@@ -29,9 +30,9 @@ class Told:
         self.image = ""
         self.asked: list[str] = []
 
-    def __call__(self, origin: Origin) -> str:
+    def __call__(self, origin: Origin) -> ContainerNames:
         self.asked.append(origin.container)
-        return self.image
+        return ContainerNames(image=self.image)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def told() -> Told:
 @pytest.fixture
 def store(tmp_path: Path, told: Told) -> Iterator[Store]:
     with Store.create(tmp_path / "store") as made:
-        made.name_images(told)
+        made.name_containers(told)
         yield made
         assert list(made.check(digests=True)) == []
 
@@ -65,7 +66,7 @@ def image(store: Store, name: bytes = LABEL.encode()) -> str:
     assert number is not None
     found = store.containers.get(number)
     assert isinstance(found, Container)
-    return found.image
+    return found.called.image
 
 
 def test_new_container(store: Store, told: Told) -> None:
@@ -137,12 +138,12 @@ def test_store_that_is_not_told(tmp_path: Path) -> None:
 def test_nobody_waits_for_the_answer(store: Store, told: Told, tmp_path: Path) -> None:
     """What is asked may write to the store itself: there is no transaction."""
 
-    def image_of(origin: Origin) -> str:
+    def names_of(origin: Origin) -> ContainerNames:
         with Store.open(tmp_path / "store") as another:
             commit(another, capture(another, b"meanwhile", b"\7\7"))
-        return "app:1"
+        return ContainerNames(image="app:1")
 
-    store.name_images(image_of)
+    store.name_containers(names_of)
     commit(store, capture(store, b"bytes", at=seen()))
     assert image(store) == "app:1"
 
@@ -150,8 +151,25 @@ def test_nobody_waits_for_the_answer(store: Store, told: Told, tmp_path: Path) -
 def test_engines_of_this_host_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_images, "image_of", lambda origin: f"of {origin.container}")
+    monkeypatch.setattr(
+        container_names, "names_of", lambda origin: ContainerNames(image=f"of {origin.container}")
+    )
     with Store.create(tmp_path / "other") as store:
-        capturing.name_images(store)
+        capturing.name_containers(store)
         commit(store, capture(store, b"bytes", at=seen()))
         assert image(store) == f"of {LABEL}"
+
+
+def test_names_are_kept(store: Store) -> None:
+    """A row of before the names gets them, and none is lost when less is known later."""
+    known = ContainerNames("server", "cart-7d9f", "shop")
+    answers = [ContainerNames(image="app:1"), known, NO_NAMES]
+    store.name_containers(lambda origin: answers.pop(0))
+    commit(store, capture(store, b"bytes", at=seen()))
+    for minute in (2, 4):
+        store.touch([seen(at=minute * MINUTE)])
+    number = store.containers.number(LABEL.encode())
+    found = None if number is None else store.containers.get(number)
+    assert found is not None
+    assert found.called == ContainerNames("server", "cart-7d9f", "shop", "app:1")
+    assert found.called.shown == "shop/cart-7d9f/server"

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image that a container runs, from the notes of the engines of this host.
+"""The names and the image of a container, from the notes of the engines of this host.
 
 Engines are not asked: they may be hung, and every one has another protocol. What they keep in
 directories of their own is enough. That is in no container's reach; what is not a regular file that
 root alone may write, or is larger than notes are, is passed over all the same. Should they be on a
 filesystem that does not answer, nothing is known from then on.
+
+A user runs containers without root, too. The notes of these lie in the user's own directories, and
+count for containers in the control groups that systemd has given to that user.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.unresponsive.timeouts import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
-from buildidfs.formats.container.engine_records import RunImage
 from buildidfs.linux import machine, openat2
+from buildidfs.model import NO_NAMES, ContainerNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,16 +55,28 @@ _LIST_MAX: Final = 8 << 20
 _REMEMBERED: Final = 4096
 _AGAIN_S: Final = 60.0
 _WAIT_S: Final = 5.0
-# As if they had a device of their own: who is silent once is not asked again.
+# As if they had a device of their own: who is silent once is not asked again. A user's engines
+# have another one than root's, and it has the user's number.
 _ENGINES: Final = (0, 0)
+_USERS: Final = 1
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_NOTHING: Final = RunImage()
+_ROOT: Final = 0
+_ROOTLESS_DOCKER: Final = b"%s/.local/share/docker"
+_ROOTLESS_STORAGE: Final = (
+    b"%(home)s/.local/share/containers/storage",
+    b"/run/user/%(uid)d/containers",
+    b"/tmp/containers-user-%(uid)d/containers",
+    b"/tmp/storage-run-%(uid)d/containers",
+)
+_ROOTLESS_SETTINGS: Final = b"%s/.config/containers/storage.conf"
+_PASSWD: Final = b"/etc/passwd"
+_PASSWD_MAX: Final = 1 << 20
 
-_Lists = dict[bytes, tuple[tuple[int, ...], dict[bytes, RunImage]]]
+_Lists = dict[bytes, tuple[tuple[int, ...], dict[bytes, ContainerNames]]]
 
 
-class EngineImages:
-    """The images of the containers of a host, found below its ``roots``, one after the other.
+class EngineNames:
+    """The names of the containers of a host, found below its ``roots``, one after the other.
 
     By default they are our root, and that of the host if we are in a container ourselves. An answer
     is waited for so many ``seconds``. Methods may be called from any thread.
@@ -77,46 +92,61 @@ class EngineImages:
         self._clock = clock
         self._patience = Patience(seconds)
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, float]] = {}
+        self._known: dict[str, tuple[ContainerNames, float]] = {}
         self._lists: _Lists = {}
 
-    def of(self, origin: Origin) -> str:
-        """Return the image of the container that a file was seen in: name, ID, or a line for each.
+    def of(self, origin: Origin) -> ContainerNames:
+        """Return the names of the container that a file was seen in, see `of_cgroup`."""
+        if not origin.container or origin.host != machine.host_name():
+            return NO_NAMES
+        return self.of_cgroup(origin.cgroup)
 
-        Empty if that is not known. Looks once for each container, and for one of which nothing is
-        known a minute later again, at the next call. Does not raise.
+    def of_cgroup(self, cgroup_path: bytes) -> ContainerNames:
+        """Return the names of the container that a control group of this host belongs to.
+
+        `NO_NAMES` if they are not known. Looks once for each container, and for one of which
+        nothing is known a minute later again, at the next call. Does not raise.
         """
-        container = cgroup.container_id(origin.cgroup) if origin.container else ""
-        if not container or origin.host != machine.host_name():
-            return ""
+        container = cgroup.container_id(cgroup_path)
+        if not container:
+            return NO_NAMES
+        owner = cgroup.user_id(cgroup_path) or os.geteuid()
         with self._lock:
-            text, until = self._known.get(container, ("", -math.inf))
+            names, until = self._known.get(container, (NO_NAMES, -math.inf))
             if until <= self._clock():
-                with contextlib.suppress(TimeoutError, RuntimeError):  # no answer, no thread
-                    text = self._patience.ask(
-                        _ENGINES, lambda: self._look(container), lambda answer: None
-                    )
-                self._remember(container, text)
-            return text
+                names = self._ask(_ENGINES, container, _ROOT)
+                if names == NO_NAMES and owner != _ROOT:
+                    names = self._ask((_USERS, owner), container, owner)
+                self._remember(container, names)
+            return names
 
-    def _remember(self, container: str, text: str) -> None:
+    def _ask(self, engines: tuple[int, int], container: str, owner: int) -> ContainerNames:
+        with contextlib.suppress(TimeoutError, RuntimeError):  # no answer, no thread
+            return self._patience.ask(
+                engines, lambda: self._look(container, owner), lambda answer: None
+            )
+        return NO_NAMES
+
+    def _remember(self, container: str, names: ContainerNames) -> None:
         self._known.pop(container, None)
         while len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[container] = text, math.inf if text else self._clock() + _AGAIN_S
+        until = math.inf if names != NO_NAMES else self._clock() + _AGAIN_S
+        self._known[container] = names, until
 
-    def _look(self, container: str) -> str:
+    def _look(self, container: str, owner: int) -> ContainerNames:
         for root in self._roots():
             try:
                 fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
                 continue
             try:
-                if found := str(_Host(fd, self._lists).image(container)):
-                    return found
+                found = _Host(fd, self._lists, owner).names(container.encode())
             finally:
                 os.close(fd)
-        return ""
+            if found != NO_NAMES:
+                return found
+        return NO_NAMES
 
 
 def _own_roots() -> Iterator[bytes]:
@@ -132,27 +162,39 @@ def _own_roots() -> Iterator[bytes]:
 class _Host:
     """The engines' directories below a root; what cannot be read is taken for missing.
 
-    ``lists`` is what was read of lists that may be as they were.
+    ``lists`` is what was read of lists that may be as they were. ``owner`` is the user whose
+    engines are meant: files of others do not count, except root's.
     """
 
-    def __init__(self, root_fd: int, lists: _Lists) -> None:
+    def __init__(self, root_fd: int, lists: _Lists, owner: int) -> None:
         self._root_fd = root_fd
         self._lists = lists
+        self._owner = owner
 
-    def image(self, container: str) -> RunImage:
-        """The image of a container, by the first engine that knows it."""
-        name = container.encode()
-        for find in (self._by_docker, self._by_containerd, self._by_storage):
-            for found in find(name):
-                if found != _NOTHING:
-                    return found
-        return _NOTHING
+    def names(self, container: bytes) -> ContainerNames:
+        """The names of a container, by the first engine that knows it."""
+        for engine in self._engines(container):
+            if (names := _joined(engine)) != NO_NAMES:
+                return names
+        return NO_NAMES
+
+    def _engines(self, container: bytes) -> Iterator[Iterator[ContainerNames]]:
+        if self._owner == _ROOT:
+            yield self._by_docker(container, self._docker())
+            yield self._by_containerd(container)
+            storage = self._storage(_STORAGE_SETTINGS)
+            yield self._by_storage(container, [*_STORAGE, *storage])
+        elif (home := self._home()).startswith(b"/"):
+            yield self._by_docker(container, iter((_ROOTLESS_DOCKER % home,)))
+            own = [path % {b"home": home, b"uid": self._owner} for path in _ROOTLESS_STORAGE]
+            storage = self._storage((_ROOTLESS_SETTINGS % home,))
+            yield self._by_storage(container, [*own, *storage])
 
     # --- engines -----------------------------------------------------------------------------
 
-    def _by_docker(self, name: bytes) -> Iterator[RunImage]:
+    def _by_docker(self, name: bytes, roots: Iterator[bytes]) -> Iterator[ContainerNames]:
         note = b"/containers/" + name + b"/config.v2.json"
-        for root in self._docker():
+        for root in roots:
             yield self._noted(root + note, engine_records.DockerContainer)
             for mapped in self._names_in(root, _MAPPED):
                 yield self._noted(root + b"/" + mapped + note, engine_records.DockerContainer)
@@ -166,33 +208,45 @@ class _Host:
             if root.startswith(b"/") and root not in _DOCKER:
                 yield root
 
-    def _by_containerd(self, name: bytes) -> Iterator[RunImage]:
+    def _by_containerd(self, name: bytes) -> Iterator[ContainerNames]:
         for state in _CONTAINERD:
             for namespace in self._names_in(state + _TASKS, _NAMESPACE):
                 path = b"%s%s/%s/%s/config.json" % (state, _TASKS, namespace, name)
                 yield self._noted(path, engine_records.RuntimeConfig)
 
-    def _by_storage(self, name: bytes) -> Iterator[RunImage]:
-        """Yield the image in the notes of CRI-O and Podman: its own, then the lists of all."""
+    def _by_storage(self, name: bytes, roots: list[bytes]) -> Iterator[ContainerNames]:
+        """Yield the names in the notes of CRI-O and Podman: its own, then the lists of all."""
         places = [
-            b"%s/%s-containers/" % (root, driver) for root in self._storage() for driver in _DRIVERS
+            b"%s/%s-containers/" % (root, driver)
+            for root in dict.fromkeys(roots)
+            for driver in _DRIVERS
         ]
         for place in places:
             yield self._noted(place + name + b"/userdata/config.json", engine_records.RuntimeConfig)
         for place in places:
             for file in _LISTS:
-                yield self._list(place + file).get(name, _NOTHING)
+                yield self._list(place + file).get(name, NO_NAMES)
 
-    def _storage(self) -> Iterator[bytes]:
-        yield from _STORAGE
-        for path in _STORAGE_SETTINGS:
+    def _storage(self, files: tuple[bytes, ...]) -> Iterator[bytes]:
+        """Yield the directories that the first settings name which are there."""
+        for path in files:
             with _as_missing():
                 data = self._content(path, engine_records.SETTINGS_MAX)
                 settings = engine_records.storage_settings(data)
                 for root in map(os.fsencode, (settings.runroot, settings.graphroot)):
-                    if root.startswith(b"/") and root not in _STORAGE:
+                    if root.startswith(b"/"):
                         yield root
                 return
+
+    def _home(self) -> bytes:
+        """The home directory of the owner; empty if /etc/passwd does not have it."""
+        with _as_missing():
+            wanted = b"%d" % self._owner
+            for line in self._content(_PASSWD, _PASSWD_MAX).split(b"\n"):
+                fields = line.split(b":")
+                if len(fields) == 7 and fields[2] == wanted:
+                    return fields[5]
+        return b""
 
     # --- notes -------------------------------------------------------------------------------
 
@@ -200,13 +254,13 @@ class _Host:
         self,
         path: bytes,
         kind: type[engine_records.DockerContainer] | type[engine_records.RuntimeConfig],
-    ) -> RunImage:
+    ) -> ContainerNames:
         with _as_missing():
-            return engine_records.decoded(self._content(path, oci.DOCUMENT_MAX), kind).run_image
-        return _NOTHING
+            return engine_records.decoded(self._content(path, oci.DOCUMENT_MAX), kind).called
+        return NO_NAMES
 
-    def _list(self, path: bytes) -> dict[bytes, RunImage]:
-        """The images of all containers in a list, by ID."""
+    def _list(self, path: bytes) -> dict[bytes, ContainerNames]:
+        """The names of all containers in a list, by ID."""
         with _as_missing():
             fd = self._open(path)
             try:
@@ -218,15 +272,15 @@ class _Host:
                     listed = engine_records.decoded(
                         _read(fd, _LIST_MAX), list[engine_records.StoredContainer]
                     )
-                    images = {container.id.encode(): container.run_image for container in listed}
-                    known = self._lists[path] = version, images
+                    names = {container.id.encode(): container.called for container in listed}
+                    known = self._lists[path] = version, names
                 return known[1]
             finally:
                 os.close(fd)
         return {}
 
     def _content(self, path: bytes, limit: int) -> bytes:
-        """All of a file of root's; raises OSError, `Damaged` for one that is too large."""
+        """All of a file of the owner's; raises OSError, `Damaged` for one that is too large."""
         fd = self._open(path)
         try:
             return _read(fd, limit)
@@ -234,12 +288,12 @@ class _Host:
             os.close(fd)
 
     def _open(self, path: bytes) -> int:
-        """Open a regular file that is root's; raises OSError."""
+        """Open a regular file that only root and the owner may write to; raises OSError."""
         fd = openat2.open_regular_in_root(self._root_fd, path)
         status = os.fstat(fd)
-        if status.st_uid or status.st_mode & _OTHERS_MAY_WRITE:
+        if status.st_uid not in (_ROOT, self._owner) or status.st_mode & _OTHERS_MAY_WRITE:
             os.close(fd)
-            raise PermissionError(f"{os.fsdecode(path)} may be others' than root's")
+            raise PermissionError(f"{os.fsdecode(path)} may be written by other users")
         return fd
 
     def _names_in(self, path: bytes, wanted: re.Pattern[bytes]) -> list[bytes]:
@@ -269,9 +323,30 @@ def _as_missing() -> contextlib.suppress:
     return contextlib.suppress(OSError, ValueError, Damaged)
 
 
-_here = EngineImages()
+def _joined(said: Iterator[ContainerNames]) -> ContainerNames:
+    """What the notes of one engine say together, until name and image are known."""
+    found = NO_NAMES
+    for each in said:
+        if each != NO_NAMES:
+            found = ContainerNames(
+                found.name or each.name,
+                found.pod or each.pod,
+                found.namespace or each.namespace,
+                found.image or each.image,
+            )
+            if found.name and found.image:
+                break
+    return found
 
 
-def image_of(origin: Origin) -> str:
-    """See `EngineImages.of`, of this host."""
+_here = EngineNames()
+
+
+def names_of(origin: Origin) -> ContainerNames:
+    """See `EngineNames.of`, of this host."""
     return _here.of(origin)
+
+
+def names_of_cgroup(cgroup_path: bytes) -> ContainerNames:
+    """See `EngineNames.of_cgroup`, of this host."""
+    return _here.of_cgroup(cgroup_path)

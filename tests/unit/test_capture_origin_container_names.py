@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.capture.origin.container_images: which image a container runs, whatever its engine."""
+"""buildidfs.capture.origin.container_names: what a container is called, whatever its engine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin import container_images
-from buildidfs.capture.origin.container_images import EngineImages
+from buildidfs.capture.origin import container_names
+from buildidfs.capture.origin.container_names import EngineNames
+from buildidfs.model import NO_NAMES, ContainerNames
 from tests.support.captures import sighting
 from tests.support.engines import EngineNotes
 from tests.support.scans import open_descriptors
@@ -39,7 +40,7 @@ class Looked:
         self.now = 1000.0
         self.looks = 0
         self._root = os.fsencode(root)
-        self.images = EngineImages(self._roots, lambda: self.now)
+        self.engines = EngineNames(self._roots, lambda: self.now)
 
     def _roots(self) -> Iterator[bytes]:
         self.looks += 1
@@ -48,8 +49,13 @@ class Looked:
     def __call__(
         self, container: str = CONTAINER, host: str = HOST, label: str = "docker:0123456789ab"
     ) -> str:
+        return self.names(container, host, label).image
+
+    def names(
+        self, container: str = CONTAINER, host: str = HOST, label: str = "docker:0123456789ab"
+    ) -> ContainerNames:
         cgroup = f"/system.slice/docker-{container}.scope/init".encode()
-        return self.images.of(sighting(cgroup=cgroup, container=label, host=host).origin)
+        return self.engines.of(sighting(cgroup=cgroup, container=label, host=host).origin)
 
 
 @pytest.fixture
@@ -123,6 +129,66 @@ def test_several_engines(notes: EngineNotes, image: Looked) -> None:
     assert image(OTHER) == f"podman:1\nsha256:{ID}"
 
 
+# --- users' engines ------------------------------------------------------------------------------
+
+USER = 4242
+HOME = "/home/alice"
+SLICE = f"/user.slice/user-{USER}.slice/user@{USER}.service/user.slice"
+
+
+def of_user(engine: Looked, container: str = CONTAINER, uid: int = USER) -> ContainerNames:
+    cgroup = SLICE.replace(str(USER), str(uid)) + f"/libpod-{container}.scope/container"
+    engine.now += 60
+    return engine.engines.of_cgroup(cgroup.encode())
+
+
+@pytest.fixture
+def alice(notes: EngineNotes) -> EngineNotes:
+    """A user of the host, by the only place that tells where her home is."""
+    notes.write("/etc/passwd", f"root:x:0:0::/root:\nalice:x:{USER}:1::{HOME}:\n".encode())
+    return notes
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        f"{HOME}/.local/share/containers/storage",
+        f"/run/user/{USER}/containers",
+        "/srv/hers",
+    ],
+)
+def test_podman_of_a_user(alice: EngineNotes, image: Looked, root: str) -> None:
+    settings = alice.write(
+        f"{HOME}/.config/containers/storage.conf", b'[storage]\ngraphroot = "/srv/hers"\n'
+    )
+    os.chown(settings, USER, USER)
+    listed = alice.podman(
+        (CONTAINER, "app:1", ID), file=f"{root}/overlay-containers/containers.json"
+    )
+    assert of_user(image) == ContainerNames("c0", image=f"app:1\nsha256:{ID}")
+    os.chown(listed, USER, USER)
+    assert of_user(image).name == "c0"
+
+
+def test_docker_of_a_user(alice: EngineNotes, image: Looked) -> None:
+    note = alice.docker(CONTAINER, "app:1", f"sha256:{ID}", f"{HOME}/.local/share/docker")
+    os.chown(note, USER, USER)
+    assert of_user(image).shown == "web"
+
+
+def test_user_names_no_container_of_others(alice: EngineNotes, image: Looked) -> None:
+    root = f"{HOME}/.local/share/containers/storage"
+    listed = alice.podman(
+        (CONTAINER, "app:1", ID), file=f"{root}/overlay-containers/containers.json"
+    )
+    os.chown(listed, USER, USER)
+    assert image() == ""  # in no control group of hers
+    assert of_user(image, uid=USER + 1) == NO_NAMES
+    os.chown(listed, USER + 1, USER)
+    assert of_user(image, OTHER) == NO_NAMES
+    assert image() == ""
+
+
 # --- who is asked about --------------------------------------------------------------------------
 
 
@@ -136,9 +202,9 @@ def test_origin_outside_the_containers_of_this_host(notes: EngineNotes, image: L
 
 
 def test_our_own_root_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert next(container_images._own_roots()) == b"/"
+    assert next(container_names._own_roots()) == b"/"
     monkeypatch.setattr(os, "readlink", lambda path: path)
-    assert list(container_images._own_roots()) == [b"/", b"/proc/1/root"]
+    assert list(container_names._own_roots()) == [b"/", b"/proc/1/root"]
 
 
 # --- what is remembered --------------------------------------------------------------------------
@@ -168,13 +234,13 @@ def test_list_is_read_when_it_is_another(
     notes: EngineNotes, image: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    real = container_images._read
+    real = container_names._read
 
     def counted(fd: int, limit: int) -> bytes:
         read.append(fd)
         return real(fd, limit)
 
-    monkeypatch.setattr(container_images, "_read", counted)
+    monkeypatch.setattr(container_names, "_read", counted)
     path = notes.podman((CONTAINER, "app:1", ID))
     assert image() == f"app:1\nsha256:{ID}"
     assert image(OTHER) == ""
@@ -189,7 +255,7 @@ def test_list_is_read_when_it_is_another(
 def test_memory_is_bounded(image: Looked) -> None:
     for number in range(5000):
         assert image(f"{number:064x}") == ""
-    assert len(image.images._known) == 4096
+    assert len(image.engines._known) == 4096
 
 
 # --- notes that no engine has written ------------------------------------------------------------
@@ -303,11 +369,11 @@ def test_filesystem_that_does_not_answer() -> None:
         answered.wait(30)
         yield from ()
 
-    images = EngineImages(silent, seconds=0.01)
+    names = EngineNames(silent, seconds=0.01)
     origin = sighting(cgroup=b"/docker/" + CONTAINER.encode(), container="docker:0", host=HOST)
     other = sighting(cgroup=b"/docker/" + OTHER.encode(), container="docker:1", host=HOST)
     try:
-        assert images.of(origin.origin) == images.of(other.origin) == ""
+        assert names.of(origin.origin) == names.of(other.origin) == NO_NAMES
         assert len(asked) == 1
     finally:
         answered.set()
