@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,7 +14,7 @@ import msgspec
 from buildidfs.capture.base import Unreadable
 from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.ingest import Ingest, StoreMemo, Summary
-from buildidfs.model import Absence, BuildId
+from buildidfs.model import Absence, BuildId, Origin, Standing, Trust
 from buildidfs.store import NewAbsence
 
 if TYPE_CHECKING:
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Found
     from buildidfs.capture.unresponsive.as_owner import AsOwner
-    from buildidfs.config import Settings
-    from buildidfs.model import ContainerNames, FileIdentity, Origin
+    from buildidfs.config import Settings, TrustRule
+    from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store import Store
 
     Progress = Callable[[int, str], None]
+
+
 # That an archive was read is known from when its files are safe: not only at the end of a scan.
 _PORTION: Final = 20_000
 
@@ -116,9 +120,7 @@ def identify_tree(
 def believe(store: Store, settings: Settings) -> None:
     """Let the operator's rules decide how far what a store captures from now on is believed."""
     if settings.trust.rules:
-        from buildidfs.ingest.trust import judge
-
-        store.believe(judge(settings.trust.rules))
+        store.believe(trust_of(settings.trust.rules))
 
 
 def name_containers(store: Store) -> None:
@@ -326,3 +328,29 @@ def add(
         container_namespaces=settings.container.namespaces,
     )
     return Ingest(store).run(scanner, progress)
+
+
+def trust_of(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Standing]]:
+    """Return a function that says how far a file is believed, by the first rule that fits its
+    place. A rule is the operator's word: it gives `Standing.GIVEN` at least.
+    """
+    compiled = [
+        (_glob_matcher(rule.path), _glob_matcher(rule.container), Trust[rule.level.upper()])
+        for rule in rules
+    ]
+
+    def believed(origin: Origin) -> tuple[Trust, Standing]:
+        for path, container, level in compiled:
+            if path(origin.path) and container(os.fsencode(origin.container)):
+                return level, max(origin.standing, Standing.GIVEN)
+        return origin.trust, origin.standing
+
+    return believed
+
+
+def _glob_matcher(glob: str | None) -> Callable[[bytes], object]:
+    """Return a function that is true of bytes that a glob fits; of all for None."""
+    if glob is None:
+        return lambda text: True
+    # As bytes: the paths of containers may be no text.
+    return re.compile(os.fsencode(fnmatch.translate(glob))).match

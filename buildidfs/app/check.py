@@ -19,11 +19,10 @@ from buildidfs.app import capture
 from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
-from buildidfs.store import Store, layout
+from buildidfs.store import Store, layout, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.fsck.faults import Fault
 from buildidfs.store.index.environment import is_readable
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from buildidfs.model import BuildId, Digest
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Policy
-    from buildidfs.store.schema.schema import DigestRow
+    from buildidfs.store.schema import DigestRow
 
 
 UPKEEP_S: Final = 60.0

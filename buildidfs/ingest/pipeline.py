@@ -30,10 +30,9 @@ from buildidfs.store.errors import show
 if TYPE_CHECKING:
     from buildidfs.capture.base import PinnedFile, Unreadable
     from buildidfs.capture.live.pending_files import PendingFile
-    from buildidfs.ingest.batch import Batch
-    from buildidfs.ingest.results import Counters, Summary
+    from buildidfs.ingest.batch import Batch, Counters, Summary
+    from buildidfs.ingest.committer import Trouble
     from buildidfs.ingest.staging import Outcome as Staging
-    from buildidfs.ingest.store_health import Trouble
     from buildidfs.model import BuildId, FileIdentity, Sighting
     from buildidfs.store import CommitResult, Outcome
 

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
 from buildidfs.errors import StoreFull
 from buildidfs.ingest import staging
-from buildidfs.ingest.batch import BATCH_ROWS
+from buildidfs.ingest.batch import BATCH_ROWS, Summary
 from buildidfs.ingest.pipeline import Job, Pipeline
-from buildidfs.ingest.results import Summary
 from buildidfs.model import Absence, BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.errors import show

@@ -5,7 +5,7 @@ Outsiders open a `Store` and use its parts and the values listed here; `bundle`,
 `run_files` and `fsck` are for those who need them. Imports point down within the store:
 
     bundle, export -> store -> fsck -> commit -> retention -> write, layout
-    -> index, blobs, records -> coordination, run_files -> schema -> errors
+    -> index, blobs, values -> coordination, run_files -> location_rows -> schema -> errors
 
 The store knows nothing of scanners, mounts or commands.
 """
@@ -16,7 +16,9 @@ from buildidfs.store.blobs.files import Staged
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.index.containers import is_of
 from buildidfs.store.index.ranking import is_withheld
-from buildidfs.store.records import (
+from buildidfs.store.location_rows import Container, ContainerEntry, JournalRecord
+from buildidfs.store.store import Store
+from buildidfs.store.values import (
     CommitResult,
     Held,
     NewAbsence,
@@ -28,9 +30,6 @@ from buildidfs.store.records import (
     Remembered,
     StoreStats,
 )
-from buildidfs.store.schema.containers import Container, ContainerEntry
-from buildidfs.store.schema.locations import JournalRecord
-from buildidfs.store.store import Store
 
 __all__ = [
     "Blob",

@@ -46,8 +46,8 @@ from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
 from buildidfs.store.errors import show
 from buildidfs.store.index import environment
-from buildidfs.store.records import NewCapture
 from buildidfs.store.store import Store
+from buildidfs.store.values import NewCapture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

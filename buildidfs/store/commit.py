@@ -12,8 +12,8 @@ from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.journal import JournalWriter
-from buildidfs.store.records import CommitResult, NewSeen, Outcome
 from buildidfs.store.retention import eviction
+from buildidfs.store.values import CommitResult, NewSeen, Outcome
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.records import NewAbsence, NewCapture
     from buildidfs.store.retention.policy import Keeper
+    from buildidfs.store.values import NewAbsence, NewCapture
 
 T = TypeVar("T")
 _New = TypeVar("_New", "NewCapture", NewSeen)

@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
+from buildidfs.store import schema
 from buildidfs.store.errors import remedy, show, translated
 from buildidfs.store.index import environment
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn

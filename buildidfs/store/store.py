@@ -30,7 +30,7 @@ from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.journal import Journal
 from buildidfs.store.index.paths import FileNames, PathTree
 from buildidfs.store.index.queries import Index, Pins
-from buildidfs.store.records import Held, StoreStats
+from buildidfs.store.values import Held, StoreStats
 
 if TYPE_CHECKING:
     from buildidfs.model import (
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from buildidfs.store.coordination import Listener
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
-    from buildidfs.store.records import CommitResult, NewAbsence, NewCapture, NewSeen
     from buildidfs.store.retention.compress import Compressed
     from buildidfs.store.retention.eviction import AltLinks, Evictions, Tally
     from buildidfs.store.retention.policy import Choice, Keeper, Policy
     from buildidfs.store.retention.removal import Collected, Removed
     from buildidfs.store.run_files import Lost
+    from buildidfs.store.values import CommitResult, NewAbsence, NewCapture, NewSeen
 
 StorePath = str | bytes | os.PathLike[str]
 

@@ -20,10 +20,9 @@ import msgspec
 from buildidfs.capture.live import protocol
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Digest, Kind, Trust
-from buildidfs.store import Store, run_files
+from buildidfs.store import Store, location_rows, run_files, schema
 from buildidfs.store.coordination import Listener
 from buildidfs.store.index.queries import whole
-from buildidfs.store.schema import locations, schema
 from buildidfs.view import View, nodes
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
@@ -38,13 +37,13 @@ def _check_rows(data: bytes) -> None:
     """A row that is not what was written is an `IntegrityError`, or a value like any other."""
     for unpack in (
         schema.Counters.unpack, schema.OrdinalRow.unpack, schema.DigestRow.unpack,
-        locations.unpack_origin,
+        location_rows.unpack_origin,
     ):  # fmt: skip
         _row(functools.partial(unpack, data))
     for kind in Kind:
         artifact = _row(functools.partial(schema.unpack_artifact, 1, kind, data))
         assert artifact is None or artifact.kind is kind
-    record = _row(lambda: locations.unpack_journal(data[:56], data[56:]))
+    record = _row(lambda: location_rows.unpack_journal(data[:56], data[56:]))
     assert record is None or BuildId.MIN_BYTES <= len(record.build_id) <= BuildId.MAX_BYTES
 
 
@@ -60,11 +59,11 @@ def _seed_rows() -> Iterator[bytes]:
     yield schema.Counters(1, 2, 3).pack()
     yield schema.OrdinalRow(BuildId(elf_mutation.BUILD_ID), 6, 5, 1, 1).pack()
     yield schema.DigestRow(9, [(1, 2, 3), (4, 1, 0)]).pack()
-    yield locations.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
+    yield location_rows.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
     build_id = BuildId(elf_mutation.BUILD_ID)
-    yield locations.journal_key(at.origin, build_id, bytes(16), "x") + locations.pack_journal(
-        at.origin, build_id, 1, 2
-    )
+    yield location_rows.journal_key(
+        at.origin, build_id, bytes(16), "x"
+    ) + location_rows.pack_journal(at.origin, build_id, 1, 2)
 
 
 def _huge_rows() -> Iterator[bytes]:

@@ -514,8 +514,8 @@ def test_what_is_opened_through_a_mount_is_used(buildidfs: BuildIdFs, directory:
 
 def _make_old(store: Store) -> None:
     """As if everything had been used two days ago for the last time."""
+    from buildidfs.store import schema
     from buildidfs.store.index import environment
-    from buildidfs.store.schema import schema
 
     env = environment.acquire(store.path, read_only=False)
 

@@ -18,10 +18,9 @@ from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.formats.elf.identify import ElfFile, describe
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Artifact, BuildId, Kind
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
-from buildidfs.store.schema import schema
 from tests.support.clients import run, tool
 from tests.support.elfwriter import SYMTAB, TEXT, elf_file
 from tests.support.filereader import FileReader

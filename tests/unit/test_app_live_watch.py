@@ -22,7 +22,7 @@ from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
 from buildidfs.app.live.watch import Watch
 from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
-from buildidfs.ingest import caught as caught_module
+from buildidfs.ingest import live as caught_module
 from buildidfs.linux import statx
 from buildidfs.model import BuildId
 from buildidfs.store import Store

@@ -19,10 +19,9 @@ from buildidfs.app.upkeep import Scrubbing
 from buildidfs.config import RetentionSettings
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId, StoreFull, UsageError
 from buildidfs.model import BuildId, Digest, Kind
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention.policy import Policy
-from buildidfs.store.schema import schema
 from tests.support import damages
 from tests.support.captures import SECOND, capture, read_blob, sighting
 from tests.support.clients import run, tool

@@ -18,7 +18,7 @@ from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch as watch_output
 from buildidfs.cli.main import ReaderGone
 from buildidfs.cli.watch import Presenter, as_facts, one_line
-from buildidfs.ingest.results import Counters
+from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, sighting
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from buildidfs import config, errors, names
 from buildidfs.cli.main import cli
 from buildidfs.mount import options
-from buildidfs.store.schema import schema
+from buildidfs.store import schema
 from tests.support.manuals import formatted, indent
 
 ROOT = Path(__file__).resolve().parents[2]

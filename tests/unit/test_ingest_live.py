@@ -21,7 +21,7 @@ import pytest
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.live.pending_files import PendingFile, PendingFiles
 from buildidfs.errors import StoreError, StoreFull
-from buildidfs.ingest import committer, live, store_health
+from buildidfs.ingest import committer, live
 from buildidfs.ingest.live import Listener, Live
 from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
@@ -556,8 +556,8 @@ def test_silent_filesystem_delays_nobody(directory: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_health, "FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(store_health, "LAST_DELAY_S", 0.2)
+    monkeypatch.setattr(committer, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(committer, "LAST_DELAY_S", 0.2)
 
 
 @pytest.mark.root

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import lzma
 import mmap
 import os
 import time
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +18,27 @@ import msgspec
 import pytest
 
 from buildidfs.capture.archive.elf_members import Spool
+from buildidfs.capture.base import Found, PinnedFile, SeenAgain
 from buildidfs.capture.scan.tree import TreeScanner
+from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
 from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
 from buildidfs.linux import statx
-from buildidfs.model import Absence, Artifact, BuildId, Origin, Sighting
+from buildidfs.model import Absence, Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.write import transaction
-from tests.support.elfwriter import elf_file
+from tests.support import debugforms
+from tests.support.captures import read_blob
+from tests.support.clients import run, tool
+from tests.support.elfwriter import SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
+from tests.support.filereader import FileReader
 from tests.support.mapped import SharedMapping
+from tests.support.programs import build_id_of
+from tests.support.scans import open_descriptors
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest
     from buildidfs.store import Staged
+
 
 ID = b"\x66" * 20
 
@@ -190,3 +202,215 @@ def test_row_of_a_file_that_has_a_writer_now_is_forgotten(tmp_path: Path) -> Non
             absence = NewAbsence(identity, time.time_ns(), Absence.NOT_ELF, remember=remember)
             store.commit([], [absence])
             assert (store.index.recall(identity) is not None) is remember
+
+
+MINI_ID = BuildId(b"\x77" * 20)
+_A_WHILE_NS = 10_000_000_000
+STRTAB = Section(b".strtab", b"\0one\0", 3)
+MINI = elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=MINI_ID)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store; at the end it has to be sound, and every descriptor closed."""
+    with Store.create(tmp_path / "store") as opened:
+        before = open_descriptors()
+        yield opened
+        assert open_descriptors() == before
+        assert list(opened.check()) == []
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with all debug information."""
+    return debugforms.library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="module")
+def mini(library: Path) -> debugforms.Mini:
+    """The same as it ships: with mini debuginfo."""
+    return debugforms.with_mini_debuginfo(library, library.parent / "shipped")
+
+
+def seen(path: Path, trust: Trust) -> list[Found]:
+    """A file as a scanner pins it, at a place believed that much, a while after it was made."""
+    fd = os.open(path, os.O_RDONLY)
+    origin = Origin(os.fsencode(path), statx.identity(fd), trust=trust, scanner="test")
+    return [PinnedFile(Sighting(origin, time.time_ns() + _A_WHILE_NS), fd)]
+
+
+def ingest(store: Store, path: Path, trust: Trust = Trust.UNKNOWN) -> Summary:
+    return Ingest(store).run(seen(path, trust))
+
+
+def debuginfo(store: Store, build_id: str | bytes) -> list[Artifact]:
+    raw = bytes.fromhex(build_id) if isinstance(build_id, str) else build_id
+    return store.index.variants(store.index.ordinal(raw) or 0, Kind.DEBUGINFO)
+
+
+def test_symbols_are_served_as_debuginfo(store: Store, mini: debugforms.Mini) -> None:
+    summary = ingest(store, mini.shipped, Trust.HOST)
+    assert (summary.files, summary.captured, summary.new_ids) == (1, 1, 1)
+    build_id = build_id_of(mini.shipped)
+    (artifact,) = debuginfo(store, build_id)
+    data = mini.shipped.read_bytes()
+    dynamic = dynamic_symbols(FileReader(data), len(data))
+    assert dynamic is not None
+    assert read_blob(store, artifact.digest) == completed(mini.plain.read_bytes(), dynamic)
+    assert (artifact.quality, artifact.trust) == (Quality.DYNSYM, Trust.PACKAGE)
+    assert artifact.mode == 0o444
+    executable = store.index.artifact(artifact.ordinal, Kind.EXECUTABLE)
+    assert executable is not None
+    assert executable.segments == artifact.segments != 0
+    origins = {record.digest: record.origin for record in store.index.origins(artifact.ordinal)}
+    assert origins[artifact.digest].path == os.fsencode(mini.shipped)
+
+
+def test_whoever_meets_the_file_again_knows_it_as_executable(
+    store: Store, mini: debugforms.Mini
+) -> None:
+    ingest(store, mini.shipped, Trust.HOST)
+    scanner = TreeScanner(StoreMemo(store), [os.fsencode(mini.shipped)])
+    (again,) = scanner
+    assert isinstance(again, SeenAgain)
+    assert str(again.known.build_id) == build_id_of(mini.shipped)
+
+
+@pytest.mark.parametrize("first", ["mini", "debug"])
+@pytest.mark.parametrize("keep", ["dwarf", "symbols"])
+def test_any_other_debuginfo_comes_first(
+    store: Store, library: Path, mini: debugforms.Mini, tmp_path: Path, first: str, keep: str
+) -> None:
+    debug = tmp_path / "lib.debug"
+    run([tool("objcopy"), "--only-keep-debug", library, debug], check=True)
+    if keep == "symbols":
+        run([tool("objcopy"), "--strip-debug", debug], check=True)
+    order = [(mini.shipped, Trust.HOST), (debug, Trust.PACKAGE)]
+    for path, trust in order if first == "mini" else reversed(order):
+        ingest(store, path, trust)
+    best, last = debuginfo(store, build_id_of(library))
+    assert read_blob(store, best.digest) == debug.read_bytes()
+    assert last.quality is Quality.DYNSYM
+
+
+def test_what_a_container_says_is_not_put_before_it(
+    store: Store, library: Path, mini: debugforms.Mini
+) -> None:
+    ingest(store, mini.shipped, Trust.HOST)
+    ingest(store, library, Trust.CONTAINER)
+    best, other = debuginfo(store, build_id_of(library))
+    assert (best.trust, other.trust) == (Trust.PACKAGE, Trust.CONTAINER)
+
+
+def test_the_same_file_at_two_places(store: Store, mini: debugforms.Mini, tmp_path: Path) -> None:
+    other = tmp_path / "link.so"
+    os.link(mini.shipped, other)
+    found = itertools.chain(seen(mini.shipped, Trust.HOST), seen(other, Trust.HOST))
+    summary = Ingest(store).run(found)
+    other.unlink()
+    assert (summary.files, summary.captured, summary.held) == (2, 1, 1)
+    assert len(debuginfo(store, build_id_of(mini.shipped))) == 1
+
+
+def shipped(packed: bytes, *more: Section, build_id: bytes = MINI_ID) -> bytes:
+    return elf_file([TEXT, *more, Section(b".gnu_debugdata", packed)], build_id=build_id)
+
+
+def test_a_debug_file_without_a_build_id_of_its_own(store: Store, tmp_path: Path) -> None:
+    plain = elf_file([TEXT_SPLIT, SYMTAB, STRTAB])
+    (tmp_path / "app").write_bytes(shipped(lzma.compress(plain)))
+    ingest(store, tmp_path / "app")
+    (artifact,) = debuginfo(store, MINI_ID)
+    assert read_blob(store, artifact.digest) == plain
+
+
+def test_scripts_in_it_are_known(store: Store, tmp_path: Path) -> None:
+    plain = elf_file([TEXT_SPLIT, SYMTAB, STRTAB, gdb_scripts("print(1)")], build_id=MINI_ID)
+    (tmp_path / "app").write_bytes(shipped(lzma.compress(plain)))
+    ingest(store, tmp_path / "app")
+    (artifact,) = debuginfo(store, MINI_ID)
+    assert artifact.scripts
+
+
+def bomb() -> bytes:
+    packer = lzma.LZMACompressor(preset=0)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(70)) + packer.flush()
+
+
+def greedy() -> bytes:
+    """A stream that wants a dictionary of 1.5 GiB to be read."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+    data = bytearray(lzma.compress(MINI, filters=filters))
+    at = data.index(b"\x21\x01", 12) + 2
+    data[at] = 40 - 1
+    header = data[12 : 12 + (data[12] + 1) * 4 - 4]
+    data[12 + len(header) : 16 + len(header)] = zlib.crc32(header).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"text",
+        b"\xfd7zXZ\0" + bytes(60),
+        lzma.compress(MINI)[:-20],
+        lzma.compress(b"text"),
+        lzma.compress(elf_file([TEXT, SYMTAB, STRTAB], build_id=MINI_ID)),  # has code of its own
+        lzma.compress(elf_file([TEXT_SPLIT], build_id=MINI_ID)),
+        lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=b"\x99" * 20)),
+        lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=MINI_ID, machine=3)),
+        lzma.compress(elf_file([TEXT_SPLIT, SYMTAB, STRTAB], build_id=MINI_ID, bits=32)),
+        bomb,
+        greedy,
+    ],
+)
+def test_what_is_not_its_symbols_is_left_where_it_is(
+    store: Store, tmp_path: Path, data: bytes | Callable[[], bytes]
+) -> None:
+    (tmp_path / "app").write_bytes(shipped(data if isinstance(data, bytes) else data()))
+    assert ingest(store, tmp_path / "app").captured == 1
+    assert debuginfo(store, MINI_ID) == []
+
+
+def test_good_ones_are_taken(store: Store, tmp_path: Path) -> None:
+    """The file that those above differ from."""
+    (tmp_path / "app").write_bytes(shipped(lzma.compress(MINI)))
+    ingest(store, tmp_path / "app")
+    assert len(debuginfo(store, MINI_ID)) == 1
+
+
+def test_program_headers_must_not_contradict(store: Store, tmp_path: Path) -> None:
+    other = elf_file(
+        [TEXT_SPLIT._replace(segment=1, data=b"", size=0x5000), SYMTAB, STRTAB], build_id=MINI_ID
+    )
+    (tmp_path / "app").write_bytes(shipped(lzma.compress(other)))
+    ingest(store, tmp_path / "app")
+    assert debuginfo(store, MINI_ID) == []
+
+
+def test_a_file_with_symbols_needs_none(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "app").write_bytes(shipped(lzma.compress(MINI), SYMTAB, STRTAB))
+    ingest(store, tmp_path / "app")
+    (artifact,) = debuginfo(store, MINI_ID)
+    assert read_blob(store, artifact.digest) == (tmp_path / "app").read_bytes()
+
+
+def test_nothing_is_lost_when_a_file_is_written_to_meanwhile(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged and dropped again, with what came out of it: the fixture counts descriptors."""
+    path = tmp_path / "app"
+    path.write_bytes(shipped(lzma.compress(MINI)))
+    (item,) = seen(path, Trust.UNKNOWN)
+    assert isinstance(item, PinnedFile)
+    original = store.stage
+
+    def stage(fd: int, limit: int | None = None, origin: object = None) -> object:
+        with path.open("ab") as file:
+            file.write(b"x")
+        return original(fd, limit)
+
+    monkeypatch.setattr(store, "stage", stage)
+    summary = Ingest(store).run([item])
+    assert len(summary.unreadable) == 1
+    assert store.index.ordinal(MINI_ID) is None

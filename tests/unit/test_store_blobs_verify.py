@@ -12,10 +12,9 @@ import pytest
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Digest
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
-from buildidfs.store.schema import schema
 from tests.support import damages
 from tests.support.captures import capture, commit, read_blob
 

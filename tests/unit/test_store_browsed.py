@@ -16,20 +16,19 @@ import pytest
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import EVERYBODY, OWNER, Kind
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
 from buildidfs.store.index.paths import NAMES
-from buildidfs.store.retention import removal
-from buildidfs.store.retention.policy import Policy
-from buildidfs.store.schema import schema
-from buildidfs.store.schema.containers import (
+from buildidfs.store.location_rows import (
     VALUE,
     ContainerRow,
     pack_container,
     pack_entry,
     unpack_container,
 )
+from buildidfs.store.retention import removal
+from buildidfs.store.retention.policy import Policy
 from buildidfs.store.write import containers as write_containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from tests.support.browsed import (

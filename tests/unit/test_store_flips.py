@@ -18,8 +18,7 @@ import pytest
 
 from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.model import BuildId, Kind, Standing, Trust
-from buildidfs.store import Store
-from buildidfs.store.schema import schema
+from buildidfs.store import Store, schema
 from buildidfs.view import View
 from tests.support.captures import capture, read_blob, sighting
 

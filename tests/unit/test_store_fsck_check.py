@@ -12,11 +12,10 @@ import pytest
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, Trust
-from buildidfs.store import NewSeen, Store
+from buildidfs.store import NewSeen, Store, location_rows, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import Environment
-from buildidfs.store.schema import locations, schema
 from tests.support.captures import capture, commit, sighting
 
 
@@ -172,9 +171,9 @@ def _move_origin(store: Store, env: Environment) -> None:
 
 
 def _origin_of_another(store: Store, env: Environment) -> None:
-    _, _, origin, first, last = locations.unpack_origin(_an_origin(env)[1])
-    row = locations.pack_origin(Digest(b"?" * 32), 2, origin, first, last)
-    _put(env, "origins", locations.origin_key(1, Digest(b"?" * 32), origin), row)
+    _, _, origin, first, last = location_rows.unpack_origin(_an_origin(env)[1])
+    row = location_rows.pack_origin(Digest(b"?" * 32), 2, origin, first, last)
+    _put(env, "origins", location_rows.origin_key(1, Digest(b"?" * 32), origin), row)
 
 
 def _second_ordinal(store: Store, env: Environment) -> None:

@@ -13,10 +13,9 @@ import pytest
 
 from buildidfs.errors import StoreDamaged, StoreVersionError
 from buildidfs.model import BuildId, Kind, Quality, Trust
-from buildidfs.store import NewSeen, Store
+from buildidfs.store import NewSeen, Store, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
-from buildidfs.store.schema import schema
 from tests.support.captures import capture, read_blob, sighting
 from tests.support.damages import changed_bytes
 from tests.support.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from buildidfs.model import Kind, Trust
 from buildidfs.store.index import environment
 from buildidfs.store.index.containers import spelled
-from buildidfs.store.schema.containers import offset_of
+from buildidfs.store.location_rows import offset_of
 from buildidfs.store.write import containers
 from tests.support.browsed import (
     by_name,

@@ -20,9 +20,8 @@ import pytest
 from buildidfs.errors import StoreError
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, NamespaceSet
-from buildidfs.store import JournalRecord, NewSeen, Store
+from buildidfs.store import JournalRecord, NewSeen, Store, location_rows, schema
 from buildidfs.store.index import environment
-from buildidfs.store.schema import locations, schema
 from tests.support.captures import NOW, SECOND, capture, sighting
 
 MINUTE = 60 * SECOND
@@ -360,19 +359,19 @@ def test_rows_are_the_documented_ones() -> None:
         b"/a", namespaces=spaces, apart=0x21, mnt_ns_id=9, container="c", cgroup=b"g", host="h",
         scanner="s", cgroup_id=7,
     ).origin  # fmt: skip
-    key = locations.journal_key(origin, ID, BOOT, "label")
+    key = location_rows.journal_key(origin, ID, BOOT, "label")
     assert len(key) == 56
     assert key[16:40] == (9).to_bytes(8, "big") + BOOT
-    assert key.startswith(locations.journal_prefix(b"/a", 9, BOOT))
-    row = locations.pack_journal(origin, ID, 1, 2)
+    assert key.startswith(location_rows.journal_prefix(b"/a", 9, BOOT))
+    row = location_rows.pack_journal(origin, ID, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
     array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7, None]
     assert msgspec.msgpack.decode(row[16:]) == array
-    assert locations.unpack_journal(key, row).cgroup_id == 7
+    assert location_rows.unpack_journal(key, row).cgroup_id == 7
     with pytest.raises(msgspec.ValidationError):
-        locations.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
+        location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
     longer = row[:16] + msgspec.msgpack.encode([*array, "later"])
-    assert locations.unpack_journal(key, longer) == locations.unpack_journal(key, row)
-    assert locations.unpack_journal(key, row).noted is None
-    noted = locations.pack_journal(origin, ID, 1, 2, noted=True)
-    assert locations.unpack_journal(key, noted).noted == origin.identity
+    assert location_rows.unpack_journal(key, longer) == location_rows.unpack_journal(key, row)
+    assert location_rows.unpack_journal(key, row).noted is None
+    noted = location_rows.pack_journal(origin, ID, 1, 2, noted=True)
+    assert location_rows.unpack_journal(key, noted).noted == origin.identity

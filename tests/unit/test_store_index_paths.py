@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.errors import IntegrityError
+from buildidfs.store import schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.paths import components
-from buildidfs.store.schema import schema
 from tests.support.captures import capture, commit, sighting
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from buildidfs.errors import (
     StoreError,
 )
 from buildidfs.model import BuildId, Kind
-from buildidfs.store import Store
+from buildidfs.store import Store, location_rows, schema
 from buildidfs.store.index import environment
-from buildidfs.store.schema import locations, schema
 from tests.support.captures import capture, commit, identity, sighting
 
 
@@ -142,7 +141,7 @@ def test_rows_that_do_not_decode_are_integrity_errors(store: Store) -> None:
     digest = store.index.artifact(1, Kind.EXECUTABLE).digest  # type: ignore[union-attr]
     env = environment.acquire(store.path, read_only=False)
     key = schema.U64.pack(1)
-    origin = locations.origin_key(1, digest, sighting().origin)
+    origin = location_rows.origin_key(1, digest, sighting().origin)
     seen = schema.seen_key(identity())
     for table, row in (("artifacts", key + b"\x01"), ("origins", origin), ("seen", seen)):
         value = b"\xff" * (4 if table == "seen" else 17)

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from buildidfs.cli.main import main
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, Trust
-from buildidfs.store import Store, is_withheld
+from buildidfs.store import Store, is_withheld, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
-from buildidfs.store.records import NewSeen
-from buildidfs.store.schema import schema
+from buildidfs.store.values import NewSeen
 from tests.support.captures import NOW, SECOND, capture, sighting
 
 if TYPE_CHECKING:

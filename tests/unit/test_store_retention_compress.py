@@ -12,10 +12,9 @@ import pytest
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Trust
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.retention import compress
-from buildidfs.store.schema import schema
 from tests.support.captures import NOW, capture, commit, read_blob
 
 if TYPE_CHECKING:

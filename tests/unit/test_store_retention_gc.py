@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.model import BuildId, Digest, Kind
+from buildidfs.store import schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import removal
 from buildidfs.store.retention.removal import Collected
-from buildidfs.store.schema import schema
 from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting, stage
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ import pytest
 
 from buildidfs.errors import ArtifactMissing, StoreError
 from buildidfs.model import Digest, Kind, Quality, Trust
-from buildidfs.store import NewCapture, Outcome, Store
+from buildidfs.store import NewCapture, Outcome, Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import removal
-from buildidfs.store.schema import schema
 from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting
 
 ID = b"\xab\xcd\xef\x01"

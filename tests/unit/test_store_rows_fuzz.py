@@ -15,9 +15,8 @@ import pytest
 
 from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError, UsageError
 from buildidfs.model import BuildId, Digest, Kind, Trust
-from buildidfs.store import NewSeen, Store
+from buildidfs.store import NewSeen, Store, location_rows, schema
 from buildidfs.store.index.queries import whole
-from buildidfs.store.schema import locations, schema
 from tests.support.captures import capture, identity, sighting
 from tests.support.damages import changed_bytes
 
@@ -144,9 +143,11 @@ def assert_sensible(answer: object, what: str) -> None:
 @pytest.mark.parametrize("trust", [-1, -4, 4, 1 << 40])
 def test_trust_that_there_is_not(trust: int) -> None:
     """The last of the values is the one that is believed most."""
-    row = locations.pack_origin(Digest(bytes(32)), 2, sighting(trust=Trust.HOST).origin, 1, 2)
-    values = msgspec.msgpack.decode(row[locations.TIMES.size :])
+    row = location_rows.pack_origin(Digest(bytes(32)), 2, sighting(trust=Trust.HOST).origin, 1, 2)
+    values = msgspec.msgpack.decode(row[location_rows.TIMES.size :])
     assert values.count(Trust.HOST.value) == 1
     values[values.index(Trust.HOST.value)] = trust
     with pytest.raises(IntegrityError):
-        whole(locations.unpack_origin)(row[: locations.TIMES.size] + msgspec.msgpack.encode(values))
+        whole(location_rows.unpack_origin)(
+            row[: location_rows.TIMES.size] + msgspec.msgpack.encode(values)
+        )

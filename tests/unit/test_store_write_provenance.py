@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
-from buildidfs.store import NewCapture, Store
+from buildidfs.store import NewCapture, Store, location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
-from buildidfs.store.schema import locations, schema
 from buildidfs.store.write import provenance
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
@@ -58,7 +57,7 @@ def test_a_capture(store: Store) -> None:
         assert (claim.scripts, claim.segments) == (((1, 2),), 2**64 - 1)
         assert (claim.trust, claim.mode, claim.uid, claim.gid) == (3, 0o550, 7, 8)
         assert (claim.mtime_ns, claim.first_seen_ns) == (at.origin.identity.mtime_ns, NOW)
-        of, kinds, origin, first, last = locations.unpack_origin(claim.origin)
+        of, kinds, origin, first, last = location_rows.unpack_origin(claim.origin)
         assert (of, kinds, origin, first, last) == (digest, 0b110, at.origin, NOW, NOW)
         assert _of_rows(store, digest) == (claim,)
 
@@ -91,7 +90,7 @@ def test_a_better_place(store: Store) -> None:
         commit(store, capture(store, digest, at=better))
         (claim,) = _beside(store, digest)
         assert (claim.trust, claim.mode, claim.first_seen_ns) == (Trust.HOST, 0o555, NOW)
-        assert locations.unpack_origin(claim.origin)[2].path == b"/b"
+        assert location_rows.unpack_origin(claim.origin)[2].path == b"/b"
         assert store.blobs.is_untouched(digest)
 
 

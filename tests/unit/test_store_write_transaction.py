@@ -13,8 +13,7 @@ import pytest
 
 from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId, ByteRange, Digest, Kind, Quality, Sighting, Trust
-from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store
-from buildidfs.store.schema import schema
+from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store, schema
 from tests.support.captures import (
     NOW,
     SECOND,

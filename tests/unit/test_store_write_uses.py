@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from buildidfs.model import Digest
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store import store as store_module
 from buildidfs.store.index import environment
-from buildidfs.store.schema import schema
 from buildidfs.store.write import uses
 from tests.support.captures import capture, commit
 

@@ -19,11 +19,10 @@ import msgspec
 import pytest
 
 from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.paths import PathWriter
-from buildidfs.store.schema import schema
 from buildidfs.store.write import containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from buildidfs.view.layouts import missing

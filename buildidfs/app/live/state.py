@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from buildidfs.capture.live.protocol import Counts
-from buildidfs.ingest.results import Counters
+from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId, Sighting
 from buildidfs.store.retention.eviction import Tally
 

@@ -33,8 +33,7 @@ from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
-from buildidfs.ingest.caught import DENIED, CaughtFiles
-from buildidfs.ingest.live import ANSWER_S, Listener, Live
+from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
 from buildidfs.store import run_files
 from buildidfs.store.errors import show

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import file_ops
 from buildidfs.model import Digest
+from buildidfs.store import schema
 from buildidfs.store.errors import FULL, full, show, translated
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     import hashlib

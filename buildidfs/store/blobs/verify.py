@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import Digest
+from buildidfs.store import schema
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import BlobFile, Standing
 from buildidfs.store.errors import show
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

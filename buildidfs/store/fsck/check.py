@@ -18,12 +18,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.store import schema
 from buildidfs.store.fsck import id_rules, location_rules
 from buildidfs.store.fsck.faults import Fault, Mending, Rows, faults_of
 from buildidfs.store.fsck.scrub import Scrubber
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ import msgspec
 
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import DAMAGE, floor_of, prefixed
-from buildidfs.store.schema import schema
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter
 

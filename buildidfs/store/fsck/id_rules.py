@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import BuildId, Digest
+from buildidfs.store import schema
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
 from buildidfs.store.index.paths import ROOT
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

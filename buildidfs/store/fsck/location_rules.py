@@ -8,12 +8,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import BuildId
+from buildidfs.store import location_rows, schema
 from buildidfs.store.fsck.faults import Fault, Rows
 from buildidfs.store.index.containers import MAX_LABEL
 from buildidfs.store.index.paths import NAMES, ROOT, PathWriter
 from buildidfs.store.index.queries import DAMAGE
-from buildidfs.store.schema import locations, schema
-from buildidfs.store.schema.containers import (
+from buildidfs.store.location_rows import (
     ContainerRow,
     offset_of,
     pack_container,
@@ -32,7 +32,7 @@ _DIGEST_BYTES: Final = 32
 
 def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A place is of a build ID, and in its place."""
-    digest = locations.place_of(key, value)
+    digest = location_rows.place_of(key, value)
     if not rows.is_there(key[:8]):
         yield Fault(
             f"origin {key.hex()} is of an unknown build ID",
@@ -175,10 +175,10 @@ def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A row of the journal has its place in the order of time."""
-    record = locations.unpack_journal(key, value)
+    record = location_rows.unpack_journal(key, value)
     if record.last_seen_ns < record.first_seen_ns:
         first = record.last_seen_ns
-        row = locations.TIMES.pack(first, first) + value[locations.TIMES.size :]
+        row = location_rows.TIMES.pack(first, first) + value[location_rows.TIMES.size :]
         yield Fault(
             f"journal row {key.hex()} was last seen before it was first seen",
             mend=lambda mending: mending.put("journal", key, row),
@@ -276,7 +276,7 @@ def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _number_directory(mending: Mending, key: bytes, used: int) -> None:
-    first, last = locations.TIMES.unpack_from(mending.get("containers", key) or b"")
+    first, last = location_rows.TIMES.unpack_from(mending.get("containers", key) or b"")
     row = _container_row(mending, key)
     if row is not None:
         row.next_directory = max(row.next_directory, used + 1)
@@ -355,7 +355,7 @@ def _wrong_entries(moment: Rows) -> Iterator[tuple[bytes, int]]:
 
 def _put_entries(mending: Mending, key: bytes, there: int) -> None:
     value = mending.get("containers", key) or b""
-    first, last = locations.TIMES.unpack_from(value)
+    first, last = location_rows.TIMES.unpack_from(value)
     row = unpack_container(0, value)[1]
     row.entries = there
     mending.put("containers", key, pack_container(first, last, row))

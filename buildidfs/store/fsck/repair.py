@@ -31,7 +31,7 @@ from buildidfs.model import (
     Standing,
     Trust,
 )
-from buildidfs.store import coordination, layout
+from buildidfs.store import coordination, layout, location_rows, schema
 from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.commit import Commits
@@ -42,9 +42,8 @@ from buildidfs.store.fsck.scrub import GIVEN, describe
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
-from buildidfs.store.records import NewCapture
 from buildidfs.store.retention import removal
-from buildidfs.store.schema import locations, schema
+from buildidfs.store.values import NewCapture
 from buildidfs.store.write import provenance
 from buildidfs.store.write.transaction import Recorder
 
@@ -290,7 +289,7 @@ def _claimed(
     if not kinds:
         raise ValueError("no kind that it could be")
     if claim.origin:
-        _, _, origin, first, _ = locations.unpack_origin(claim.origin)
+        _, _, origin, first, _ = location_rows.unpack_origin(claim.origin)
     else:
         origin, first = Origin(b"", _UNKNOWN_FILE, scanner="repair"), claim.first_seen_ns
     shown = {

@@ -24,12 +24,11 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import identify
 from buildidfs.linux import file_ops
 from buildidfs.model import Absence, BuildId, Digest, Kind
-from buildidfs.store import coordination
+from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import schema
 from buildidfs.store.write import provenance
 
 if TYPE_CHECKING:

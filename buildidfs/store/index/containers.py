@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of each container, to be browsed when it is gone; see `schema.containers`."""
+"""The files of each container, to be browsed when it is gone; see `location_rows`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.container import cgroup
 from buildidfs.model import NamespaceSet, Origin, fingerprint
+from buildidfs.store import schema
 from buildidfs.store.index.queries import DAMAGE, damaged, whole
-from buildidfs.store.schema import schema
-from buildidfs.store.schema.containers import (
+from buildidfs.store.location_rows import (
     KEY,
     Container,
     ContainerEntry,

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import lmdb
 
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
+from buildidfs.store import schema
 from buildidfs.store.errors import FULL, full, not_to_be_written, show, translated
-from buildidfs.store.schema import schema
-from buildidfs.store.schema.schema import TABLES
+from buildidfs.store.schema import TABLES
 
 if TYPE_CHECKING:
     Table = lmdb._Database

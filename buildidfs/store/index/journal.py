@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import fingerprint
+from buildidfs.store import location_rows, schema
 from buildidfs.store.index.queries import prefixed, whole
-from buildidfs.store.schema import locations, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.model import BuildId, Origin
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.records import NewSeen
-    from buildidfs.store.schema.locations import JournalRecord
+    from buildidfs.store.location_rows import JournalRecord
+    from buildidfs.store.values import NewSeen
 
 #: Rows read in one transaction.
 _ROWS = 1024
@@ -60,7 +60,7 @@ class Journal:
             value = txn.get(key, db=self._rows)
         if value is None:
             raise IntegrityError(f"the journal has no row {key.hex()}")
-        return locations.unpack_journal(key, value)
+        return location_rows.unpack_journal(key, value)
 
     @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
@@ -72,7 +72,7 @@ class Journal:
         for key, value in rows:
             if value is None:
                 raise IntegrityError(f"the journal has no row {key.hex()}")
-            records.append(locations.unpack_journal(key, value))
+            records.append(location_rows.unpack_journal(key, value))
         return records, keys[-1] if len(keys) == _ROWS else None
 
     @whole
@@ -86,10 +86,10 @@ class Journal:
         if mnt_ns_id is None:
             prefix = fingerprint(path)
         else:
-            prefix = locations.journal_prefix(path, mnt_ns_id, boot)
+            prefix = location_rows.journal_prefix(path, mnt_ns_id, boot)
         with self._env.read() as txn:
             rows = list(prefixed(txn, self._rows, prefix))
-        records = [locations.unpack_journal(key, value) for key, value in rows]
+        records = [location_rows.unpack_journal(key, value) for key, value in rows]
         # A hash stands for the path.
         return _last_first(record for record in records if record.path == path)
 
@@ -103,7 +103,7 @@ class Journal:
             with self._env.read() as txn:
                 rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
             # Most rows are not worth decoding.
-            found += [locations.unpack_journal(key, row) for key, row in rows if wanted in row]
+            found += [location_rows.unpack_journal(key, row) for key, row in rows if wanted in row]
             if len(rows) < _ROWS:
                 return _last_first(record for record in found if record.build_id == build_id)
             start = rows[-1][0] + b"\0"
@@ -132,31 +132,31 @@ class JournalWriter:
     def _add(self, new: NewSeen) -> None:
         origin, seen = new.sighting.origin, _clamped(new.sighting.seen_ns)
         boot = self._boot if new.boot is None else new.boot
-        key = locations.journal_key(origin, new.build_id, boot, self._label(origin))
+        key = location_rows.journal_key(origin, new.build_id, boot, self._label(origin))
         old = self._txn.get(key, db=self._rows)
         if old is None:
-            row = locations.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
+            row = location_rows.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
             self._put(key, row, seen)
             self._count += 1
             self.noted += new.noted
             if self._count > schema.MAX_JOURNAL:
                 self._drop_oldest()
             return
-        first, last = locations.TIMES.unpack_from(old)
-        newly = new.noted and not locations.is_noted(old)
+        first, last = location_rows.TIMES.unpack_from(old)
+        newly = new.noted and not location_rows.is_noted(old)
         self.noted += newly
         if seen < first:
             # Of sightings within a minute the first describes the row. They are not committed in
             # their order: a scan of a process may overtake the catch that led to it.
-            row = locations.TIMES.pack(seen, last) + old[locations.TIMES.size :]
+            row = location_rows.TIMES.pack(seen, last) + old[location_rows.TIMES.size :]
             is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
-            if newly or (is_soon and new.noted == locations.is_noted(old)):
-                row = locations.pack_journal(origin, new.build_id, seen, last, noted=new.noted)
+            if newly or (is_soon and new.noted == location_rows.is_noted(old)):
+                row = location_rows.pack_journal(origin, new.build_id, seen, last, noted=new.noted)
             self._txn.put(key, row, db=self._rows)
         elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
             seen = max(seen, last)
-            row = locations.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
+            row = location_rows.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
             self._put(key, row, seen)
 
     def _label(self, origin: Origin) -> str | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Kind
+from buildidfs.store import schema
 from buildidfs.store.index.queries import DAMAGE, damaged, prefixed
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Table, Txn

@@ -32,9 +32,9 @@ from buildidfs.model import (
     Kind,
     Origin,
 )
+from buildidfs.store import location_rows, schema
 from buildidfs.store.index.ranking import belief_in, executable_in, executable_key, rank
-from buildidfs.store.records import Held, OriginRecord, Pin, Remembered
-from buildidfs.store.schema import locations, schema
+from buildidfs.store.values import Held, OriginRecord, Pin, Remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -262,7 +262,7 @@ class Index:
             rows = [row for _, row in prefixed(txn, self._origins, schema.U64.pack(ordinal))]
         records = []
         for row in rows:
-            digest, kinds, origin, first, last = locations.unpack_origin(row)
+            digest, kinds, origin, first, last = location_rows.unpack_origin(row)
             records.append(OriginRecord(origin, schema.KINDS_OF_MASK[kinds], digest, first, last))
         records.sort(key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
         return records
@@ -340,9 +340,9 @@ class Index:
         ordinal = None if row is None else schema.ordinal_in(row)
         if ordinal is None:
             return False
-        place = locations.origin_key(int.from_bytes(ordinal, "big"), digest, origin)
+        place = location_rows.origin_key(int.from_bytes(ordinal, "big"), digest, origin)
         found = self._env.get(self._origins, place)
-        return found is not None and locations.reach_in(found) != 0
+        return found is not None and location_rows.reach_in(found) != 0
 
     # --- listings --------------------------------------------------------------------------
 

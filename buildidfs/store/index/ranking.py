@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Artifact, Kind, Standing, Trust
-from buildidfs.store.schema import schema
+from buildidfs.store import schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,12 +17,11 @@ import msgspec
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Digest
-from buildidfs.store import coordination
+from buildidfs.store import coordination, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.zstd import compress
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import prefixed
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs, Staged

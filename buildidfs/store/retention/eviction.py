@@ -24,9 +24,9 @@ import msgspec
 from buildidfs import names
 from buildidfs.linux import machine, namespaces, statx
 from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
+from buildidfs.store import schema
 from buildidfs.store.index.journal import Journal
 from buildidfs.store.index.queries import Index, Pins
-from buildidfs.store.schema import schema
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import FileIdentity, Origin
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.records import OriginRecord
+    from buildidfs.store.values import OriginRecord
 
 if TYPE_CHECKING:
     AltLinks = Callable[[Digest], BuildId | None]

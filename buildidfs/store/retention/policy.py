@@ -23,10 +23,10 @@ import msgspec
 
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
+from buildidfs.store import schema
 from buildidfs.store.errors import show
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.journal import Journal, JournalWriter
-from buildidfs.store.records import NewSeen, OriginRecord
 from buildidfs.store.retention import eviction, removal
 from buildidfs.store.retention.eviction import (
     Candidate,
@@ -37,7 +37,7 @@ from buildidfs.store.retention.eviction import (
     had_by_host,
     recapturable,
 )
-from buildidfs.store.schema import schema
+from buildidfs.store.values import NewSeen, OriginRecord
 from buildidfs.store.write import uses
 
 if TYPE_CHECKING:

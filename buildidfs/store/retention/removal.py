@@ -24,12 +24,11 @@ import msgspec
 
 from buildidfs.errors import StoreFull
 from buildidfs.model import Digest, Kind
-from buildidfs.store import coordination
+from buildidfs.store import coordination, location_rows, schema
 from buildidfs.store.errors import translated
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.paths import PATH_KINDS, ROOT, PathPruner
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
-from buildidfs.store.schema import locations, schema
 from buildidfs.store.write import uses
 from buildidfs.store.write.containers import ContainerPruner
 from buildidfs.store.write.uses import UseWriter
@@ -237,7 +236,7 @@ class _Clearer:
         held: dict[Digest, bool] = {}
         for key, value in list(prefixed(self._txn, table, schema.U64.pack(ordinal))):
             try:
-                digest, kinds, origin, first, last = locations.unpack_origin(value)
+                digest, kinds, origin, first, last = location_rows.unpack_origin(value)
             except DAMAGE:
                 if named.kinds:
                     continue  # for `check` to tell of
@@ -264,8 +263,8 @@ class _Clearer:
     ) -> None:
         """Remove the names under /.dwz/ that it had at those places."""
         table = self._tables["dwz"]
-        names = {locations.dwz_name(origin.path) for origin in dropped}
-        for name in names - {locations.dwz_name(origin.path) for _, origin in kept} - {b""}:
+        names = {location_rows.dwz_name(origin.path) for origin in dropped}
+        for name in names - {location_rows.dwz_name(origin.path) for _, origin in kept} - {b""}:
             value = self._txn.get(name, db=table)
             if value is not None and value.startswith(key):
                 self._txn.delete(name, db=table)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.container import cgroup
 from buildidfs.model import NO_NAMES, Kind
+from buildidfs.store import schema
 from buildidfs.store.index.containers import (
     MAX_CONTAINERS,
     MAX_CONTENTS,
@@ -23,10 +24,10 @@ from buildidfs.store.index.containers import (
 )
 from buildidfs.store.index.paths import components
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import schema
-from buildidfs.store.schema.containers import (
+from buildidfs.store.location_rows import (
     KEY,
     PUBLIC_BIT,
+    TIMES,
     VALUE,
     ContainerRow,
     offset_of,
@@ -34,7 +35,6 @@ from buildidfs.store.schema.containers import (
     pack_entry,
     unpack_container,
 )
-from buildidfs.store.schema.locations import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.model import Kind, Sighting
+from buildidfs.store import location_rows, schema
 from buildidfs.store.index.paths import PATH_KINDS, PathWriter
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import locations, schema
 from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class PlaceWriter:
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
-        key = locations.origin_key(ordinal, digest, origin)
+        key = location_rows.origin_key(ordinal, digest, origin)
         old = self._txn.get(key, db=self._origins)
         if recognised and not origin.reach and old is not None:
-            origin = msgspec.structs.replace(origin, reach=locations.reach_in(old))
+            origin = msgspec.structs.replace(origin, reach=location_rows.reach_in(old))
         public = origin.is_public
         primary = bool(kinds & PATH_KINDS)
         if self._paths.add(named, ordinal, origin.path, primary=primary, public=public):
@@ -76,7 +76,7 @@ class PlaceWriter:
         The name that a dwz file was seen under comes first. References in files that not everybody
         can read are not recorded, since everybody would be told of them.
         """
-        name = locations.dwz_name(path)
+        name = location_rows.dwz_name(path)
         if not name or not origin.is_public:
             return
         old = self._txn.get(name, db=self._dwz)
@@ -103,26 +103,26 @@ class PlaceWriter:
     ) -> None:
         first = last = sighting.seen_ns
         if old is not None:
-            times = locations.TIMES.unpack_from(old)
+            times = location_rows.TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
         elif named.origins >= schema.MAX_ORIGINS:
             self._drop_origin(key[:8])
         else:
             named.origins += 1
-        value = locations.pack_origin(digest, kinds, sighting.origin, first, last)
+        value = location_rows.pack_origin(digest, kinds, sighting.origin, first, last)
         self._txn.put(key, value, db=self._origins)
 
     def _drop_origin(self, ordinal: bytes) -> None:
         """Make room: not the first seen goes, but of the others the one last seen longest ago."""
         rows = prefixed(self._txn, self._origins, ordinal)
-        times = [(*locations.TIMES.unpack_from(value), key) for key, value in rows]
+        times = [(*location_rows.TIMES.unpack_from(value), key) for key, value in rows]
         times.remove(min(times))
         self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
 
     def _add_dwz(
         self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
     ) -> None:
-        name = locations.dwz_name(origin.path)
+        name = location_rows.dwz_name(origin.path)
         if not name:
             return
         old = self._txn.get(name, db=self._dwz)

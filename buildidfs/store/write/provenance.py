@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import Kind
+from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index.queries import DAMAGE, prefixed
-from buildidfs.store.schema import locations, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from buildidfs.model import Artifact, BuildId, Digest
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.records import NewCapture
+    from buildidfs.store.values import NewCapture
 
 _VERSION: Final = 1
 _MAX_CLAIMS: Final = 16
@@ -99,7 +99,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
             origin.identity.gid,
             schema.clamped(origin.identity.mtime_ns),
             new.sighting.seen_ns,
-            locations.pack_origin(
+            location_rows.pack_origin(
                 digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns
             ),
             new.truncated,
@@ -156,7 +156,7 @@ def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
     best, chosen = (0, False, 0), b""
     for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
         try:
-            of, _, origin, first, _ = locations.unpack_origin(value)
+            of, _, origin, first, _ = location_rows.unpack_origin(value)
         except DAMAGE:
             continue
         rank = (origin.trust, origin.is_public, -first)

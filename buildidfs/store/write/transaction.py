@@ -21,10 +21,10 @@ from buildidfs.model import (
     Origin,
     Sighting,
 )
+from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.records import NewAbsence, NewCapture, Outcome
-from buildidfs.store.schema import locations, schema
+from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
 from buildidfs.store.write.locations import PlaceWriter
@@ -317,18 +317,18 @@ class Recorder:
     ) -> bool:
         """Return True if that very place was recorded within a minute, and no row changes."""
         old = self._txn.get(
-            locations.origin_key(ordinal, digest, sighting.origin), db=self._origins
+            location_rows.origin_key(ordinal, digest, sighting.origin), db=self._origins
         )
         if old is None:
             return False
-        first, last = locations.TIMES.unpack_from(old)
+        first, last = location_rows.TIMES.unpack_from(old)
         if not first <= sighting.seen_ns < last + schema.LAST_SEEN_SLACK_NS:
             return False
         kinds = schema.mask_of(tuple(Kind(kind) for of, kind, _ in row.refs if of == ordinal))
-        reach = locations.reach_in(old)
+        reach = location_rows.reach_in(old)
         if sighting.origin.reach not in (0, reach):
             return False
-        return locations.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
+        return location_rows.pack_origin(digest, kinds, sighting.origin, first, last, reach) == old
 
     def _see(
         self,

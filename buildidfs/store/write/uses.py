@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Digest, Trust
+from buildidfs.store import schema
 from buildidfs.store.errors import show
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,9 +10,9 @@ import msgspec
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
+from buildidfs.store import schema
 from buildidfs.store.index.queries import floor_in, floor_of, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, is_withheld, rank
-from buildidfs.store.schema import schema
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest

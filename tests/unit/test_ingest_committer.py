@@ -9,9 +9,9 @@ import time
 import pytest
 
 from buildidfs.errors import StoreError, StoreFull
-from buildidfs.ingest import store_health as module
-from buildidfs.ingest.results import Counters
-from buildidfs.ingest.store_health import Trouble, delay
+from buildidfs.ingest import committer as module
+from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.committer import Trouble, delay
 
 FULL = StoreFull("store /s: full")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of a store, version 1. This file is its definition.
 
-`locations` has the rows of places and of the journal, `containers` those of containers. No other
-module defines how a row is packed.
+`location_rows` has the rows of places, of the journal and of containers. No other module defines
+how a row is packed.
 
 Directory, mode 0700:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.ingest.trust: the operator's rules decide, the first that fits."""
+"""buildidfs.app.capture: the operator's rules decide, the first that fits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from buildidfs import config
 from buildidfs.app import capture as capturing
+from buildidfs.app.capture import trust_of
 from buildidfs.errors import UsageError
-from buildidfs.ingest.trust import judge
 from buildidfs.model import Kind, Standing, Trust
 from buildidfs.store import Store
 from tests.support.captures import NOW, SECOND, capture, identity, sighting
@@ -51,7 +51,7 @@ level = "package"
 )
 def test_the_first_that_fits(path: bytes, container: str, trust: Trust) -> None:
     origin = sighting(path, container=container, trust=Trust.CONTAINER).origin
-    assert judge(RULES.trust.rules)(origin) == (trust, Standing.GIVEN)
+    assert trust_of(RULES.trust.rules)(origin) == (trust, Standing.GIVEN)
 
 
 def test_what_is_captured_and_seen_again(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.schema.schema: the bytes on disk are those of the documented format."""
+"""buildidfs.store.schema: the bytes on disk are those of the documented format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from buildidfs.model import (
     Standing,
     Trust,
 )
+from buildidfs.store import schema
 from buildidfs.store.index.queries import DAMAGE
-from buildidfs.store.schema import schema
 from tests.support.captures import identity
 
 u16, u32, u63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.schema.locations: rows that tell of places are those of the documented format."""
+"""buildidfs.store.location_rows: rows that tell of places are those of the documented format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.model import Digest, FileIdentity, NamespaceSet, Origin, Trust
-from buildidfs.store.schema import locations
+from buildidfs.store import location_rows
 from tests.support.captures import identity, sighting
 
 u7, u32, u63 = (st.integers(0, 2**bits - 1) for bits in (7, 32, 63))
@@ -42,8 +42,8 @@ origins = st.builds(
 
 @given(digests, st.integers(0, 31), origins, u63, u63)
 def test_origins_survive(digest: Digest, kinds: int, origin: Origin, first: int, last: int) -> None:
-    row = locations.pack_origin(digest, kinds, origin, first, last)
-    assert locations.unpack_origin(row) == (digest, kinds, origin, first, last)
+    row = location_rows.pack_origin(digest, kinds, origin, first, last)
+    assert location_rows.unpack_origin(row) == (digest, kinds, origin, first, last)
 
 
 def test_origin_row_is_the_documented_one() -> None:
@@ -59,24 +59,24 @@ def test_origin_row_is_the_documented_one() -> None:
         reach=4,
         archive=b"/b",
     ).origin
-    row = locations.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
+    row = location_rows.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
     assert (row[16:19], row[-7:]) == (b"\xdc\x00\x17", b"\x21\x07\x04\xc4\x02/b")
     longer = row[:16] + b"\xdc\x00\x18" + row[19:] + b"\x01"
-    assert locations.unpack_origin(longer) == locations.unpack_origin(row)
+    assert location_rows.unpack_origin(longer) == location_rows.unpack_origin(row)
 
 
 def test_an_origin_row_that_lacks_a_field_is_refused() -> None:
-    row = locations.pack_origin(Digest(bytes(32)), 2, sighting(b"/a").origin, 1, 2)
+    row = location_rows.pack_origin(Digest(bytes(32)), 2, sighting(b"/a").origin, 1, 2)
     with pytest.raises(msgspec.ValidationError):
-        locations.unpack_origin(row[:16] + bytes((0xDC, 0, 22)) + row[19:-2])
+        location_rows.unpack_origin(row[:16] + bytes((0xDC, 0, 22)) + row[19:-2])
 
 
 def test_place_is_what_tells_origins_apart() -> None:
     digest = Digest(bytes(32))
 
     def key(digest: Digest = digest, **changes: object) -> bytes:
-        return locations.origin_key(1, digest, sighting(**changes).origin)  # type: ignore[arg-type]
+        return location_rows.origin_key(1, digest, sighting(**changes).origin)  # type: ignore[arg-type]
 
     assert len(key()) == 24
     assert key() == key(seen_ns=5, cgroup=b"/x", trust=Trust.HOST, mtime_ns=1, apart=3)
@@ -96,7 +96,7 @@ def test_place_is_what_tells_origins_apart() -> None:
 def test_times_that_no_clock_shows_are_clamped() -> None:
     """An inode of a hostile filesystem image may claim any time."""
     origin = Origin(b"/x", identity(mtime_ns=2**80, ctime_ns=-(2**80)))
-    _, _, read, _, _ = locations.unpack_origin(
-        locations.pack_origin(Digest(bytes(32)), 2, origin, 0, 0)
+    _, _, read, _, _ = location_rows.unpack_origin(
+        location_rows.pack_origin(Digest(bytes(32)), 2, origin, 0, 0)
     )
     assert (read.identity.mtime_ns, read.identity.ctime_ns) == (2**63 - 1, -(2**63))
