@@ -6,17 +6,20 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from buildidfs.app import history
-from buildidfs.app.history import container_of
+from buildidfs.cli import table
 from buildidfs.cli.common import Session, exit_status, namespaces_option, whose_fields
-from buildidfs.cli.output import json_line, moment, path_fields, printable
+from buildidfs.cli.output import json_line, moment, path_fields
+from buildidfs.cli.table import Column
 from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from buildidfs.model import FileIdentity
     from buildidfs.store import JournalRecord, Store
 
@@ -27,6 +30,39 @@ _SECOND = 1_000_000_000
 _AGO = re.compile(r"(\d{1,9})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EPOCH = re.compile(r"@(\d{1,10})(?:\.(\d{1,9}))?")
+
+
+class _Line(NamedTuple):
+    """A row of the journal as a table shows it; several ``files`` lost for one reason share it."""
+
+    row: Row
+    build_id: str | None
+    last_seen_ns: int
+    container: str
+    state: str
+    path: bytes
+    files: int
+    reason: str
+
+
+def _shown_path(line: _Line) -> bytes:
+    more = b" and %d more" % (line.files - 1) if line.files > 1 else b""
+    return (line.path or b"(no names kept)") + more
+
+
+def _columns(*, lost: bool) -> tuple[Column[_Line], ...]:
+    """Return the columns; if all rows are ``lost``, a narrow terminal shows their reasons."""
+    return (
+        Column("last_seen", "SEEN", lambda line: line.last_seen_ns, table.AGE),
+        Column("container", "CONTAINER", lambda line: line.container, table.LABEL),
+        Column("build_id", "BUILD ID", lambda line: line.build_id, table.HEX, 120 * lost),
+        Column("state", "BYTES", lambda line: line.state, table.TEXT, 120 * lost),
+        Column("path", "PATH", _shown_path, table.PATH),
+        Column("reason", "REASON", lambda line: line.reason, table.LABEL, 0 if lost else 120),
+    )
+
+
+_COLUMNS: Final = _columns(lost=False)
 
 
 def point_in_time(text: str, now_ns: int) -> int:
@@ -84,6 +120,7 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 )
 @namespaces_option
 @click.option("--lost", is_flag=True, help="Only what was seen and lost, with the reason.")
+@table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def journal(
@@ -93,6 +130,7 @@ def journal(
     globs: tuple[str, ...],
     names: tuple[str, ...] | None,
     lost: bool,
+    layout: table.Layout,
     json_: bool,
 ) -> None:
     """Show which build ID was seen where and when, in the order in which it was last seen.
@@ -101,27 +139,53 @@ def journal(
     it had no room for them while they could still be had at that path, and lost, with the reason,
     where a watch saw a file and could not take it.
     """
-    wanted = history.journal_filter(globs, container, names)
-    show, show_lost = (_json, _lost_json) if json_ else (_text, _lost_text)
-    shown, labels = False, set[str]()
+    columns = _columns(lost=lost)
+    labels = set[str]()
     with session.open_store() as store:
-        for row in history.journal_rows(store, since, lost):
-            if not wanted(row):
-                if len(labels) < _MOST_LABELS:
-                    labels.add(
-                        (row.container if isinstance(row, Lost) else container_of(row, names))
-                        or "the host"
-                    )
-                continue
-            shown = True
-            if isinstance(row, Lost):
-                show_lost(row)
-            else:
-                ordinal = store.index.ordinal(row.build_id)
-                show(row, ordinal is not None and store.index.kinds(ordinal) != 0, names)
-        sys.stdout.flush()
+        wanted = history.journal_filter(globs, container, names)
+        lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
+        if json_:
+            shown = _as_json(layout.choose(columns, lines), names)
+        else:
+            shown = layout.print(columns, lines)
         if not shown:
             session.say_why_empty(_why_empty(store, since, lost, labels))
+
+
+def _lines(
+    store: Store,
+    rows: Iterable[Row],
+    wanted: Callable[[Row], bool],
+    names: tuple[str, ...] | None,
+    labels: set[str],
+) -> Iterator[_Line]:
+    """Yield the wanted rows; a few containers of the others are added to ``labels``."""
+    for row in rows:
+        label = history.row_container(row, names)
+        if not wanted(row):
+            if len(labels) < _MOST_LABELS:
+                labels.add(label or "the host")
+        elif isinstance(row, Lost):
+            yield _Line(
+                row, row.build_id or None, row.time_ns, label, "lost", row.raw_path, row.count,
+                row.reason,
+            )  # fmt: skip
+        else:
+            ordinal = store.index.ordinal(row.build_id)
+            held = ordinal is not None and store.index.kinds(ordinal) != 0
+            state = "held" if held else "noted" if row.noted else "missing"
+            yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
+
+
+def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None) -> int:
+    count = 0
+    for count, line in enumerate(lines, 1):  # noqa: B007
+        if isinstance(line.row, Lost):
+            _lost_json(line.row)
+        else:
+            _json(line.row, line.state == "held", names)
+    sys.stdout.flush()
+    return count
 
 
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
@@ -139,24 +203,6 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
         )
     what = "lost" if lost else "seen by a watch"
     return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
-
-
-def _text(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
-    where = printable(container_of(row, names).encode("utf-8", "surrogateescape")) or "-"
-    sys.stdout.write(
-        f"{moment(row.last_seen_ns)}  {where:20}  {row.build_id.hex():40}"
-        f"  {'' if held else 'noted' if row.noted else 'missing':7}  {printable(row.path)}\n"
-    )
-
-
-def _lost_text(row: Lost) -> None:
-    where = printable(row.container.encode("utf-8", "surrogateescape")) or "-"
-    path = printable(row.raw_path) or "(no names kept)"
-    more = f" and {row.count - 1} more" if row.count > 1 else ""
-    sys.stdout.write(
-        f"{moment(row.time_ns)}  {where:20}  {row.build_id or '-':40}  {'lost':7}  {path}{more}:"
-        f" {printable(row.reason.encode(errors='replace'))}\n"
-    )
 
 
 def _lost_json(row: Lost) -> None:

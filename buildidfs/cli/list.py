@@ -42,13 +42,13 @@ class _Listed(NamedTuple):
         return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
 
 
-_COLUMNS: Final = (
-    Column[_Listed]("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column[_Listed]("kinds", "KINDS", lambda row: row.kinds, table.TEXT),
-    Column[_Listed]("size", "SIZE", lambda row: row.size, table.SIZE, 100),
-    Column[_Listed]("last_seen", "SEEN", lambda row: row.last.last_seen_ns, table.AGE),
-    Column[_Listed]("container", "CONTAINER", lambda row: row.last.origin.container, table.LABEL),
-    Column[_Listed]("path", "PATH", lambda row: row.last.origin.path, table.PATH),
+_COLUMNS: Final[tuple[Column[_Listed], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+    Column("kinds", "KINDS", lambda row: row.kinds, table.TEXT),
+    Column("size", "SIZE", lambda row: row.size, table.SIZE, 100),
+    Column("last_seen", "SEEN", lambda row: row.last.last_seen_ns, table.AGE),
+    Column("container", "CONTAINER", lambda row: row.last.origin.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.last.origin.path, table.PATH),
 )
 
 

@@ -5,19 +5,38 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import table
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import json_line, moment, path_fields, printable
+from buildidfs.cli.output import counted, json_line, path_fields, printable
+from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
     from buildidfs.app.history import Place
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
+
+_PLACES: Final[tuple[Column[Place], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+    Column("held", "BYTES", lambda row: "held" if row.held else "missing", table.TEXT),
+    Column("first_seen", "FIRST SEEN", lambda row: row.first_seen_ns, table.AGE, 100),
+    Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
+    Column("host", "HOST", lambda row: row.host, table.LABEL, 140),
+    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.path, table.PATH),
+)
+_MAPPERS: Final[tuple[Column[Mapper], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID, 100),
+    Column("pid", "PID", lambda row: row.pid, table.COUNT),
+    Column("comm", "COMMAND", lambda row: row.comm, table.BYTES),
+    Column("deleted", "FILE", lambda row: "deleted" if row.deleted else "present", table.TEXT),
+    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.path, table.PATH),
+)
 
 
 @click.command(
@@ -35,14 +54,22 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="PATH", type=AnyPath())
 @click.option("--container", metavar="LABEL", help="Only what was seen in this container.")
 @click.option("--glob", "is_glob", is_flag=True, help="PATH is a pattern ('*/libc.so.6').")
+@table.options(_PLACES)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def which(session: Session, path: str, container: str | None, is_glob: bool, json_: bool) -> None:
+def which(
+    session: Session,
+    path: str,
+    container: str | None,
+    is_glob: bool,
+    layout: table.Layout,
+    json_: bool,
+) -> None:
     """Show every build ID that was seen at PATH, in whatever container, the last one first.
 
     PATH is whole. It is taken with and without /usr where distributions have merged the two, and
-    with its symbolic links as they are on this host; a line for another path than PATH names it. A
-    line says missing where the store holds no bytes.
+    with its symbolic links as they are on this host. A line says missing where the store holds no
+    bytes.
     """
     from buildidfs.app import history
     from buildidfs.errors import ArtifactMissing
@@ -59,11 +86,15 @@ def which(session: Session, path: str, container: str | None, is_glob: bool, jso
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
         text = printable(os.fsencode(f"nothing was ever seen at {path}{where}{hint}"))
         raise ArtifactMissing(text)
-    for place in places:
-        if json_:
-            json_line(place_fields(place))
-        else:
-            _which_text(place, with_path=is_glob or place.path != os.fsencode(path))
+    _print_places(places, layout, json_)
+
+
+def _print_places(places: list[Place], layout: table.Layout, json_: bool) -> None:
+    if not json_:
+        layout.print(_PLACES, places)
+        return
+    for place in layout.choose(_PLACES, places):
+        json_line(place_fields(place))
     sys.stdout.flush()
 
 
@@ -78,15 +109,6 @@ def place_fields(place: Place) -> dict[str, object]:
         "first_seen": place.first_seen_ns / 1e9,
         "last_seen": place.last_seen_ns / 1e9,
     }
-
-
-def _which_text(place: Place, *, with_path: bool) -> None:
-    where = printable(place.container.encode("utf-8", "surrogateescape")) or "-"
-    path = f"  {printable(place.path)}" if with_path else ""
-    sys.stdout.write(
-        f"{moment(place.last_seen_ns)}  {where:20}  {place.build_id.hex():40}"
-        f"  {'' if place.held else 'missing':7}  since {moment(place.first_seen_ns)}{path}\n"
-    )
 
 
 @click.command(
@@ -108,57 +130,32 @@ def _which_text(place: Place, *, with_path: bool) -> None:
 )
 @click.argument("id_", metavar="ID", type=BuildIdArgument())
 @click.option("--live", is_flag=True, help="The processes that have it mapped now; needs no store.")
+@table.options(_PLACES, _MAPPERS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def where(session: Session, id_: str, live: bool, json_: bool) -> int:
-    """Show every place where a build ID was seen (a unique prefix is enough), by container.
+def where(session: Session, id_: str, live: bool, layout: table.Layout, json_: bool) -> int:
+    """Show every place where a build ID was seen (a unique prefix is enough), the last one first.
 
     Also where its bytes could not be had. With --live, the processes that have it mapped at this
     moment: who still runs this libc?
     """
     if live:
-        return _print_mappers(session, id_, json_)
+        return _print_mappers(session, id_, layout, json_)
     from buildidfs.app import history
 
     with session.open_store() as store:
-        build_id, places = history.of_build_id(store, id_)
-    if json_:
-        for place in places:
-            json_line(place_fields(place))
-    else:
-        held = "" if any(place.held for place in places) else "  missing"
-        sys.stdout.write(f"{build_id.hex()}{held}\n")
-        _where_text(places)
-    sys.stdout.flush()
+        _, places = history.of_build_id(store, id_)
+    _print_places(places, layout, json_)
     return 0
 
 
-def _where_text(places: list[Place]) -> None:
-    """The places by container, the one seen last first."""
-    order = {place.container: number for number, place in reversed([*enumerate(places)])}
-    for label, group in groupby(
-        sorted(places, key=lambda place: order[place.container]), lambda place: place.container
-    ):
-        sys.stdout.write(f"{_name(label)}\n")
-        for place in group:
-            sys.stdout.write(
-                f"    {printable(place.path)}\n"
-                f"        on {printable(place.host.encode('utf-8', 'surrogateescape'))},"
-                f" {moment(place.first_seen_ns)} to {moment(place.last_seen_ns)}\n"
-            )
-
-
-def _name(label: str) -> str:
-    return printable(label.encode("utf-8", "surrogateescape")) or "the host"
-
-
-def _print_mappers(session: Session, text: str, json_: bool) -> int:
-    """Print who maps it; the exit status."""
+def _print_mappers(session: Session, text: str, layout: table.Layout, json_: bool) -> int:
+    """Print the processes that map a build ID; return the exit status."""
     from buildidfs.app import history
 
     mappers, refused = history.who_maps(session.settings, text)
     if json_:
-        for mapper in mappers:
+        for mapper in layout.choose(_MAPPERS, mappers):
             json_line(
                 {
                     "build_id": mapper.build_id.hex(),
@@ -169,27 +166,12 @@ def _print_mappers(session: Session, text: str, json_: bool) -> int:
                     "deleted": mapper.deleted,
                 }
             )
+        sys.stdout.flush()
     else:
-        _mappers_text(mappers)
-    sys.stdout.flush()
-    return _report_refused(refused)
-
-
-def _mappers_text(mappers: list[Mapper]) -> None:
+        layout.print(_MAPPERS, mappers)
     if not mappers:
-        sys.stdout.write("No process has it mapped.\n")
-        return
-    sys.stdout.write(f"{mappers[0].build_id.hex()}\n")
-    for label, group in groupby(mappers, lambda mapper: mapper.container):
-        members = list(group)
-        count = len({mapper.pid for mapper in members})
-        sys.stdout.write(f"{_name(label)}: {count} process{'' if count == 1 else 'es'}\n")
-        for mapper in members:
-            deleted = " (deleted)" if mapper.deleted else ""
-            sys.stdout.write(
-                f"    {mapper.pid:>7}  {printable(mapper.comm):15}  {printable(mapper.path)}"
-                f"{deleted}\n"
-            )
+        session.say_why_empty(f"no process has {text} mapped")
+    return _report_refused(refused)
 
 
 def _report_refused(refused: list[Unreadable]) -> int:
@@ -201,7 +183,7 @@ def _report_refused(refused: list[Unreadable]) -> int:
     if processes:
         count = len(processes)
         click.echo(
-            f"buildidfs: {count} process{'' if count == 1 else 'es'} could not be looked at"
+            f"buildidfs: {counted(count, 'process', 'processes')} could not be looked at"
             f" ({printable(processes[0].path)}: {processes[0].reason})",
             err=True,
         )

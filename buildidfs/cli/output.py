@@ -60,9 +60,9 @@ def json_line(values: Mapping[str, object]) -> None:
     sys.stdout.buffer.write(json_text.escaped(_encode(values)) + b"\n")
 
 
-def counted(count: int, noun: str) -> str:
-    """A number and what it counts: ``1 file``, ``2 files``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if an "s" is not enough."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def size(count: int) -> str:

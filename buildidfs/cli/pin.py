@@ -5,18 +5,33 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from buildidfs.cli import table
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import json_line, moment, path_fields, printable
+from buildidfs.cli.output import counted, json_line, path_fields, printable
+from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
     from buildidfs.model import BuildId
-    from buildidfs.store import Store
+    from buildidfs.store import Pin, Store
 
 _HEX = re.compile(r"[0-9a-fA-F]+")
+
+
+class _Listed(NamedTuple):
+    pin: Pin
+    held: bool
+
+
+_COLUMNS: Final[tuple[Column[_Listed], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.pin.build_id, table.BUILD_ID),
+    Column("held", "BYTES", lambda row: "held" if row.held else "missing", table.TEXT),
+    Column("pinned", "PINNED", lambda row: row.pin.created_ns, table.AGE),
+    Column("name", "NAME", lambda row: row.pin.name, table.PATH),
+)
 
 
 class KeptArgument(BuildIdArgument):
@@ -45,9 +60,17 @@ class KeptArgument(BuildIdArgument):
 @click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
 @click.option("--name", metavar="NAME", help="Say for what; unpin --name takes all of it back.")
 @click.option("--list", "list_", is_flag=True, help="List what is pinned.")
+@table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="With --list: one JSON object a line.")
 @click.pass_obj
-def pin(session: Session, what: tuple[str, ...], name: str | None, list_: bool, json_: bool) -> int:
+def pin(
+    session: Session,
+    what: tuple[str, ...],
+    name: str | None,
+    list_: bool,
+    layout: table.Layout,
+    json_: bool,
+) -> int:
     """Keep build IDs, with all that is captured of them: debuginfo, and what dwz moved out of it.
 
     FILE is a profile of perf(1) or a core file: every build ID that it names is kept, under the
@@ -62,11 +85,11 @@ def pin(session: Session, what: tuple[str, ...], name: str | None, list_: bool, 
             raise click.UsageError("--list goes without build IDs and files; with --name at most")
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
-            if not _list(store, json_, label):
+            if not _list(store, json_, label, layout):
                 session.say_why_empty(_why_empty(store, label))
         return 0
-    if json_:
-        raise click.UsageError("--json belongs to --list")
+    if json_ or layout.is_given:
+        raise click.UsageError("--json and the options of tables belong to --list")
     if not what:
         raise click.UsageError("nothing to pin: give build IDs or files, or --list")
     with session.open_store() as store:
@@ -156,7 +179,8 @@ def _name_of(path: str) -> bytes:
 def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> None:
     if not session.is_quiet:
         before = f", {len(build_ids) - new} of them before" if new < len(build_ids) else ""
-        click.echo(f"pinned {len(build_ids)} build IDs{before}: {printable(os.fsencode(what))}")
+        count = counted(len(build_ids), "build ID")
+        click.echo(f"pinned {count}{before}: {printable(os.fsencode(what))}")
 
 
 def _why_empty(store: Store, name: bytes | None) -> str:
@@ -166,26 +190,24 @@ def _why_empty(store: Store, name: bytes | None) -> str:
     return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"
 
 
-def _list(store: Store, json_: bool, name: bytes | None) -> bool:
-    """Print the pins; False if there are none."""
+def _list(store: Store, json_: bool, name: bytes | None, layout: table.Layout) -> bool:
+    """Print the pins; return False if there are none."""
+    rows = (
+        _Listed(each, store.index.ordinal(each.build_id) is not None)
+        for each in store.pins.every(name)
+    )
+    if not json_:
+        return layout.print(_COLUMNS, rows) > 0
     shown = False
-    for each in store.pins.every(name):
+    for pin, held in layout.choose(_COLUMNS, rows):
         shown = True
-        held = store.index.ordinal(each.build_id) is not None
-        if json_:
-            named = {key.replace("path", "name"): x for key, x in path_fields(each.name).items()}
-            json_line(
-                {
-                    "build_id": each.build_id.hex(),
-                    **named,
-                    "pinned": each.created_ns / 1e9,
-                    "held": held,
-                }
-            )
-        else:
-            there = "" if held else "  (not in the store)"
-            click.echo(
-                f"{each.build_id.hex():40}  {moment(each.created_ns)}"
-                f"  {printable(each.name)}{there}".rstrip()
-            )
+        named = {key.replace("path", "name"): x for key, x in path_fields(pin.name).items()}
+        json_line(
+            {
+                "build_id": pin.build_id.hex(),
+                **named,
+                "pinned": pin.created_ns / 1e9,
+                "held": held,
+            }
+        )
     return shown

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,12 +15,15 @@ from buildidfs.cli.common import (
     namespaces_option,
     whose_fields,
 )
-from buildidfs.cli.output import json_line, moment, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, moment, path_fields, printable, size
 
 if TYPE_CHECKING:
     from buildidfs.app.catalog import Known
     from buildidfs.model import Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord
+
+_VARIANTS: Final = 10  # of a kind
+_PLACES: Final = 20
 
 
 @click.command(
@@ -39,14 +42,18 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("id_", metavar="ID", type=BuildIdArgument())
+@click.option("--all", "all_", is_flag=True, help="Print all variants and places.")
 @namespaces_option
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool) -> None:
+def show(
+    session: Session, id_: str, all_: bool, names: tuple[str, ...] | None, json_: bool
+) -> None:
     """Show all that is known of a build ID (a unique prefix is enough).
 
     Its variants, the one that is served first, and when they were last of use; where each was
-    seen, newest first; what is missing for a debugger; and for whom it is pinned.
+    seen, newest first; what is missing for a debugger; and for whom it is pinned. Without --all
+    only the first variants and the newest places are printed, and the others counted.
     """
     from buildidfs.app import catalog
     from buildidfs.model import Kind
@@ -58,7 +65,10 @@ def show(session: Session, id_: str, names: tuple[str, ...] | None, json_: bool)
         origins = store.index.origins(ordinal)
         known = catalog.known(store, build_id, variants)
     shown = {kind: kept for kind, kept in variants.items() if kept}
-    (_as_json if json_ else _as_text)(build_id, shown, origins, known, names)
+    if json_:
+        _as_json(build_id, shown, origins, known, names)
+    else:
+        _as_text(build_id, shown, origins, known, names, bounded=not all_)
 
 
 def _as_json(
@@ -130,35 +140,49 @@ def _as_text(
     origins: list[OriginRecord],
     known: Known,
     names: tuple[str, ...] | None,
+    *,
+    bounded: bool,
 ) -> None:
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
-        for artifact, why in zip(kept, known.why[kind], strict=True):
-            is_served = artifact.variant == known.served[kind]
-            served = "  (served)" if is_served else ""
-            reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
-            scripts = ", has gdb scripts" if artifact.scripts else ""
-            click.echo(
-                f"{kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
-                f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
-                f" mode {artifact.mode:04o}{scripts}{served}\n"
-                f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
-            )
-            if text := known.truncated.get(artifact.digest):
-                click.echo(f"           {text}")
+        rows = list(zip(kept, known.why[kind], strict=True))
+        for artifact, why in rows[: _VARIANTS if bounded else None]:
+            _variant(artifact, why, known, is_served=artifact.variant == known.served[kind])
+        _count_left_out(len(rows) - _VARIANTS if bounded else 0, "variant", " " * 11)
     split = known.split
     if split is not None and split.package is not None:
-        click.echo(f"dwp        kept under {split.package}: {split.units} units of split DWARF")
+        units = counted(split.units, "unit")
+        click.echo(f"dwp        kept under {split.package}: {units} of split DWARF")
     for pin in known.pins:
         for_whom = f" for {printable(pin.name)}" if pin.name else ""
         click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
     click.echo("seen")
-    for record in origins:
+    for record in origins[: _PLACES if bounded else None]:
         where = printable(container_of(record.origin, names).encode()) or "the host"
         click.echo(
             f"  {printable(record.origin.path)}\n"
             f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"
             f" to {moment(record.last_seen_ns)}"
         )
+    _count_left_out(len(origins) - _PLACES if bounded else 0, "place", "  ")
     for text in known.missing:
         click.echo(f"missing    {text}")
+
+
+def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> None:
+    served = "  (served)" if is_served else ""
+    reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
+    scripts = ", has gdb scripts" if artifact.scripts else ""
+    click.echo(
+        f"{artifact.kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
+        f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
+        f" mode {artifact.mode:04o}{scripts}{served}\n"
+        f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
+    )
+    if text := known.truncated.get(artifact.digest):
+        click.echo(f"           {text}")
+
+
+def _count_left_out(count: int, noun: str, indent: str) -> None:
+    if count > 0:
+        click.echo(f"{indent}and {counted(count, f'more {noun}')}, see --all")

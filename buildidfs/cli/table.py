@@ -42,13 +42,15 @@ _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Cell(NamedTuple):
     """The two forms of a value: for a person on a terminal, and in full for all else.
 
-    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow.
+    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow;
+    ``colour`` returns a colour for a terminal, or None.
     """
 
     person: Callable[[Any], str]
     full: Callable[[Any], str]
     right: bool = False
     cut: bool = False
+    colour: Callable[[Any], str | None] | None = None
 
 
 class Column(NamedTuple, Generic[Row]):
@@ -82,12 +84,14 @@ def _label(text: str) -> str:
 
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
+BYTES: Final = Cell(printable, printable)
 PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)
 SIZE: Final = Cell(size, str, right=True)
 AGE: Final = Cell(ago, moment)
 TIME: Final = Cell(lambda ns: moment(ns)[:19].replace("T", " "), moment)
 BUILD_ID: Final = Cell(lambda build_id: build_id.hex()[:SHORT_ID], lambda each: each.hex())
+HEX: Final = Cell(lambda text: _label(text)[:SHORT_ID], _label)
 SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", right=True)
 
 
@@ -102,6 +106,11 @@ class Layout:
         self._limit = limit
         self._template = template
         self._uncut = uncut
+
+    @property
+    def is_given(self) -> bool:
+        """True if the user gave one of the options."""
+        return bool(self._sort or self._limit or self._template is not None or self._uncut)
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the order that was asked for, and not more than wanted."""
@@ -148,8 +157,12 @@ class Layout:
             yield _line(shown, widths, cells, cut=limit is not None)
 
 
-def options(columns: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of tables; it gets them as one argument ``layout``."""
+def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of tables; it gets them as one argument ``layout``.
+
+    The command prints one of ``tables``; `Layout` refuses the fields that this one lacks.
+    """
+    columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
     example = " ".join(f"{{{each.field}}}" for each in (columns[0], columns[-1]))
     added = (

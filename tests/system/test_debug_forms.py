@@ -211,7 +211,7 @@ def test_split_dwarf(buildidfs: BuildIdFs, directory: Path) -> None:
                 "type lookup part",
             )
             assert "char *name;" in found.out, str(found)
-        assert "1 units of split DWARF" in buildidfs("show", build_id).out
+        assert "1 unit of split DWARF" in buildidfs("show", build_id).out
         buildidfs("remove", build_id)
         assert not (mount / build_id).exists()
     assert buildidfs("list").out == ""

@@ -57,8 +57,8 @@ def buildidfs(directory: Path) -> BuildIdFs:
 
 
 def paths(program: BuildIdFs, *words: str) -> list[str]:
-    """The last column of the text."""
-    return [line.split()[-1] for line in program("journal", *words).out.splitlines()]
+    """The paths in the text."""
+    return [line.split("\t")[4] for line in program("journal", *words).out.splitlines()]
 
 
 def rows(program: BuildIdFs, *words: str) -> list[dict[str, Any]]:
@@ -67,12 +67,12 @@ def rows(program: BuildIdFs, *words: str) -> list[dict[str, Any]]:
 
 
 def test_text(buildidfs: BuildIdFs) -> None:
-    lines = [line.split() for line in buildidfs("journal").out.splitlines()]
+    lines = [line.split("\t") for line in buildidfs("journal").out.splitlines()]
     assert [words[1:] for words in lines] == [
-        ["-", GONE.hex(), "missing", "/usr/bin/a"],
-        ["docker:010101010101", HELD.hex(), "/usr/bin/b"],
-        ["-", GONE.hex(), "missing", "/caf\\xe9\\n/c"],
-        ["-", HELD.hex(), "/usr/lib/d.so"],
+        ["-", GONE.hex(), "missing", "/usr/bin/a", "-"],
+        ["docker:010101010101", HELD.hex(), "held", "/usr/bin/b", "-"],
+        ["-", GONE.hex(), "missing", "/caf\\xe9\\n/c", "-"],
+        ["-", HELD.hex(), "held", "/usr/lib/d.so", "-"],
     ]
     oldest = time.mktime(time.strptime(lines[0][0], "%Y-%m-%dT%H:%M:%S%z"))
     assert oldest <= time.time() - 49 * 3600
@@ -313,8 +313,8 @@ def test_lost_file_is_a_row_with_path_and_reason(directory: Path) -> None:
     assert row["lost"] == "more than 0 MiB wait to be copied"
     assert (row["container"], row["held"]) == ("", False)
     assert row["build_id"]
-    assert f"  lost     {copy}: more than 0 MiB" in program("journal", "--lost").out
-    assert f"  lost     {copy}: more than 0 MiB" in program("journal").out
+    assert f"\tlost\t{copy}\tmore than 0 MiB" in program("journal", "--lost").out
+    assert f"\tlost\t{copy}\tmore than 0 MiB" in program("journal").out
     assert "losing" in status
     assert row["lost"] in status
 

@@ -369,8 +369,8 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
     programs(directory / "a", range(0, 20, 10))
     buildidfs("scan", "tree", directory / "a")
     full, unknown = str(build_id(0)), "ab" * 20
-    assert "pinned 1 build IDs" in buildidfs("pin", full).out
-    assert "1 of them before" in buildidfs("pin", full[:-2]).out
+    assert "pinned 1 build ID: " in buildidfs("pin", full).out
+    assert "pinned 1 build ID, 1 of them before: " in buildidfs("pin", full[:-2]).out
     buildidfs("pin", "--name", "later", unknown)
     listed = objects(buildidfs("pin", "--list", "--json").out)
     assert [(each["build_id"], each["name"], each["held"]) for each in listed] == [
@@ -389,7 +389,7 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
     assert f"{unknown} stays pinned for later" in done.err
     buildidfs("unpin", "--name", "later")
     assert buildidfs("pin", "--list").out == ""
-    assert "pinned 1 build IDs" in buildidfs("pin", directory / "a" / "0").out
+    assert "pinned 1 build ID: " in buildidfs("pin", directory / "a" / "0").out
     assert buildidfs("pin", "--list").out.startswith(full)
     buildidfs("unpin", directory / "a" / "0")
     for words in ((), ("1234",), (directory / "missing",), (directory / "a",)):
