@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.errors import MountError
+from buildidfs.linux import machine
 from buildidfs.linux.sdnotify import Inbox
 from buildidfs.mount import mountpoint, options
 from buildidfs.store import Store, coordination
@@ -573,7 +574,10 @@ def test_what_is_missing_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "fusermount3 is not installed" in refused()
     monkeypatch.setattr(mountpoint, "_FUSE", str(tmp_path / "fuse"))
+    monkeypatch.setattr(machine, "is_contained", lambda: False)
     assert "/fuse does not exist: mknod -m 666 /dev/fuse" in refused()
+    monkeypatch.setattr(machine, "is_contained", lambda: True)
+    assert "/fuse does not exist: give the container --device /dev/fuse" in refused()
 
 
 _UNPRIVILEGED = """

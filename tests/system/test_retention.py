@@ -136,6 +136,7 @@ def test_more_than_fits(buildidfs: BuildIdFs, directory: Path, small: Path) -> N
     assert is_sound(buildidfs.store)
 
 
+@pytest.mark.host
 def test_one_file_that_will_never_fit(buildidfs: BuildIdFs, directory: Path, small: Path) -> None:
     buildidfs.store = small / "store"
     programs(directory / "a", range(10))
@@ -175,6 +176,7 @@ def test_what_is_pinned_is_not_removed_for_others(
 # --- what can be had again, and what cannot -------------------------------------------------------
 
 
+@pytest.mark.host
 def test_what_this_host_has_is_only_noted_where_it_would_displace_what_is_gone(
     buildidfs: BuildIdFs, directory: Path, small: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_what_this_host_has_is_only_noted_where_it_would_displace_what_is_gone(
     assert "only noted" in buildidfs("status", check=False).out
 
 
+@pytest.mark.host
 def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
     buildidfs: BuildIdFs, directory: Path, small: Path
 ) -> None:
@@ -234,6 +237,7 @@ def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
     assert 100 in held(buildidfs.store)
 
 
+@pytest.mark.host
 def test_all_that_can_be_had_again_goes_before_what_is_gone(
     buildidfs: BuildIdFs, directory: Path, small: Path
 ) -> None:
@@ -295,6 +299,7 @@ def test_a_package_that_is_there_gives_way_and_one_that_is_deleted_does_not(
 # --- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.host
 def test_limits_of_the_configuration(buildidfs: BuildIdFs, directory: Path) -> None:
     settings = directory / "settings.toml"
     settings.write_text('[retention]\nmax-size = "12MiB"\n')

@@ -41,7 +41,7 @@ def test_limits_hold_while_more_is_scanned_than_fits(
             assert json.loads(first.out)["captured"] > 20
         assert at_rest.bytes_beyond >= 0, at_rest.text
         again = json.loads(second.out)
-        assert (again["captured"], again["evicted"]["recapturable"]) == (0, 0)
+        assert (again["captured"], again["evicted"]["recapturable"]) == (0, 0), (first, second)
         assert again["evicted"]["lost"] == 0
         assert "there is nothing else in it" not in first.err + second.err + third.err
         with Store.open(buildidfs.store) as store:
@@ -61,6 +61,7 @@ def test_sparse_files_count_as_what_they_take(buildidfs: BuildIdFs, directory: P
         assert stats.stored_bytes < 32 * MIB
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_gone_outlives_what_can_be_had_again(directory: Path, seed: int) -> None:
     """Trees are scanned in several processes, while files are captured that are gone then."""

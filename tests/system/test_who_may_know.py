@@ -495,6 +495,7 @@ def test_who_guesses_a_name_learns_nothing(served: Served) -> None:
             os.stat(_spellings(place, served.mount)[0])
 
 
+@pytest.mark.host  # who could reach what a namespace shows is known only there
 def test_what_could_be_read_is_read_and_found(served: Served) -> None:
     for name, caller, place in served.pairs():
         if name not in place.at_least:

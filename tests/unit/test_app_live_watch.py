@@ -488,6 +488,7 @@ def test_container_that_floods_is_named_once(
     assert "\x1b" not in record.message
 
 
+@pytest.mark.host
 def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: Path) -> None:
     watch = make()
     live = watch.watch._sightings

@@ -365,6 +365,7 @@ def resident(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
 
+@pytest.mark.host
 def test_nobody_takes_what_it_sends(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded, and nothing but bytes is given up: what it was is told for each file."""
     monkeypatch.setattr("buildidfs.capture.live.client._BUFFER", 1 << 16)

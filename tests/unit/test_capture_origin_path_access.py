@@ -461,6 +461,7 @@ def _reach_in(pid: int, path: bytes) -> int:
             os.close(fd)
 
 
+@pytest.mark.host
 @needs_root("makes mount namespaces")
 @pytest.mark.parametrize("whose", ["alice's", "root's"])
 def test_a_directory_of_the_host_that_a_namespace_shows(directory: Path, whose: str) -> None:
