@@ -79,25 +79,25 @@ class Coverage(msgspec.Struct):
         return sum(row.weight for row in self.rows)
 
     def executable(self) -> float:
-        """Per cent of the weight whose executable can be read."""
+        """Return the share of the weight, 0 to 1, whose executable can be read."""
         return self._share(row for row in self.rows if row.executable)
 
     def dynamic_symbols(self) -> float:
-        """Per cent of the weight with dynamic symbols at least."""
+        """Return the share of the weight, 0 to 1, with dynamic symbols at least."""
         return self._share(row for row in self.rows if row.symbols >= Quality.DYNSYM)
 
     def symbols(self) -> float:
-        """Per cent of the weight with a full table of symbols, or DWARF."""
+        """Return the share of the weight, 0 to 1, with a full table of symbols, or DWARF."""
         return self._share(row for row in self.rows if row.symbols >= Quality.SYMTAB)
 
     def debuginfo(self) -> float:
-        """Per cent of the weight with DWARF."""
+        """Return the share of the weight, 0 to 1, with DWARF."""
         return self._share(row for row in self.rows if row.debuginfo)
 
     def _share(self, rows: Iterable[Row]) -> float:
-        """100 for no weight at all: nothing is missing."""
+        """Return 1 for no weight at all: nothing is missing."""
         whole = self.weight
-        return 100 * sum(row.weight for row in rows) / whole if whole else 100.0
+        return sum(row.weight for row in rows) / whole if whole else 1.0
 
     def worst_first(self) -> list[Row]:
         """The rows: what is missing first, and of that the heaviest."""

@@ -4,18 +4,47 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import table
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import json_line, one_line, path_fields, printable
+from buildidfs.cli.output import json_line, one_line, path_fields
+from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
     from buildidfs.app.coverage import Coverage, Row
-_SHOWN: Final = 40  # rows in the table for people
+
+_SHOWN: Final = 40  # rows on a terminal
+_REASONS: Final = 10
+_COLOURS: Final = {"debuginfo": "green", "symbols": "green", "missing": "red"}
+_HELD: Final = Cell(str, str, colour=lambda held: _COLOURS.get(held, "yellow"))
+
+
+def _held(row: Row) -> str:
+    """The best thing that the store has of it, in one word."""
+    if row.debuginfo:
+        return "debuginfo"
+    if row.symbols.name == "SYMTAB":
+        return "symbols"
+    if row.symbols.name == "DYNSYM":
+        return "dynsym"
+    return "executable" if row.executable else "missing"
+
+
+def _columns(whole: int) -> tuple[Column[Row], ...]:
+    """Return the columns, with shares of a weight."""
+    return (
+        Column("share", "SHARE", lambda row: row.weight / whole if whole else 0.0, table.SHARE),
+        Column("held", "HELD", _held, _HELD),
+        Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+        Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
+        Column("path", "PATH", lambda row: row.path, table.PATH),
+        Column("why", "WHY", lambda row: row.why or None, table.LABEL, 120),
+    )
 
 
 @click.command(
@@ -25,7 +54,7 @@ _SHOWN: Final = 40  # rows in the table for people
         [
             "buildidfs coverage perf.data",
             "buildidfs coverage --live",
-            "buildidfs coverage --fail-under 95 --json perf.data | jq .percent",
+            "buildidfs coverage --fail-under 95 --json perf.data | jq .coverage",
         ],
         {
             2: "neither a perf.data nor a core file",
@@ -43,10 +72,16 @@ _SHOWN: Final = 40  # rows in the table for people
     type=click.FloatRange(0, 100),
     help="Exit with 30 if less than so many per cent have symbols.",
 )
+@table.options(_columns(0))
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def coverage(
-    session: Session, file: str | None, live: bool, fail_under: float | None, json_: bool
+    session: Session,
+    file: str | None,
+    live: bool,
+    fail_under: float | None,
+    layout: table.Layout,
+    json_: bool,
 ) -> int:
     """Say for what share of the samples in FILE the store has executable, symbols, debuginfo.
 
@@ -63,48 +98,57 @@ def coverage(
             found = inputs.coverage_of_processes(store, session.settings, progress=progress)
         else:
             found = inputs.coverage_of_file(store, os.fsencode(file), progress=progress)
-    return show(found, json_=json_, fail_under=fail_under, quiet=session.is_quiet)
+    return show(found, layout=layout, json_=json_, fail_under=fail_under, quiet=session.is_quiet)
 
 
-def show(coverage: Coverage, *, json_: bool, fail_under: float | None, quiet: bool = False) -> int:
+def show(
+    coverage: Coverage,
+    *,
+    layout: table.Layout | None = None,
+    json_: bool,
+    fail_under: float | None,
+    quiet: bool = False,
+) -> int:
     """Print what can be read and what not; the exit code.
 
     That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
     have; 3 if not all of the input could be read, else 0.
     """
+    layout = layout or table.Layout()
     if json_:
-        _json(coverage)
+        _json(coverage, layout)
     elif not quiet:
-        _text(coverage)
+        _text(coverage, layout)
     if coverage.incomplete:
         click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
     if fail_under and not coverage.weight:
         click.echo(f"buildidfs: there are no {coverage.unit}, wanted symbols for some", err=True)
         return ArtifactMissing.exit_code
-    if fail_under is not None and coverage.symbols() < fail_under:
+    if fail_under is not None and 100 * coverage.symbols() < fail_under:
         click.echo(
-            f"buildidfs: symbols for {coverage.symbols():.2f} % of the {coverage.unit},"
-            f" wanted {fail_under:g} %",
+            f"buildidfs: symbols for {coverage.symbols():.2%} of the {coverage.unit},"
+            f" wanted {fail_under:g}%",
             err=True,
         )
         return ArtifactMissing.exit_code
     return IncompleteError.exit_code if coverage.incomplete else 0
 
 
-def _json(coverage: Coverage) -> None:
+def _json(coverage: Coverage, layout: table.Layout) -> None:
+    rows = layout.choose(_columns(coverage.weight), coverage.worst_first())
     json_line(
         {
             "unit": coverage.unit,
             "weight": coverage.weight,
-            "percent": {
-                "executable": round(coverage.executable(), 4),
-                "dynamic_symbols": round(coverage.dynamic_symbols(), 4),
-                "symbols": round(coverage.symbols(), 4),
-                "debuginfo": round(coverage.debuginfo(), 4),
+            "coverage": {
+                "executable": round(coverage.executable(), 6),
+                "dynamic_symbols": round(coverage.dynamic_symbols(), 6),
+                "symbols": round(coverage.symbols(), 6),
+                "debuginfo": round(coverage.debuginfo(), 6),
             },
             "notes": coverage.notes,
             "incomplete": coverage.incomplete,
-            "rows": [_fields(row) for row in coverage.worst_first()],
+            "rows": [_fields(row) for row in rows],
         }
     )
 
@@ -122,40 +166,26 @@ def _fields(row: Row) -> dict[str, object]:
     }
 
 
-def _text(coverage: Coverage) -> None:
-    rows = coverage.worst_first()
-    whole = coverage.weight
-    write = sys.stdout.write
-    for row in rows[:_SHOWN]:
-        share = 100 * row.weight / whole if whole else 0.0
-        where = printable(row.container.encode("utf-8", "surrogateescape")) or "-"
-        name = row.build_id.hex()[:12] if row.build_id is not None else "-"
-        write(f"{share:6.2f} %  {_held(row):10}  {name:12}  {where:20}  {printable(row.path)}\n")
-        if row.why:
-            write(f"{'':10}{row.why}\n")
-    if len(rows) > _SHOWN:
-        write(f"and {len(rows) - _SHOWN} more, see --json\n")
-    write(_shares(coverage) if whole else f"0 {coverage.unit}\n")
+def _text(coverage: Coverage, layout: table.Layout) -> None:
+    columns = _columns(coverage.weight)
+    layout.print(columns, coverage.worst_first(), most=_SHOWN)
+    if layout.has_template:
+        return
+    reasons: Counter[str] = Counter()
+    for row in coverage.rows:
+        reasons[row.why] += row.weight
+    del reasons[""]
+    for why, weight in reasons.most_common(_REASONS):
+        click.echo(f"{weight / coverage.weight:6.1%}  {why}")
+    click.echo(_shares(coverage) if coverage.weight else f"0 {coverage.unit}")
     for note in coverage.notes:
-        write(f"{note}\n")
-    sys.stdout.flush()
+        click.echo(note)
 
 
 def _shares(coverage: Coverage) -> str:
     return (
-        f"{coverage.weight} {coverage.unit}: executable {coverage.executable():.2f} %,"
-        f" symbols {coverage.symbols():.2f} %"
-        f" (with dynamic ones {coverage.dynamic_symbols():.2f} %),"
-        f" debuginfo {coverage.debuginfo():.2f} %\n"
+        f"{coverage.weight} {coverage.unit}: executable {coverage.executable():.2%},"
+        f" symbols {coverage.symbols():.2%}"
+        f" (with dynamic ones {coverage.dynamic_symbols():.2%}),"
+        f" debuginfo {coverage.debuginfo():.2%}"
     )
-
-
-def _held(row: Row) -> str:
-    """The best thing that the store has of it, in one word."""
-    if row.debuginfo:
-        return "debuginfo"
-    if row.symbols.name == "SYMTAB":
-        return "symbols"
-    if row.symbols.name == "DYNSYM":
-        return "dynsym"
-    return "executable" if row.executable else "missing"

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import json_line
 from buildidfs.errors import CapabilityError, IncompleteError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.app.doctor import Finding
+
+_COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
 
 
 @click.command(
@@ -59,7 +62,8 @@ def doctor(session: Session, json_: bool) -> int:
         if finding.area != area:
             click.echo(f"{finding.area}:")
             area = finding.area
-        click.echo(f"{finding.state:<8}  {finding.name}: {finding.found}")
+        state = terminal.coloured(f"{finding.state:<8}", _COLOURS[finding.state])
+        click.echo(f"{state}  {finding.name}: {finding.found}")
         if finding.remedy:
             click.echo(f"          -> {finding.remedy}")
     if PRIVILEGES in failed:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import (
     counted,
@@ -29,7 +30,7 @@ from buildidfs.cli.watch import MODES, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.app.service.status import Running, Status
+    from buildidfs.app.service.status import Running, Status, Verdict
     from buildidfs.app.service.supervise import Part
     from buildidfs.store.retention.eviction import Evictions
     from buildidfs.store.retention.policy import Policy
@@ -45,6 +46,7 @@ Try:
     ls {0}
     gdb -iex 'set debug-file-directory {0}/debug' -c CORE
     perf --buildid-dir {0}/perf report      (record with --buildid-mmap)"""
+_COLOURS = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _LOST = 5  # evicted blobs that are named
 
 
@@ -304,9 +306,9 @@ def status(session: Session, json_: bool) -> int:
 
 
 def _print_status(path: str, found: Status, policy: Policy) -> None:
-    click.echo(f"{found.verdict.name.lower()}{_doing(found)}")
+    click.echo(f"{_verdict(found.verdict)}{_doing(found)}")
     for finding in found.findings:
-        click.echo(f"{finding.verdict.name.lower():<8} {_shown(finding.reason)}")
+        click.echo(f"{_verdict(finding.verdict, 8)} {_shown(finding.reason)}")
         click.echo(f"         -> {_shown(finding.remedy)}")
     held = found.store
     taken = size(held.stored_bytes + held.index_bytes)
@@ -317,6 +319,11 @@ def _print_status(path: str, found: Status, policy: Policy) -> None:
     _print_evictions(found.evictions)
     for each in found.processes:
         click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
+
+
+def _verdict(verdict: Verdict, width: int = 0) -> str:
+    name = verdict.name.lower()
+    return terminal.coloured(name.ljust(width), _COLOURS[name])
 
 
 def _doing(found: Status) -> str:

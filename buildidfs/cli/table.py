@@ -121,40 +121,59 @@ class Layout:
             )
         return islice(rows, self._limit) if self._limit else rows
 
-    def print(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> int:
-        """Print a table on standard output, and return the number of its rows."""
-        rows = self.choose(columns, rows)
-        has_header = False
+    @property
+    def has_template(self) -> bool:
+        """True if the user gave ``--format``: the output consists of rows only."""
+        return self._template is not None
+
+    def print(self, columns: Sequence[Column[Row]], rows: Iterable[Row], *, most: int = 0) -> int:
+        """Print a table on standard output, and return the number of its rows.
+
+        On a terminal and without ``--limit`` only the first ``most`` rows are printed, 0 for all.
+        """
+        counted = 0
+
+        def counting(rows: Iterable[Row]) -> Iterator[Row]:
+            nonlocal counted
+            for counted, row in enumerate(rows, 1):  # noqa: B007
+                yield row
+
+        rows = counting(self.choose(columns, rows))
         if self._template is not None:
             lines = _filled(_parsed(self._template, columns), rows)
-        elif has_header := sys.stdout.isatty():
-            lines = self._aligned(columns, rows)
+        elif sys.stdout.isatty():
+            lines = self._aligned(columns, rows, 0 if self._limit else most)
         else:
             lines = ("\t".join(_full(each, row) or _NONE for each in columns) for row in rows)
-        count = 0
         for line in lines:
             sys.stdout.write(f"{line}\n")
-            count += 1
         sys.stdout.flush()
-        return max(count - has_header, 0)
+        return counted
 
-    def _aligned(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterator[str]:
+    def _aligned(
+        self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int
+    ) -> Iterator[str]:
         """Yield the lines for a terminal, the header first; none if there is no row."""
         limit = None if self._uncut else terminal.width(sys.stdout)
         shown = [each for each in columns if limit is None or limit >= each.least]
         make = _full if self._uncut else _short
-        every = ([make(each, row) or _NONE for each in shown] for row in rows)
-        first = list(islice(every, _MEASURED))
+        first = list(islice(rows, most or _MEASURED))
         if not first:
             return
         headers = [each.header for each in shown]
-        widths = [max(map(terminal.cells, column)) for column in zip(headers, *first, strict=True)]
+        cells = [[make(each, row) or _NONE for each in shown] for row in first]
+        widths = [max(map(terminal.cells, column)) for column in zip(headers, *cells, strict=True)]
         if limit is not None:
             _shrink(shown, widths, limit)
-        line = _line(shown, widths, headers, cut=limit is not None)
-        yield click.style(line, bold=True) if terminal.has_colour(sys.stdout) else line
-        for cells in chain(first, every):
-            yield _line(shown, widths, cells, cut=limit is not None)
+        coloured = terminal.has_colour(sys.stdout)
+        header = _line(shown, widths, headers, cut=limit is not None)
+        yield click.style(header, bold=True) if coloured else header
+        for row in first if most else chain(first, rows):
+            texts = [make(each, row) or _NONE for each in shown]
+            row_or_none = row if coloured else None
+            yield _line(shown, widths, texts, cut=limit is not None, colours_of=row_or_none)
+        if more := sum(1 for _ in rows):
+            yield f"and {more} more, see --limit"
 
 
 def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -276,11 +295,20 @@ def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> No
 
 
 def _line(
-    columns: Sequence[Column[Row]], widths: Sequence[int], cells: Sequence[str], *, cut: bool
+    columns: Sequence[Column[Row]],
+    widths: Sequence[int],
+    cells: Sequence[str],
+    *,
+    cut: bool,
+    colours_of: Row | None = None,
 ) -> str:
+    """Return a line of a table, in the colours that a row has."""
     parts = []
-    for column, width, cell in zip(columns, widths, cells, strict=True):
+    for number, (column, width, cell) in enumerate(zip(columns, widths, cells, strict=True), 1):
         text = terminal.cut(cell, width) if cut and column.cell.cut else cell
         room = " " * (width - terminal.cells(text))
-        parts.append(room + text if column.cell.right else text + room)
-    return _GAP.join(parts).rstrip()
+        if colours_of is not None and column.cell.colour is not None:
+            text = click.style(text, fg=column.cell.colour(column.value(colours_of)))
+        last = number == len(columns)
+        parts.append(room + text if column.cell.right else text if last else text + room)
+    return _GAP.join(parts)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ def has_colour(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb"):
         return False
     return stream.isatty()
+
+
+def coloured(text: str, colour: str | None) -> str:
+    """Return a text for standard output, in a colour if that is a terminal that has some."""
+    if colour is None or not has_colour(sys.stdout):
+        return text
+    import click
+
+    return click.style(text, fg=colour)
 
 
 def cells(text: str) -> int:

@@ -22,6 +22,7 @@ from tests.support.commands import ROOT
 from tests.support.forbidding import forbidding
 from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.restricted import as_nobody, limited, unshared, without
+from tests.support.terminals import on_terminal
 from tests.support.waiting import lines, until
 
 pytestmark = pytest.mark.root
@@ -596,3 +597,9 @@ def test_the_restrictions_restrict(directory: Path) -> None:
     result = as_nobody("--store", directory / "none", "scan", "tree", tool("true"))
     assert result.rc != 0
     assert "Permission denied" in result.err
+
+
+def test_states_have_colours_on_a_terminal(directory: Path) -> None:
+    words = (*COMMAND, "--store", directory / "store", "doctor")
+    assert b"\x1b[32mok      \x1b[0m  " in on_terminal(*words).raw
+    assert b"\x1b" not in on_terminal(*words, env={"NO_COLOR": "1"}).raw

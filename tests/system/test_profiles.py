@@ -332,7 +332,7 @@ def test_coverage_of_a_container_that_is_gone(
     assert row["why"] == "no build ID recorded, and none in the journal"
     poor = unknown("coverage", "--fail-under", "99.9", data, check=False)
     assert poor.rc == 30, poor
-    assert "wanted 99.9 %" in poor.err
+    assert "wanted 99.9%" in poor.err
     assert re.search(r"^\d+ samples: executable ", poor.out, re.MULTILINE)
     assert unknown("coverage", "--fail-under", "0", data, check=False).rc == 0
 

@@ -148,10 +148,10 @@ def test_coverage(tmp_path: Path, store: Store, write: PerfWriter) -> None:
     assert "virtual machine" in why[b"[guest]"]
     assert rows[b"/app"].container == "docker:1"
     assert found.weight == 42
-    assert found.executable() == pytest.approx(100 * (1 + 2 + 3 + 5) / 42)
-    assert found.dynamic_symbols() == pytest.approx(100 * (1 + 2 + 4 + 5) / 42)
-    assert found.symbols() == pytest.approx(100 * (1 + 4 + 5) / 42)
-    assert found.debuginfo() == pytest.approx(100 * (4 + 5) / 42)
+    assert found.executable() == pytest.approx((1 + 2 + 3 + 5) / 42)
+    assert found.dynamic_symbols() == pytest.approx((1 + 2 + 4 + 5) / 42)
+    assert found.symbols() == pytest.approx((1 + 4 + 5) / 42)
+    assert found.debuginfo() == pytest.approx((4 + 5) / 42)
     assert [row.path for row in found.worst_first()][:3] == [b"//anon", b"/id", b"/gone"]
     assert found.worst_first()[-1].path == b"/app"
     assert found.notes == [
@@ -164,7 +164,7 @@ def test_coverage(tmp_path: Path, store: Store, write: PerfWriter) -> None:
 
 
 def test_coverage_of_nothing_is_whole() -> None:
-    assert Coverage([], "samples").symbols() == 100
+    assert Coverage([], "samples").symbols() == 1
 
 
 def test_build_ids_behind_the_records(tmp_path: Path, store: Store, write: PerfWriter) -> None:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.coverage: what is said where there is nothing to count."""
+"""buildidfs.cli.coverage: the table, its totals, and an answer about nothing."""
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import TYPE_CHECKING
 
-from buildidfs.app.coverage import Coverage
+from buildidfs.app.coverage import NOT_CAPTURED, Coverage, Row
 from buildidfs.cli.coverage import show
+from buildidfs.cli.table import Layout
+from buildidfs.model import BuildId, Quality
 
 if TYPE_CHECKING:
     import pytest
@@ -20,3 +24,59 @@ def test_nothing_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.err == "buildidfs: there are no samples, wanted symbols for some\n"
     assert show(nothing, json_=True, fail_under=None) == 0
     assert show(nothing, json_=False, fail_under=0) == 0
+
+
+ROWS = [
+    Row("docker:ab", b"/bin/app", BuildId(b"\xab" * 20), 60, why=NOT_CAPTURED),
+    Row("", b"/bin/sh", BuildId(b"\xcd" * 20), 30, True, Quality.SYMTAB),
+    Row("", b"/memfd:x", None, 10, why="generated code"),
+]
+
+
+def test_pipe_gets_rows_with_tabs_and_totals_without(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(Coverage(ROWS, "samples"), json_=False, fail_under=None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t") for line in lines if "\t" in line] == [
+        ["0.6", "missing", "ab" * 20, "docker:ab", "/bin/app", "never captured"],
+        ["0.1", "missing", "-", "-", "/memfd:x", "generated code"],
+        ["0.3", "symbols", "cd" * 20, "-", "/bin/sh", "-"],
+    ]
+    assert lines[3:] == [
+        " 60.0%  never captured",
+        " 10.0%  generated code",
+        "100 samples: executable 30.00%, symbols 30.00% (with dynamic ones 30.00%),"
+        " debuginfo 0.00%",
+    ]
+
+
+def test_format_prints_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = Layout(sort="-share", limit=2, template="{share} {path}")
+    show(Coverage(ROWS, "samples"), layout=layout, json_=False, fail_under=None)
+    assert capsys.readouterr().out == "0.6 /bin/app\n0.3 /bin/sh\n"
+
+
+def test_json_has_shares_from_0_to_1(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Coverage(ROWS, "samples"), json_=True, fail_under=None)
+    shares = json.loads(capsys.readouterr().out)["coverage"]
+    assert shares == {
+        "executable": 0.3, "dynamic_symbols": 0.3, "symbols": 0.3, "debuginfo": 0.0,
+    }  # fmt: skip
+    assert show(Coverage(ROWS, "samples"), json_=True, fail_under=31) == 30
+    assert "symbols for 30.00% of the samples, wanted 31%" in capsys.readouterr().err
+
+
+def test_terminal_gets_colours_and_a_bounded_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    many = [Row("", b"/bin/%d" % n, None, 1, why="generated code") for n in range(50)]
+    show(Coverage(ROWS + many, "samples"), json_=False, fail_under=None)
+    text = capsys.readouterr().out
+    assert "  \x1b[31mmissing\x1b[0m  " in text
+    assert "and 13 more, see --limit\n" in text
+    assert len([line for line in text.splitlines() if "/bin/" in line]) == 39
+    show(Coverage(ROWS, "samples"), json_=False, fail_under=None)
+    assert "  \x1b[32msymbols\x1b[0m  " in capsys.readouterr().out
