@@ -273,8 +273,9 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
     with contextlib.suppress(IntegrityError):  # which is among what is missing
         split = split_dwarf(store, build_id)
     if split is not None and split.package is None:
+        units = f"{split.units} unit{'s' * (split.units != 1)}"
         missing.append(
-            f"split DWARF: the .dwp file of {split.units} units, the first of which was written to"
+            f"split DWARF: the .dwp file of {units}, the first of which was written to"
             f" {show(split.files[0])}; put them into one with dwp(1), and add that"
         )
     digests = {each.digest for kept in variants.values() for each in kept}

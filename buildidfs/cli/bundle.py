@@ -119,8 +119,10 @@ def bundle(
             err=True,
         )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
-    words = [f"{ids} of {len(wanted)} build IDs"] if ids else []
-    words += [f"{supplements} dwz files of debuginfo in the bundle"] if supplements else []
+    words = [f"{ids} of {counted(len(wanted), 'build ID')}"] if ids else []
+    words += (
+        [f"{counted(supplements, 'dwz file')} of debuginfo in the bundle"] if supplements else []
+    )
     if words:
         raise IncompleteError(f"{' and '.join(words)} were never captured")
     return IncompleteError.exit_code if any(lacking) else 0
@@ -190,8 +192,8 @@ def _of_sources(manifest: Manifest) -> str:
         return ""
     if listed.size is None:
         return f", no list of source files: {listed.why}"
-    lacking = f", not all of {len(listed.absent)} debug files" if listed.absent else ""
-    return f", a list of {listed.files} source files{lacking}"
+    lacking = f", not all of {counted(len(listed.absent), 'debug file')}" if listed.absent else ""
+    return f", a list of {counted(listed.files, 'source file')}{lacking}"
 
 
 def _tell(manifest: Manifest) -> None:

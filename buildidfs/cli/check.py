@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, size
+from buildidfs.cli.output import counted, json_line, size
 from buildidfs.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -106,14 +106,14 @@ def _summary_as_json(checked: Checked) -> None:
 
 
 def _summary(checked: Checked, options: Options) -> None:
-    words = [f"{checked.blobs} blobs"]
+    words = [counted(checked.blobs, "blob")]
     if checked.read_bytes:
         words.append(f"{size(checked.read_bytes)} read")
     if checked.unreferenced:
         words.append(f"{checked.unreferenced} that nothing speaks of")
     if checked.unknown:
         words.append(f"{checked.unknown} of which nothing is known")
-    words.append(f"{checked.faults} faults" if checked.faults else "nothing is wrong")
+    words.append(counted(checked.faults, "fault") if checked.faults else "nothing is wrong")
     if options.repair and checked.faults:
         words.append(
             f"{checked.repaired} repaired, {checked.captured_again} captured again,"

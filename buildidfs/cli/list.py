@@ -18,18 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.app.catalog import Conflict
-    from buildidfs.model import Artifact, BuildId
+    from buildidfs.model import Artifact, BuildId, Origin
     from buildidfs.store import OriginRecord
 
 _SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 
 
 class _Listed(NamedTuple):
-    """The artifacts of a build ID, each with its newest sighting, and the newest of these."""
+    """The artifacts of a build ID, each with its newest sighting; the executable is the first."""
 
     build_id: BuildId
     artifacts: list[tuple[Artifact, OriginRecord]]
-    last: OriginRecord
+
+    @property
+    def origin(self) -> Origin:
+        """The place of the executable, or else of the debug file."""
+        return self.artifacts[0][1].origin
+
+    @property
+    def last_seen_ns(self) -> int:
+        return max(record.last_seen_ns for _, record in self.artifacts)
 
     @property
     def kinds(self) -> str:
@@ -46,9 +54,9 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
     Column("kinds", "KINDS", lambda row: row.kinds, table.TEXT),
     Column("size", "SIZE", lambda row: row.size, table.SIZE, 100),
-    Column("last_seen", "SEEN", lambda row: row.last.last_seen_ns, table.AGE),
-    Column("container", "CONTAINER", lambda row: row.last.origin.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.last.origin.path, table.PATH),
+    Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
+    Column("container", "CONTAINER", lambda row: row.origin.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.origin.path, table.PATH),
 )
 
 
@@ -114,9 +122,7 @@ def list_(
 
 def _rows(found: Iterable[tuple[BuildId, Artifact, OriginRecord]]) -> Iterator[_Listed]:
     for build_id, group in groupby(found, lambda each: each[0]):
-        artifacts = [(artifact, record) for _, artifact, record in group]
-        last = max((record for _, record in artifacts), key=lambda each: each.last_seen_ns)
-        yield _Listed(build_id, artifacts, last)
+        yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
 
 
 def _as_json(rows: Iterable[_Listed]) -> bool:

@@ -220,7 +220,7 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
     if not quiet:
         click.echo(
             f"{summary.captured} captured ({size(summary.copied_bytes)},"
-            f" {summary.new_ids} new build IDs), {summary.held} already held"
+            f" {counted(summary.new_ids, 'new build ID')}), {summary.held} already held"
         )
         for reason, count in summary.absent.most_common():
             click.echo(f"{count} without a build ID: {reason}")
@@ -277,7 +277,7 @@ def report_nameless(path: bytes, named: Named) -> bool:
         click.echo(f"buildidfs: {one_line(named.incomplete)}", err=True)
     count = len(named.nameless)
     if count:
-        files = f"{count} file{'' if count == 1 else 's'} without a build ID"
+        files = f"{counted(count, 'file')} without a build ID"
         click.echo(f"buildidfs: {printable(path)}: {files}", err=True)
     elif not named.paths:
         click.echo(f"buildidfs: {printable(path)} is about no file with a build ID", err=True)

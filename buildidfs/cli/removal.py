@@ -171,7 +171,9 @@ def _prune(
     if json_ and not blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
     if not json_ and not session.is_quiet:
-        click.echo(f"{blobs} blobs, {size(freed)}, {'would go' if dry_run else 'removed'}")
+        click.echo(
+            f"{counted(blobs, 'blob')}, {size(freed)}, {'would go' if dry_run else 'removed'}"
+        )
     if not dry_run:
         store.collect()
         freed = 0
@@ -214,7 +216,7 @@ def _choice_text(choice: Choice) -> str:
     days = max(0, int(time.time()) - what.used) // 86_400
     return (
         f"{'remove' if choice.goes else 'keep'}  {build_ids} {kinds}  {size(what.size)},"
-        f" used {moment(what.used * 1_000_000_000)} ({days} days ago),"
+        f" used {moment(what.used * 1_000_000_000)} ({counted(days, 'day')} ago),"
         f" {printable(choice.path)}: {printable(choice.why.encode(errors='surrogateescape'))}"
     )
 
@@ -269,8 +271,8 @@ def gc(session: Session, json_: bool) -> None:
         return
     if not session.is_quiet:
         click.echo(
-            f"removed {found.blobs} blobs that nothing spoke of ({size(found.bytes)}),"
-            f" what was left of {found.ids} build IDs, {found.drafts} drafts"
+            f"removed {counted(found.blobs, 'blob')} that nothing spoke of ({size(found.bytes)}),"
+            f" what was left of {counted(found.ids, 'build ID')}, {counted(found.drafts, 'draft')}"
         )
     if found.quarantined:
         click.echo(
@@ -308,4 +310,4 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     if json_:
         json_line({"blobs": blobs, "before": before, "after": now})
     elif not session.is_quiet:
-        click.echo(f"compressed {blobs} blobs, from {size(before)} to {size(now)}")
+        click.echo(f"compressed {counted(blobs, 'blob')}, from {size(before)} to {size(now)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli.common import AnyPath, LazyGroup, Session, exit_status
-from buildidfs.cli.output import one_line, path_fields, printable, report_scan
+from buildidfs.cli.output import counted, one_line, path_fields, printable, report_scan
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _perf_data_fields(each: ProfileBinary) -> dict[str, object]:
 
 def _perf_data_text(scan: ProfileScan) -> None:
     missing = [each for each in scan.binaries if each.why]
-    click.echo(f"{len(scan.binaries)} binaries named, {len(missing)} missing")
+    click.echo(f"{counted(len(scan.binaries), 'binary', 'binaries')} named, {len(missing)} missing")
     for each in missing[:_SHOWN_BINARIES]:
         name = each.build_id.hex() if each.build_id is not None else "-"
         click.echo(f"    {name:40}  {printable(each.path)}: {each.why}")
@@ -319,8 +319,8 @@ def _core_text(scan: CoreScan) -> None:
     for dump in scan.dumps:
         missing = [each for each in dump.binaries if each.why]
         click.echo(
-            f"{printable(dump.path)}: {_whose(dump)}: {len(dump.binaries)} binaries,"
-            f" {len(missing)} missing"
+            f"{printable(dump.path)}: {_whose(dump)}:"
+            f" {counted(len(dump.binaries), 'binary', 'binaries')}, {len(missing)} missing"
         )
         for each in missing:
             name = each.build_id.hex() if each.build_id is not None else "-"
@@ -446,10 +446,10 @@ def _report_archives(
     session: Session, summary: Summary, counts: dict[str, int], *, json_: bool
 ) -> int:
     """Print the number of capture and the summary; returns the exit status."""
-    (noun, total), (_, unchanged) = counts.items()
+    (nouns, total), (_, unchanged) = counts.items()
     if not json_ and not session.is_quiet:
         known = f", {unchanged} of them unchanged" if unchanged else ""
-        click.echo(f"{total} {noun}{known}")
+        click.echo(f"{counted(total, nouns.removesuffix('s'))}{known}")
     return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts)
 
 

@@ -158,7 +158,9 @@ def _report_up(session: Session, *, is_new: bool) -> int:
         with session.open_store() as store:
             held = store.stats()
         first = "Up." if is_new else "Already up."
-        click.echo(f"{first} {held.ids} build IDs captured ({size(held.blob_bytes)}) in {path}.")
+        click.echo(
+            f"{first} {counted(held.ids, 'build ID')} captured ({size(held.blob_bytes)}) in {path}."
+        )
         if watch is not None and watch.state == "running":
             click.echo(f"{_watch_words(path)} (pid {watch.pid}){_waiting_words(path)}.")
         if mount is not None and mount.state == "running":
@@ -197,7 +199,7 @@ def _waiting_words(path: str) -> str:
 
     watching = daemon_up.watching(path)
     left = 0 if watching is None else watching.facts.get("waiting")
-    return f"; {left} files are still being copied" if left else ""
+    return f"; still being copied: {counted(int(left), 'file')}" if left else ""
 
 
 def _part_failure(part: Part) -> str:
@@ -313,8 +315,9 @@ def _print_status(path: str, found: Status, policy: Policy) -> None:
     held = found.store
     taken = size(held.stored_bytes + held.index_bytes)
     click.echo(
-        f"{'store':<8} {path}: {held.ids} build IDs, {size(held.blob_bytes)}; takes {taken},"
-        f" free {size(held.free_bytes)}; keeps {limits(policy)}; {held.pins} pins"
+        f"{'store':<8} {path}: {counted(held.ids, 'build ID')}, {size(held.blob_bytes)};"
+        f" takes {taken}, free {size(held.free_bytes)}; keeps {limits(policy)};"
+        f" {counted(held.pins, 'pin')}"
     )
     _print_evictions(found.evictions)
     for each in found.processes:

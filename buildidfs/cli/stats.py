@@ -6,7 +6,7 @@ from __future__ import annotations
 import click
 
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, limits, limits_fields, size
+from buildidfs.cli.output import counted, json_line, limits, limits_fields, size
 
 
 @click.command(
@@ -70,12 +70,13 @@ def stats(session: Session, json_: bool) -> None:
         f"blobs      {held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
         f" index {size(held.index_bytes)}; free {size(held.free_bytes)}"
     )
-    click.echo(f"kept       {limits(policy)}; {held.pins} pins")
+    click.echo(f"kept       {limits(policy)}; {counted(held.pins, 'pin')}")
     click.echo(f"origins    {held.origins}")
     click.echo(
-        f"host       {host.processes} processes have {host.files} files open or mapped"
-        f" ({host.references} references); {host.elf} of them are ELF,"
-        f" {len(host.build_ids)} distinct build IDs"
+        f"host       {counted(host.processes, 'process', 'processes')} with"
+        f" {counted(host.files, 'file')} open or mapped"
+        f" ({counted(host.references, 'reference')}); ELF files: {host.elf},"
+        f" {counted(len(host.build_ids), 'distinct build ID')}"
     )
     for reason, count in host.absent.most_common():
         click.echo(f"           {count} without a build ID: {reason}")
@@ -86,10 +87,16 @@ def stats(session: Session, json_: bool) -> None:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
         click.echo(
-            f"           {host.refused} processes could not be looked at, or only in part{why}"
+            f"           {counted(host.refused, 'process', 'processes')} could not be looked at,"
+            f" or only in part{why}"
         )
     seen = host.processes - host.unseen
-    of_those = f", of {seen} of {host.processes} processes only" if host.unseen else ""
+    of_those = (
+        f", of {seen} of {counted(host.processes, 'process', 'processes')} only"
+        if host.unseen
+        else ""
+    )
     click.echo(
-        f"coverage   {covered} of {len(host.build_ids)} build IDs ({coverage:.1%}){of_those}"
+        f"coverage   {covered} of {counted(len(host.build_ids), 'build ID')} ({coverage:.1%})"
+        f"{of_those}"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import function_of, json_line, place_of, printable
+from buildidfs.cli.output import counted, function_of, json_line, place_of, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
 
@@ -314,7 +314,7 @@ def _remedy(script: script_output.Script, reason: str) -> str:
 def _report(script: script_output.Script, why: Counter[tuple[bytes, str]]) -> None:
     for (path, key), count in why.most_common(_SHOWN):
         reason = _remedy(script, key)
-        frames = f"{count} frame{'' if count == 1 else 's'}"
+        frames = counted(count, "frame")
         click.echo(f"buildidfs: {printable(path)}: {frames} without a name: {reason}", err=True)
     if len(why) > _SHOWN:
-        click.echo(f"buildidfs: and {len(why) - _SHOWN} more files", err=True)
+        click.echo(f"buildidfs: and {counted(len(why) - _SHOWN, 'more file')}", err=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, path_fields, size
+from buildidfs.cli.output import counted, json_line, path_fields, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -234,7 +234,7 @@ def one_line(facts: Mapping[str, Any]) -> str:
     parts = [
         MODES.get(str(facts["mode"]), str(facts["mode"])),
         f"{facts['captured']} captured ({size(facts.get('copied_bytes', 0))},"
-        f" {facts.get('new_build_ids', 0)} new build IDs)",
+        f" {counted(facts.get('new_build_ids', 0), 'new build ID')})",
         f"{facts['held']} already held",
         f"{facts['waiting']} waiting ({size(facts.get('waiting_bytes', 0))})",
     ]

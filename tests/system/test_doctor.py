@@ -112,7 +112,7 @@ def test_nothing_has_failed_for_root_on_the_host(store: Path) -> None:
     for each in report.findings:
         assert each["found"], each
         assert bool(each["remedy"]) == (each["state"] != "ok"), each
-    assert "1 build IDs, 1 blobs" in report["index"]["found"]
+    assert "1 build ID, 1 blob" in report["index"]["found"]
     assert _listing(store) == before
 
 

@@ -307,7 +307,7 @@ def test_what_is_said_of_it(layout: Path, buildidfs: BuildIdFs, tmp_path: Path) 
     assert "/usr/new" in listed
     assert "/opt/f" not in listed
     by_digest = buildidfs("scan", "image", "--again", "--root", layout, digest[7:20])
-    assert by_digest.out.startswith("1 images\n"), by_digest
+    assert by_digest.out.startswith("1 image\n"), by_digest
 
 
 def test_image_that_is_not_what_its_digest_says(

@@ -89,7 +89,7 @@ def test_what_is_shown_of_it(
     package = packages.deb(root, tmp_path)
     done = buildidfs("scan", "package", package)
     assert re.fullmatch(
-        r"1 packages\n5 captured \([\d.]+ KiB, 3 new build IDs\), 1 already held\n", done.out
+        r"1 package\n5 captured \([\d.]+ KiB, 3 new build IDs\), 1 already held\n", done.out
     ), done
     text = buildidfs("show", program.exe.build_id).out
     assert re.search(r"in package:hot-1:2\.0-3\.amd64 on hot\.deb,", text), text

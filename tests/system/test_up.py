@@ -101,7 +101,7 @@ def test_up_mounts_in_the_background_and_down_ends_that(up: Up) -> None:
     assert not up.mount.exists()
     done = up.up()
     assert f"Mounted at {up.mount}" in done.out
-    assert "1 build IDs captured" in done.out
+    assert "1 build ID captured" in done.out
     assert up.is_readable()
     pidfds = up.pidfds()
     assert len(pidfds) == 2
@@ -452,7 +452,7 @@ def test_status_names_everything(up: Up) -> None:
     text = up.run("status").out
     for each in (mount, supervisor):
         assert f"pid {each['pid']}" in text
-    assert "1 build IDs" in text
+    assert "1 build ID, " in text
 
 
 def test_status_says_that_a_mount_is_stopped(up: Up) -> None:

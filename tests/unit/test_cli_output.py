@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.cli import output
+from tests.support.commands import ROOT
 
 
 @given(st.binary(max_size=200))
@@ -51,8 +53,26 @@ def test_sizes(count: int, text: str) -> None:
     assert output.size(count) == text
 
 
+def test_counts_have_the_right_number() -> None:
+    assert output.counted(0, "file") == "0 files"
+    assert output.counted(1, "build ID") == "1 build ID"
+    assert output.counted(2, "process", "processes") == "2 processes"
+
+
+def test_commands_count_with_the_right_number() -> None:
+    """A number before a plural goes through `counted`, or one of them comes as "1 files"."""
+    nouns = "blob|file|build ID|pin|process(?=es)|binari(?=es)|fault|draft|frame|row|day|package"
+    found = {
+        f"{path.name}: {each[0]}"
+        for path in (ROOT / "buildidfs/cli").glob("*.py")
+        for each in re.finditer(rf"\{{[^{{}}]*\}} (?:[a-z]+ )?(?:{nouns})e?s\b", path.read_text())
+    }
+    assert found == set()
+
+
 _PROGRESS = """
 from buildidfs.cli import output
+from tests.support.commands import ROOT
 with output.progress("Capturing") as show:
     show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff")
 print("done")

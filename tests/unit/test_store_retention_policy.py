@@ -466,7 +466,7 @@ def test_when_nothing_may_go_the_disk_is_full(
     store.pin([_id(1)])
     store.retain(Policy())
     monkeypatch.setattr(store.blobs.files, "stage", _Full(99)(store.blobs.files.stage))
-    with pytest.raises(StoreFull, match=r"no space left.*nothing may be removed \(1 blobs are"):
+    with pytest.raises(StoreFull, match=r"no space left.*nothing may be removed \(1 blob is"):
         _add(store, 2)
 
 

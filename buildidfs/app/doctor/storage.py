@@ -350,7 +350,8 @@ def _index(root: bytes) -> Answer:
         return failed(found, remedy)
     except BuildIdFsError as error:
         return failed(str(error), "move the store away, or name another (--store), and scan again")
-    return ok(f"opens: {held.ids} build IDs, {held.blobs} blobs")
+    ids, blobs = ("s" * (count != 1) for count in (held.ids, held.blobs))
+    return ok(f"opens: {held.ids} build ID{ids}, {held.blobs} blob{blobs}")
 
 
 def _times(root: bytes) -> Answer:

@@ -138,7 +138,8 @@ class Reading:
         """Return remarks for the reader on how the answers were found."""
         notes = [self.matcher.clock.how] if self.matcher.clock is not None else []
         if self.lost:
-            notes.append(f"{self.lost} records were lost when the profile was made")
+            records = "1 record was" if self.lost == 1 else f"{self.lost} records were"
+            notes.append(f"{records} lost when the profile was made")
         if self.spaces.left_out:
             notes.append(f"{self.spaces.left_out} mappings of processes with too many left out")
         return notes

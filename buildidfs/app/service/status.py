@@ -229,17 +229,19 @@ def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
     if lost:
         total = sum(_number(row, "recent") for row in lost)
         causes = "; ".join(_cause(row) for row in lost[:_CAUSES])
-        more = f"; and {len(lost) - _CAUSES} other reasons" if len(lost) > _CAUSES else ""
+        rest = len(lost) - _CAUSES
+        more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
         yield Finding(
             Verdict.LOSING,
-            f"{total} files lost in the last {RECENT_S // 60} minutes: {causes}{more}",
+            f"{total} file{'s' * (total != 1)} lost in the last {RECENT_S // 60} minutes:"
+            f" {causes}{more}",
             f"{_remedy(str(lost[0].get('reason', '')))}; {names_them}",
         )
     if events := _number(facts, "events_lost"):
         yield Finding(
             Verdict.LOSING,
-            f"{events} events of the kernel lost in the last {RECENT_S // 60} minutes: what was"
-            " mapped for a moment only may be missing",
+            f"{events} event{'s' * (events != 1)} of the kernel lost in the last"
+            f" {RECENT_S // 60} minutes: what was mapped for a moment only may be missing",
             "less load, or more CPUs; CAP_SYS_NICE lets watch run before everything else",
         )
     if error := facts.get("store_error"):

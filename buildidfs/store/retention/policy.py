@@ -684,7 +684,7 @@ def _in_vain(size: int, pinned: int, young: bool) -> str:
     """Why no room can be made, in words."""
     kept = []
     if pinned:
-        kept.append(f"{pinned} blobs are pinned")
+        kept.append(f"{pinned} blob{' is' if pinned == 1 else 's are'} pinned")
     if young:
         kept.append("the others were used within min-age")
     if size:
