@@ -13,6 +13,7 @@ Names are bytes, as in the directories they end up in.
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
+from typing import Final
 
 from buildidfs.model import BuildId, Digest, Kind
 
@@ -131,3 +132,27 @@ def package_owner(build_id: BuildId) -> BuildId | None:
         return None
     owner = build_id[len(DWP_SUFFIX) :]
     return BuildId(owner) if len(owner) >= BuildId.MIN_BYTES else None
+
+
+_DEL: Final = 0x7F
+
+
+def json_escaped(data: bytes) -> bytes:
+    """Return the same JSON text with each unprintable character written as ``\\uNNNN``.
+
+    JSON escapes control characters below U+0020, but not DEL, those of C1 (a terminal takes U+009B
+    for ESC [), or those that turn text around (U+202E). Newlines stay. ``data`` has other
+    unprintable characters within strings only.
+    """
+    if data.isascii() and _DEL not in data:
+        return data
+    text = data.decode()
+    return "".join(
+        character if character.isprintable() or character == "\n" else _escape(character)
+        for character in text
+    ).encode()
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

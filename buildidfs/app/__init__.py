@@ -5,7 +5,7 @@ Each function is what one command does, and returns values; `buildidfs.cli` prin
 top down, each imports only from below:
 
     service                             up, down and status
-    live, doctor, mount                 the watch, the examination of the machine, the mount
+    live, doctor                        the watch, the examination of the machine
     inputs, bundle, upkeep              what needs several of those below
     profile, cores, check               profiles of perf, core files, the check of a store
     symbolize, symbolizers              names for addresses, and the programs that know them

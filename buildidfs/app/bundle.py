@@ -20,10 +20,10 @@ import msgspec
 from buildidfs.app import symbolizers
 from buildidfs.app.symbolizers import Child, Failed, Slots
 from buildidfs.capture import elf_file
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive import stream
 from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.capture.origin.builder import access_of
-from buildidfs.capture.unresponsive.named_files import check_readable
+from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.linux import file_ops, machine
@@ -440,8 +440,8 @@ def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
     try:
         with store.open_blob(digest) as blob:
             file_ops.copy(blob.fileno(), target)
-        decompress.unpack_sections(target, slots.most_bytes)
-    except decompress.CannotDecompress as error:
+        stream.unpack_sections(target, slots.most_bytes)
+    except stream.CannotDecompress as error:
         raise Failed(f"its debug information cannot be read: {error}") from error
 
 

@@ -331,8 +331,10 @@ def add(
 
 
 def trust_of(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Standing]]:
-    """Return a function that says how far a file is believed, by the first rule that fits its
-    place. A rule is the operator's word: it gives `Standing.GIVEN` at least.
+    """Return a function that tells the trust in a file, by the first rule that fits its place.
+
+    The rules are ``[trust]`` of buildidfs.toml(5). A rule is the operator's word and gives
+    `Standing.GIVEN` at least; without a rule the findings of the scanner stand.
     """
     compiled = [
         (_glob_matcher(rule.path), _glob_matcher(rule.container), Trust[rule.level.upper()])

@@ -11,7 +11,7 @@ import msgspec
 from buildidfs.app import symbolizers
 from buildidfs.app.symbolizers import Failed
 from buildidfs.capture import elf_file
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive import stream
 from buildidfs.errors import StoreError
 from buildidfs.formats.elf import header as elf_header
 from buildidfs.formats.elf.header import Segment
@@ -219,8 +219,8 @@ class Symbolizer:
         try:
             with self._store.open_blob(artifact.digest) as blob:
                 file_ops.copy(blob.fileno(), target)
-            decompress.unpack_sections(target, slots.most_bytes)
-        except decompress.CannotDecompress as error:
+            stream.unpack_sections(target, slots.most_bytes)
+        except stream.CannotDecompress as error:
             lacks.append(f"{PACKED} ({error})")
 
     def _renew(self) -> Slots:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import config
 from buildidfs.errors import BuildIdFsError
-from buildidfs.linux import scheduling
+from buildidfs.linux import threads
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Scrubbing:
             self._thread.join()
 
     def _run(self) -> None:
-        scheduling.stand_back()
+        threads.stand_back()
         wait = self._first_s
         while not self._ending.wait(wait):
             wait = _PAUSE_S

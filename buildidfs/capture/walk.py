@@ -15,7 +15,7 @@ import stat
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.linux import mounts
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Mounts:
         if device not in self._types:
             # New since the last look, a btrfs subvolume, or mounted in another namespace, which
             # /proc/PID/root leads to: the latter two are in no mount table of ours.
-            for mount in mountinfo.parse(mounts.mountinfo()):
+            for mount in proc_text.mounts_in(mounts.mountinfo()):
                 self._types[os.makedev(*mount.dev)] = mount.fstype
                 self._points[mount.mount_point] = mount.fstype
             if device not in self._types:

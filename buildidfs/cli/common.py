@@ -117,7 +117,7 @@ class Session:
 
             path = self._config_path()
             if self._config is not None:
-                from buildidfs.capture.unresponsive.named_files import check_readable
+                from buildidfs.capture.unresponsive.file_helper import check_readable
 
                 check_readable(os.fsencode(self._config))
             self._settings = config.Settings() if path is None else config.load(path)

@@ -67,8 +67,8 @@ def mount(
     Returns when the files can be read; the mount goes on in the background until `buildidfs
     unmount`. What is captured later appears at once.
     """
-    from buildidfs.app import mount as mounting
     from buildidfs.linux.sdnotify import Notifier
+    from buildidfs.mount import daemonize as mounting
 
     if not session.verbosity:
         session.start_logging()
@@ -102,6 +102,6 @@ def unmount(session: Session, mountpoint: str) -> None:
 
     Waits for the end of the mount's process if no file is open and the mount is of this store.
     """
-    from buildidfs.app import mount as mounting
+    from buildidfs.mount import daemonize as mounting
 
     mounting.unmount(mountpoint, session.store_path)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from buildidfs import names
 from buildidfs.errors import IncompleteError
-from buildidfs.formats import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ def path_fields(raw: bytes) -> dict[str, str]:
 
 def json_line(values: Mapping[str, object]) -> None:
     """Print one JSON object on a line of its own, with nothing in it that a terminal obeys."""
-    sys.stdout.buffer.write(json_text.escaped(_encode(values)) + b"\n")
+    sys.stdout.buffer.write(names.json_escaped(_encode(values)) + b"\n")
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

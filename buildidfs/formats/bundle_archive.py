@@ -19,8 +19,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from buildidfs import names
 from buildidfs.errors import IntegrityError
-from buildidfs.formats import json_text
 from buildidfs.model import Digest, Kind
 
 VERSION: Final = 1
@@ -161,7 +161,7 @@ class _Version(msgspec.Struct):
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it stands in the archive: lines, since people look at it."""
-    return msgspec.json.format(json_text.escaped(msgspec.json.encode(manifest)), indent=1) + b"\n"
+    return msgspec.json.format(names.json_escaped(msgspec.json.encode(manifest)), indent=1) + b"\n"
 
 
 def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
@@ -173,7 +173,7 @@ def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -
         b"" if _is_text(path) else path,
         b"" if _is_text(directory) else directory,
     )
-    return json_text.escaped(msgspec.json.encode(source)) + b"\n"
+    return names.json_escaped(msgspec.json.encode(source)) + b"\n"
 
 
 def _is_text(data: bytes) -> bool:

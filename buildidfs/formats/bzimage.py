@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a bootable x86 kernel (bzImage, ``vmlinuz``) the compressed vmlinux is.
+"""The compressed vmlinux in a bootable x86 kernel (bzImage, ``vmlinuz``).
 
-It begins with code for real mode, in which the setup header says how long that is and where, in
-what follows, the payload lies: since boot protocol 2.08 (Linux 2.6.26). What comes out of it is the
-ELF file that was linked, without symbols and with its build ID; some bytes of relocations may
-follow. Kernels of other architectures hold no ELF file. Source: Documentation/arch/x86/boot.rst.
+The file begins with code for real mode. Its setup header tells the length of that code and, since
+boot protocol 2.08 (Linux 2.6.26), the extent of the payload behind it. The payload is the linked
+ELF file with its build ID and without symbols; some bytes of relocations may follow. Kernels of
+other architectures hold no ELF file. Source: Documentation/arch/x86/boot.rst.
 """
 
 from __future__ import annotations

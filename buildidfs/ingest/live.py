@@ -23,7 +23,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import Found, PinnedFile, Unreadable, seen_again
 from buildidfs.capture.live.pending_files import LetGo, PendingFile, PendingFiles
 from buildidfs.capture.unresponsive.file_helper import FileHelper
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import Counters
@@ -31,7 +31,7 @@ from buildidfs.ingest.committer import Trouble, delay
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
 from buildidfs.linux import openat2
-from buildidfs.linux.fd_closer import Closer
+from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.retention.eviction import is_fresh

@@ -273,11 +273,14 @@ _one_at_a_time: Final = threading.Lock()
 def unpacked(
     store: Store, staged: Staged, described: ElfFile, sighting: Sighting
 ) -> NewCapture | None:
-    """The symbols in a staged executable, staged themselves; None where they are not wanted.
+    """Stage the symbols in ``.gnu_debugdata`` of a staged executable, as debuginfo of last resort.
 
-    That is where it has others, or where they are damaged, too large, or not those of this file, or
-    there is no room for them and the executable is still there.
-    Raises OSError, `StoreError`.
+    gdb, elfutils and lldb read them out of the executable. valgrind, bcc and perf (before commit
+    b10f74308e13, Linux 6.16) do not, and most programs of Fedora and its relatives ship no others.
+    They rank below every debuginfo with the same trust, and are trusted no more than a package, so
+    that a debuginfo package replaces them. Returns None if the executable has other symbols, if
+    these are damaged, too large or of another file, or if there is no room for them and the
+    executable is still there. Raises OSError, `StoreError`.
     """
     if described.mini is None or described.truncated or Kind.DEBUGINFO in described.kinds:
         return None

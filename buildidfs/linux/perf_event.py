@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -286,3 +287,52 @@ def _map(path: bytes) -> None:
         pass  # on a filesystem without execution: another will do
     finally:
         os.close(fd)
+
+
+# struct timex: modes; offset, freq, maxerror, esterror; status. The rest is passed over.
+_TIMEX: Final = struct.Struct("@I4li")
+_TIMEX_SIZE: Final = 512  # more than it has anywhere
+_STA_UNSYNC: Final = 0x40
+
+_NAME_SIZE: Final = 16
+_TIME_SIZE: Final = 8
+_TRIES: Final = 5
+
+
+def is_synchronised() -> bool:
+    """Return True if a service (NTP, PTP, the hypervisor) keeps the clock of the kernel right.
+
+    Raises OSError.
+    """
+    buffer = ctypes.create_string_buffer(_TIMEX_SIZE)  # modes 0: nothing is set
+    if syscalls.libc.adjtimex(buffer) < 0:
+        raise syscalls.last_error()
+    return not _TIMEX.unpack_from(buffer)[-1] & _STA_UNSYNC
+
+
+def perf_offset() -> tuple[int, int]:
+    """Return what to add to times of perf events to get Unix time, and its possible error (ns).
+
+    The clock of perf events (local_clock() of the kernel) begins with the machine, cannot be set,
+    and no call reads it, but each record of an event has its time. So an event of this thread is
+    made to leave one. Raises OSError as `OwnEvent` does.
+    """
+    events = COMM | SAMPLE_ID_ALL
+    with OwnEvent(events, SAMPLE_TIME) as event:
+        return min((_look(event) for _ in range(_TRIES)), key=lambda found: found[1])
+
+
+def _look(event: OwnEvent) -> tuple[int, int]:
+    before = time.time_ns()
+    _rename()
+    after = time.time_ns()
+    # A record ends with its time.
+    event_time = int.from_bytes(event.records()[-_TIME_SIZE:], sys.byteorder)
+    return (before + after) // 2 - event_time, (after - before) // 2 + 1
+
+
+def _rename() -> None:
+    """Give this thread the name that it has, which makes a record."""
+    name = ctypes.create_string_buffer(_NAME_SIZE)
+    for operation in (syscalls.PR_GET_NAME, syscalls.PR_SET_NAME):
+        syscalls.prctl(operation, ctypes.addressof(name))

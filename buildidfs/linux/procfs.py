@@ -52,7 +52,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def maps(pid_fd: int) -> bytes:
-    """Read the memory map as text, for formats.procmaps; empty for a kernel thread.
+    """Read the memory map as text, for `proc_text.mappings_in`; empty for a kernel thread.
 
     Raises OSError.
     """

@@ -15,9 +15,9 @@ import shutil
 import stat
 import subprocess
 
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import MountError
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.linux import mounts
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ _HELPER = "fusermount3"
 _NO_HELPER = f"{_HELPER} is not installed (package fuse3), and only root can do without it"
 
 
-def mounted_at(point: bytes) -> mountinfo.MountInfo | None:
+def mounted_at(point: bytes) -> proc_text.MountInfo | None:
     """The topmost mount exactly at a path, None if there is none."""
     top = None
-    for mount in mountinfo.parse(mounts.mountinfo()):
+    for mount in proc_text.mounts_in(mounts.mountinfo()):
         if mount.mount_point == point:
             top = mount  # later ones lie on top of earlier ones
     return top
@@ -69,7 +69,7 @@ def unmount(point: bytes) -> bool:
     top = mounted_at(point)
     if top is None or top.fstype != mounts.FILESYSTEM_TYPE:
         raise MountError(f"{shown} is not a mount of buildidfs")
-    owner = int(mountinfo.option(top.super_options, b"user_id") or 0)
+    owner = int(proc_text.option(top.super_options, b"user_id") or 0)
     if os.geteuid() not in (0, owner):
         raise MountError(f"{shown} is a mount of {_user(owner)}: only {_may(owner)} can unmount it")
     is_in_use = take_away(point)

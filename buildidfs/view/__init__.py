@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
-from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, blank
+from buildidfs.view.attributes import PUBLIC, Attributes, FileContent, NeedsReading, Viewer, blank
 from buildidfs.view.nodes import is_browsing, is_dwz, is_path_text, is_place
-from buildidfs.view.permissions import PUBLIC, Viewer
 from buildidfs.view.tree import View
 
 __all__ = [

@@ -58,7 +58,7 @@ SLOT_BROWSE_LINK: Final = 22
 """A link to a directory of a build ID; the detail is the number of directories to go up."""
 SLOT_SECTIONS: Final = 23
 SLOT_SECTION: Final = 24
-"""A section of a file; the detail is that of `layouts.sections`."""
+"""A section of a file; the detail is that of `layouts.id_dir.Sections`."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 

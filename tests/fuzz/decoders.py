@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import mountinfo, procmaps
+from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import header, identify, identity
 from buildidfs.formats.perf.records import Mapped, decode_ring
@@ -112,10 +112,10 @@ def _huge_notes() -> Iterator[bytes]:
 
 
 def _check_mountinfo(text: bytes) -> None:
-    for mount in mountinfo.parse(text):
+    for mount in proc_text.mounts_in(text):
         assert isinstance(mount.dev[0] + mount.mount_id, int)
-        mountinfo.option(mount.super_options, b"lowerdir")
-    mountinfo.option(text, b"user_id")
+        proc_text.option(mount.super_options, b"lowerdir")
+    proc_text.option(text, b"user_id")
     mounts.own_mount_devices(text)
 
 
@@ -172,7 +172,7 @@ def _huge_cgroup() -> Iterator[bytes]:
 
 
 def _check_procmaps(text: bytes) -> None:
-    for mapping in procmaps.parse(text):
+    for mapping in proc_text.mappings_in(text):
         assert isinstance(mapping.start + mapping.inode, int)
 
 
@@ -283,11 +283,11 @@ TARGETS: Final = {
         ("elf.header",),
         cost=lambda data: sum(1 for _ in header.walk(data, True)),
     ),
-    "mountinfo": Target(_check_mountinfo, _seed_mountinfo, _huge_mountinfo, ("mountinfo",)),
+    "mountinfo": Target(_check_mountinfo, _seed_mountinfo, _huge_mountinfo, ("proc_text",)),
     "cgroup": Target(
         _check_cgroup, _seed_cgroup, _huge_cgroup, ("container.cgroup",), cost=cgroup.path
     ),
-    "procmaps": Target(_check_procmaps, _seed_procmaps, _huge_procmaps, ("procmaps",)),
+    "procmaps": Target(_check_procmaps, _seed_procmaps, _huge_procmaps, ("proc_text",)),
     "perfrecords": Target(
         _check_perfrecords, _seed_perfrecords, _huge_perfrecords, ("perf.records",)
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.process import inventory
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.model import BuildId
 from tests.support import echo, silentfs
 from tests.support.children import running

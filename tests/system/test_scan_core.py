@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.app import cores
 from buildidfs.capture.scan.core import CoreFile
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf.core import VDSO, Unknown

@@ -17,7 +17,7 @@ import pytest
 
 from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreFull
 from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId, Kind, Trust

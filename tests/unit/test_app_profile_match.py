@@ -28,8 +28,8 @@ from buildidfs.app.profile.match import (
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.address_spaces import File
-from buildidfs.linux import clock as linux_clock
 from buildidfs.linux import machine
+from buildidfs.linux import perf_event as linux_clock
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting

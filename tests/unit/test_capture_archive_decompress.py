@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from buildidfs.capture.archive import decompress
-from buildidfs.capture.archive.decompress import CannotDecompress, chunks, plain
+from buildidfs.capture.archive import stream
+from buildidfs.capture.archive.stream import CannotDecompress, chunks, plain
 from buildidfs.formats.archive.common import Packing
 from tests.support.kernels import PACKERS
 
@@ -135,12 +135,12 @@ def test_by_the_end_of_the_name(tmp_path: Path) -> None:
         path.write_bytes(COMPRESS[packing](RANDOM))
         fd = os.open(path, os.O_RDONLY)
         try:
-            assert decompress.decompressed(fd, b"module.ko") is None
-            plain_fd = decompress.decompressed(fd, b"module.ko" + suffix)
+            assert stream.decompressed(fd, b"module.ko") is None
+            plain_fd = stream.decompressed(fd, b"module.ko" + suffix)
             assert plain_fd is not None
             assert b"".join(chunks(plain_fd)) == RANDOM
             os.close(plain_fd)
             with pytest.raises(CannotDecompress, match="more than 1000 bytes"):
-                decompress.decompressed(fd, b"x" + suffix, 1000)
+                stream.decompressed(fd, b"x" + suffix, 1000)
         finally:
             os.close(fd)

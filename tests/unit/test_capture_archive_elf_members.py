@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.archive import elf_members
-from buildidfs.capture.archive.decompress import CannotDecompress
 from buildidfs.capture.archive.elf_members import Ended, Members, Spool, Whose
-from buildidfs.capture.archive.stream import Limits, Stream
+from buildidfs.capture.archive.stream import CannotDecompress, Limits, Stream
 from buildidfs.formats.archive import tar as tar_format
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.model import (

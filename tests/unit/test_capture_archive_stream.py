@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.archive.decompress import CannotDecompress
-from buildidfs.capture.archive.stream import PlainStream, Region, Stream, unpacked
+from buildidfs.capture.archive.stream import CannotDecompress, PlainStream, Region, Stream, unpacked
 from buildidfs.formats.archive.common import Damaged
 
 CONTENT = bytes(range(256)) * 4096  # a megabyte, so several pieces

@@ -17,7 +17,7 @@ import pytest
 
 from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.archive.stream import Limits, Region
-from buildidfs.capture.image.files import ArchiveFiles, DirectoryFiles, content, has
+from buildidfs.capture.image.layers import ArchiveFiles, DirectoryFiles, content, has
 from buildidfs.capture.image.scanner import images_at
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged

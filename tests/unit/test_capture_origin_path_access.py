@@ -23,7 +23,7 @@ from buildidfs.capture.origin import path_access
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.process.process import Process, Ways
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, Trust
 from tests.support.callers import (

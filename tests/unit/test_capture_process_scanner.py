@@ -18,8 +18,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.process.scanner import ProcScanner
-from buildidfs.capture.unresponsive.filesystems import Devices
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import identify
 from buildidfs.linux import mounts, procfs

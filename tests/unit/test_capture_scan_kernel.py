@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive import stream
 from buildidfs.capture.scan.kernel import KernelScanner, module_paths
 from buildidfs.model import BuildId, Kind, Trust
 from tests.support.elfwriter import ET_REL, TEXT, build_id_note, elf_file, note
@@ -161,13 +161,13 @@ def test_module_too_large(tmp_path: Path) -> None:
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(bytes(5000)))
     with packed.open("rb") as file:
-        with pytest.raises(decompress.CannotDecompress, match="more than 4999 bytes"):
-            decompress.decompressed(file.fileno(), b"x.ko.gz", 4999)
-        plain_fd = decompress.decompressed(file.fileno(), b"x.ko.gz", 5000)
+        with pytest.raises(stream.CannotDecompress, match="more than 4999 bytes"):
+            stream.decompressed(file.fileno(), b"x.ko.gz", 4999)
+        plain_fd = stream.decompressed(file.fileno(), b"x.ko.gz", 5000)
         assert plain_fd is not None
         assert os.fstat(plain_fd).st_size == 5000
         os.close(plain_fd)
-        assert decompress.decompressed(file.fileno(), b"x.ko") is None
+        assert stream.decompressed(file.fileno(), b"x.ko") is None
 
 
 def test_file_of_another_build_is_not_the_loaded_module(machine: Path) -> None:

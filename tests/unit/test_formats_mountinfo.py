@@ -8,7 +8,7 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.mountinfo import MountInfo, option, parse, unescape
+from buildidfs.formats.proc_text import MountInfo, mounts_in, option, unescape
 
 TEXT = rb"""36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
 40 36 0:44 / /var/lib/a\040b\134c rw,relatime - overlay overlay rw,lowerdir=/l\0541:/l2,upperdir=/u
@@ -17,7 +17,7 @@ TEXT = rb"""36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,error
 
 
 def test_parse() -> None:
-    first, second, third = parse(TEXT)
+    first, second, third = mounts_in(TEXT)
     assert first == MountInfo(
         36,
         35,
@@ -35,7 +35,7 @@ def test_parse() -> None:
 
 
 def test_option() -> None:
-    _, overlay, _ = parse(TEXT)
+    _, overlay, _ = mounts_in(TEXT)
     # The comma within the value is escaped: the options are split before anything is undone.
     assert option(overlay.super_options, b"lowerdir") == b"/l,1:/l2"
     assert option(overlay.super_options, b"upperdir") == b"/u"
@@ -46,7 +46,7 @@ def test_option() -> None:
 def test_the_kernels_own_text() -> None:
     with open("/proc/self/mountinfo", "rb") as file:
         text = file.read()
-    mounts = list(parse(text))
+    mounts = list(mounts_in(text))
     assert len(mounts) == text.count(b"\n")
     status = os.stat("/proc")
     [proc] = [mount for mount in mounts if mount.mount_point == b"/proc"][-1:]
@@ -62,5 +62,5 @@ def test_unescape_takes_any_bytes() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=60), st.sampled_from(TEXT.split(b"\n")))))
 def test_anything_may_be_parsed(lines: list[bytes]) -> None:
-    for mount in parse(b"\n".join(lines)):
+    for mount in mounts_in(b"\n".join(lines)):
         assert isinstance(mount, MountInfo)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.procmaps import parse
+from buildidfs.formats.proc_text import mappings_in
 from buildidfs.model import Mapping
 
 TEXT = b"""\
@@ -23,7 +23,7 @@ TEXT = b"""\
 
 
 def test_parse() -> None:
-    assert list(parse(TEXT)) == [
+    assert list(mappings_in(TEXT)) == [
         Mapping(0x55D4C0A00000, 0x55D4C0A02000, False, 0, (0xFE, 1), 1054, b"/usr/bin/cat"),
         Mapping(0x55D4C0A02000, 0x55D4C0A07000, True, 0x2000, (0xFE, 1), 1054, b"/usr/bin/cat"),
         Mapping(0x7F0000000000, 0x7F0000021000, False, 0, (0, 0), 0, b""),
@@ -41,20 +41,20 @@ def test_the_kernels_text_for_a_name_with_everything_in_it(tmp_path: Path) -> No
         file.flush()
         inode = os.fstat(file.fileno()).st_ino
         with mmap.mmap(file.fileno(), 2 * mmap.PAGESIZE, prot=mmap.PROT_READ):
-            [mapping] = [each for each in parse(_own_maps()) if each.inode == inode]
+            [mapping] = [each for each in mappings_in(_own_maps()) if each.inode == inode]
             assert mapping.path == path
             assert not mapping.deleted
             assert mapping.end - mapping.start == 2 * mmap.PAGESIZE
             assert not mapping.executable
             os.unlink(path)
-            [mapping] = [each for each in parse(_own_maps()) if each.inode == inode]
+            [mapping] = [each for each in mappings_in(_own_maps()) if each.inode == inode]
             assert mapping.path == path
             assert mapping.deleted
 
 
 def test_every_line_of_the_kernel_is_a_mapping() -> None:
     text = _own_maps()
-    mappings = list(parse(text))
+    mappings = list(mappings_in(text))
     assert len(mappings) == text.count(b"\n")
     assert any(mapping.executable and mapping.path.startswith(b"/") for mapping in mappings)
     assert all(mapping.start < mapping.end for mapping in mappings)
@@ -62,14 +62,14 @@ def test_every_line_of_the_kernel_is_a_mapping() -> None:
 
 def test_a_text_cut_short_gives_what_was_whole() -> None:
     for length in range(len(TEXT)):
-        mappings = list(parse(TEXT[:length]))
+        mappings = list(mappings_in(TEXT[:length]))
         assert len(mappings) >= TEXT[:length].count(b"\n")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(TEXT.split(b"\n")))))
 def test_anything_may_be_parsed(lines: list[bytes]) -> None:
-    for mapping in parse(b"\n".join(lines)):
+    for mapping in mappings_in(b"\n".join(lines)):
         assert isinstance(mapping, Mapping)
 
 

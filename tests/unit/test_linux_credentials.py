@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats import procmaps
+from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, namespaces, procfs, syscalls
 from tests.support.children import cat_program, needs_root, running
 from tests.support.clients import run, tool
@@ -219,7 +219,7 @@ def _error_of_looking(pid: int, held: frozenset[str]) -> int:
             _become_nobody_with(held)
             try:
                 fd = procfs.open_pid(pid)
-                first = next(procmaps.parse(procfs.maps(fd)))
+                first = next(proc_text.mappings_in(procfs.maps(fd)))
                 os.read(procfs.open_map_file(fd, first.start, first.end), 4)
                 code = 0
             except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats import mountinfo as parser
+from buildidfs.formats import proc_text as parser
 from buildidfs.linux import mounts, namespaces, procfs, statx, syscalls
 from tests.support.children import needs_root, private_cat
 from tests.support.clients import run, tool
@@ -53,13 +53,13 @@ def test_lines_that_are_no_mounts_are_passed_over(line: bytes) -> None:
 
 def test_our_own_mounts_as_the_parser_sees_them() -> None:
     text = mounts.mountinfo()
-    devices = {mount.dev for mount in parser.parse(text) if mount.fstype == b"fuse.buildidfs"}
+    devices = {mount.dev for mount in parser.mounts_in(text) if mount.fstype == b"fuse.buildidfs"}
     assert mounts.own_mount_devices(text) == devices
-    assert any(mount.mount_point == b"/" for mount in parser.parse(text))
+    assert any(mount.mount_point == b"/" for mount in parser.mounts_in(text))
 
 
 def test_the_mount_of_an_open_file(tmp_path: Path) -> None:
-    table = {mount.mount_id: mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+    table = {mount.mount_id: mount.mount_point for mount in parser.mounts_in(mounts.mountinfo())}
     for path in (tmp_path, Path("/proc/self")):
         fd = os.open(path, os.O_PATH)
         try:
@@ -77,8 +77,8 @@ def test_mounts_of_another_namespace(tmp_path: Path) -> None:
             theirs = procfs.mountinfo(fd)
         finally:
             os.close(fd)
-        points = {mount.mount_point for mount in parser.parse(theirs)}
-        ours = {mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+        points = {mount.mount_point for mount in parser.mounts_in(theirs)}
+        ours = {mount.mount_point for mount in parser.mounts_in(mounts.mountinfo())}
     assert os.fsencode(tmp_path) in points - ours
 
 
@@ -102,7 +102,7 @@ def test_a_mount_in_use_can_be_detached_only(tmp_path: Path) -> None:
                 mounts.umount2(path)
             assert caught.value.errno == errno.EBUSY
             mounts.umount2(path, mounts.MNT_DETACH)
-        assert path not in {mount.mount_point for mount in parser.parse(mounts.mountinfo())}
+        assert path not in {mount.mount_point for mount in parser.mounts_in(mounts.mountinfo())}
     finally:
         run([tool("umount"), "-l", tmp_path])
 

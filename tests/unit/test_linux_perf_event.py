@@ -10,6 +10,8 @@ import mmap
 import os
 import select
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -315,3 +317,55 @@ def test_sessions_of_others_get_no_such_record_from_us() -> None:
     own = [record for record in records if isinstance(record, Mapped) and record.pid == os.getpid()]
     assert len(own) >= len(perf_event._own_programs())
     assert [record for record in own if record.build_id] == []
+
+
+_TIME_ERROR = 5  # what adjtimex returns while the clock is not synchronised
+
+
+def test_synchronised_unless_the_kernel_calls_it_an_error() -> None:
+    state = syscalls.libc.ntp_adjtime(ctypes.create_string_buffer(512))
+    assert 0 <= state <= _TIME_ERROR
+    assert perf_event.is_synchronised() == (state != _TIME_ERROR)
+
+
+# --- buildidfs.linux.perf_clock, against the events of this kernel
+
+
+@pytest.fixture
+def clock_events() -> None:
+    try:
+        perf_event.perf_offset()
+    except OSError as error:
+        pytest.skip(f"events of one's own are not allowed here: {error.strerror}")
+
+
+@pytest.mark.usefixtures("clock_events")
+def test_it_is_the_same_clock_each_time() -> None:
+    first, first_error = perf_event.perf_offset()
+    time.sleep(0.05)
+    second, second_error = perf_event.perf_offset()
+    assert abs(second - first) <= first_error + second_error + 100_000
+    assert first_error < 100_000_000
+
+
+@pytest.mark.usefixtures("clock_events")
+def test_it_began_with_the_machine() -> None:
+    offset, _ = perf_event.perf_offset()
+    began = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    assert abs(offset / 1e9 - began) < 60
+
+
+@pytest.mark.usefixtures("clock_events")
+def test_nothing_is_left_and_the_thread_keeps_its_name() -> None:
+    found = []
+
+    def ask() -> None:
+        Path("/proc/thread-self/comm").write_text("named")
+        before = open_descriptors()
+        perf_event.perf_offset()
+        found.append((Path("/proc/thread-self/comm").read_text(), open_descriptors() - before))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert found == [("named\n", 0)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats import procmaps
+from buildidfs.formats import proc_text
 from buildidfs.linux import openat2, procfs
 from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
 from tests.support.clients import run, tool
@@ -29,7 +29,7 @@ def me() -> Iterator[int]:
 
 
 def _mapping_of(pid_fd: int, path: Path) -> tuple[int, int]:
-    for mapping in procmaps.parse(procfs.maps(pid_fd)):
+    for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
         if mapping.path == os.fsencode(path) and mapping.executable:
             return mapping.start, mapping.end
     raise AssertionError(f"{path} is not mapped")
@@ -230,7 +230,7 @@ def test_the_root_directory_of_a_process(me: int) -> None:
 
 
 def test_memory_is_that_of_the_process(me: int) -> None:
-    maps = list(procmaps.parse(procfs.maps(me)))
+    maps = list(proc_text.mappings_in(procfs.maps(me)))
     first = next(mapping for mapping in maps if mapping.path == procfs.exe(me))
     with Path("/proc/self/exe").open("rb") as file:
         assert procfs.read_memory(me, first.start, 64) == file.read(64)
@@ -253,7 +253,7 @@ def test_nothing_is_left_open(me: int) -> None:
     before = os.listdir("/proc/self/fd")
     procfs.is_kernel_thread(me)
     procfs.uids(me)
-    procfs.read_memory(me, next(procmaps.parse(procfs.maps(me))).start, 16)
+    procfs.read_memory(me, next(proc_text.mappings_in(procfs.maps(me))).start, 16)
     with pytest.raises(OSError, match="No such file"):
         procfs.open_map_file(me, _PAGE, 2 * _PAGE)
     assert os.listdir("/proc/self/fd") == before

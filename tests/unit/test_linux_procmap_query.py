@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.formats import procmaps
+from buildidfs.formats import proc_text
 from buildidfs.linux import procfs, procmap_query
 from tests.support import echo
 from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
@@ -74,7 +74,7 @@ def _queried(pid_fd: int) -> list[Mapping]:
 def _parsed(pid_fd: int) -> list[Mapping]:
     return [
         mapping
-        for mapping in procmaps.parse(procfs.maps(pid_fd))
+        for mapping in proc_text.mappings_in(procfs.maps(pid_fd))
         if mapping.executable and mapping.inode
     ]
 
@@ -296,7 +296,7 @@ def test_the_vdso_is_where_the_auxiliary_vector_says() -> None:
         found = procmap_query.vdso(maps_fd)
         named = [
             (mapping.start, mapping.end)
-            for mapping in procmaps.parse(procfs.maps(pid_fd))
+            for mapping in proc_text.mappings_in(procfs.maps(pid_fd))
             if mapping.path == b"[vdso]"
         ]
     if _AT_SYSINFO_EHDR not in vector:
@@ -310,7 +310,7 @@ def test_the_vdso_is_where_the_auxiliary_vector_says() -> None:
 def test_a_file_called_vdso_is_not_the_vdso(me: int, tmp_path: Path) -> None:
     with _maps_of(os.getpid()) as (_, maps_fd), _mapped(tmp_path / "[vdso]"):
         real = procmap_query.vdso(maps_fd)
-    names = {mapping.path: mapping for mapping in procmaps.parse(procfs.maps(me))}
+    names = {mapping.path: mapping for mapping in proc_text.mappings_in(procfs.maps(me))}
     if b"[vdso]" not in names:
         pytest.skip("this kernel gives its processes no vDSO")
     assert real == (names[b"[vdso]"].start, names[b"[vdso]"].end)

@@ -20,11 +20,10 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError
 from buildidfs.model import ByteRange, Trust
-from buildidfs.mount import entries
-from buildidfs.mount.entries import FOREVER_S, VOLATILE_S
+from buildidfs.mount import operations as operations_module
 from buildidfs.mount.invalidate import Absences
 from buildidfs.mount.loop import PlainLoop
-from buildidfs.mount.operations import Operations, errno_of, huge_buffer
+from buildidfs.mount.operations import FOREVER_S, VOLATILE_S, Operations, errno_of, huge_buffer
 from buildidfs.store import Store
 from buildidfs.view import View
 from tests.support.captures import NOW, capture, sighting
@@ -294,7 +293,7 @@ async def test_a_large_directory_where_pyfuse3_is_another(
     store: Store, loop: NotCached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
-    monkeypatch.setattr(entries, "_PROBE_AT", 1)
+    monkeypatch.setattr(operations_module, "_PROBE_AT", 1)
     operations = Operations(View(store), loop, Absences(), store.path)
     node_ids: list[int] = []
 

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every spelling there is, and nothing that merely looks like one."""
 
+from __future__ import annotations
+
+import json
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +64,30 @@ def test_every_kind_is_spelled() -> None:
     for kind in Kind:
         assert all(names.KIND_OF[name] is kind for name in names.SPELLINGS[kind])
         assert names.PERF_KIND_OF[names.SPELLINGS[kind][0]] is kind
+
+
+@given(st.text(max_size=100))
+def test_every_value_arrives_and_all_is_printable(value: str) -> None:
+    text = names.json_escaped(msgspec.json.encode({"path": value})).decode()
+    assert text.isprintable()
+    assert json.loads(text) == {"path": value}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("\x9b31m", "\\u009b31m"),
+        ("\x7f", "\\u007f"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\u2066a\u2069", "\\u2066a\\u2069"),
+        ("\U000e0001", "\\udb40\\udc01"),
+        ("größe \u4e2d", "größe \u4e2d"),
+    ],
+)
+def test_escaped_characters(value: str, shown: str) -> None:
+    assert names.json_escaped(msgspec.json.encode(value)).decode() == f'"{shown}"'
+
+
+def test_lines_stay_lines() -> None:
+    text = '{\n "a": "\x9b"\n}\n'.encode()
+    assert names.json_escaped(text) == b'{\n "a": "\\u009b"\n}\n'

@@ -25,7 +25,7 @@ from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.paths import PathWriter
 from buildidfs.store.write import containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
-from buildidfs.view.layouts import missing
+from buildidfs.view.layouts import browse
 from tests.support.browsed import put_row, row_of, see, seen_in
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
@@ -621,7 +621,7 @@ def test_so_many_clients_are_told_apart(view: View) -> None:
 
 
 def test_no_more_than_so_many_are_kept(store: Store) -> None:
-    misses = missing.Misses(store, most=10)
+    misses = browse.Misses(store, most=10)
     for number in range(50):
         misses.note(View.ROOT, b"01%04d" % number, b"x")
         if number % 7 == 0:
@@ -776,7 +776,7 @@ def test_not_everything_in_a_container_is_looked_through(
     ))  # fmt: skip
     assert _names(view, b"containers", AS_ALICE) == {b"box"}
     assert _names(view, b"containers", AS_BOB) == set()
-    monkeypatch.setattr("buildidfs.view.visible._MOST_LOOKED_AT", 8)
+    monkeypatch.setattr("buildidfs.view.tree._MOST_LOOKED_AT", 8)
     asked = set()
     real = store.index.origins
 

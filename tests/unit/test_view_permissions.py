@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
-from buildidfs.view import PUBLIC, View, Viewer, nodes, visible
-from buildidfs.view.permissions import openness
+from buildidfs.view import PUBLIC, View, Viewer, nodes, tree
+from buildidfs.view.attributes import openness
 from tests.support.captures import capture, commit, sighting
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def test_not_everything_is_looked_through(
         *(capture(store, b"%d" % n, bytes((1, n)), at=at) for n, at in enumerate(private)),
         capture(store, b"x", b"\x02\x02", at=sighting(b"/home/b/x", mode=0o100700, uid=BOB)),
     )
-    monkeypatch.setattr(visible, "_MOST_LOOKED_AT", most)
+    monkeypatch.setattr(tree, "_MOST_LOOKED_AT", most)
     assert _names(view, "perf", AS_BOB) == {".build-id"} | seen
     assert _names(view, "perf/home", AS_BOB) == {"b"}
     commit(store, capture(store, b"y", b"\x02\x03", at=sighting(b"/home/c/y")))

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
-from buildidfs.formats import procmaps
+from buildidfs.formats import proc_text
 from buildidfs.linux import (
-    clock,
     credentials,
     file_ops,
     machine,
@@ -265,7 +264,7 @@ def _memory_maps() -> Answer:
 def _mapped_files() -> Answer:
     pid_fd = procfs.open_pid(os.getpid())
     try:
-        for mapping in procmaps.parse(procfs.maps(pid_fd)):
+        for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
             if not mapping.path.startswith(b"/"):
                 continue
             try:
@@ -518,7 +517,7 @@ def _steps() -> Answer:
 
 
 def _synchronised() -> Answer:
-    if clock.is_synchronised():
+    if perf_event.is_synchronised():
         return ok("the kernel is told that the time is right")
     return degraded(
         "nothing tells the kernel that the time is right",

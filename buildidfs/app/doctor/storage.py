@@ -12,7 +12,7 @@ import time
 
 from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, file_ops, mounts
 from buildidfs.store.errors import FULL, show
 
@@ -65,7 +65,7 @@ def _own_mounts() -> list[bytes]:
         text = mounts.mountinfo()
     except OSError:
         return []
-    ours = (each for each in mountinfo.parse(text) if each.fstype == mounts.FILESYSTEM_TYPE)
+    ours = (each for each in proc_text.mounts_in(text) if each.fstype == mounts.FILESYSTEM_TYPE)
     return list(dict.fromkeys(each.mount_point for each in ours))
 
 
@@ -239,7 +239,7 @@ def _filesystem(root: bytes) -> Answer:
     return ok(where)
 
 
-def _mount_of(place: bytes) -> mountinfo.MountInfo:
+def _mount_of(place: bytes) -> proc_text.MountInfo:
     """The mount that a directory is on; by number, since devices of btrfs and overlayfs differ."""
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -248,7 +248,7 @@ def _mount_of(place: bytes) -> mountinfo.MountInfo:
     finally:
         os.close(fd)
     number = int(fields[b"mnt_id"])
-    for mount in mountinfo.parse(mounts.mountinfo()):
+    for mount in proc_text.mounts_in(mounts.mountinfo()):
         if mount.mount_id == number:
             return mount
     raise FileNotFoundError(errno.ENOENT, "its mount is not below the root of this process", place)

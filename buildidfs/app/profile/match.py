@@ -19,7 +19,7 @@ import msgspec
 
 from buildidfs.app.coverage import NO_BUILD_ID
 from buildidfs.formats.perf import headers
-from buildidfs.linux import clock, machine
+from buildidfs.linux import machine, perf_event
 from buildidfs.model import BuildId, FileIdentity
 from buildidfs.store.index.paths import NAMES
 
@@ -393,7 +393,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     goes wrong as clocks do: by less than 100 us in a second.
     """
     try:
-        offset, error = clock.perf_offset()
+        offset, error = perf_event.perf_offset()
     except OSError:
         return None
     if not -_MARGIN_NS <= mtime_ns - (last + offset) <= _WRITING_NS:

@@ -15,7 +15,7 @@ from buildidfs import errors
 from buildidfs.app.live.state import RECENT_S, STOPPED
 from buildidfs.app.service import up
 from buildidfs.app.service.supervise import Part
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, procfs
 from buildidfs.store import Store, StoreStats, run_files
 from buildidfs.store.retention.eviction import Evictions

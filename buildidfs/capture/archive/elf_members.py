@@ -21,7 +21,7 @@ import msgspec
 
 from buildidfs import names as spellings
 from buildidfs.capture import debug_files, elf_file
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive.stream import CannotDecompress, decompressed
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin.builder import Surroundings
@@ -231,7 +231,7 @@ class Members:
             )
             try:
                 pinned = self._pinned(sightings[0], member, pieces, packed=packed)
-            except decompress.CannotDecompress as error:
+            except CannotDecompress as error:
                 if not packed:
                     raise
                 yield self._unreadable(names[0], str(error))
@@ -257,7 +257,7 @@ class Members:
         if not packed:
             return pinned
         try:
-            fd = decompress.decompressed(pinned.fd, member.name, _MODULE_BYTES)
+            fd = decompressed(pinned.fd, member.name, _MODULE_BYTES)
             assert fd is not None
         finally:
             pinned.close()

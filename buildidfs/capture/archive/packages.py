@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.capture import walk
-from buildidfs.capture.archive.decompress import CannotDecompress
 from buildidfs.capture.archive.elf_members import Ended, Members, Spool, Whose
 from buildidfs.capture.archive.stream import (
     DEFAULT_LIMITS,
+    CannotDecompress,
     Limits,
     PlainStream,
     Region,

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of archives in their order, for `buildidfs.formats` to take them apart."""
+"""The bytes of archives in their order, decompressed, for `buildidfs.formats` to take them apart.
+
+Decompression runs outside the interpreter lock, so several threads can do it. The output of one
+piece of input is bounded; the caller bounds the total.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.elf_file import memory_file, write_all
 from buildidfs.formats.archive import common
-from buildidfs.formats.archive.common import Damaged
+from buildidfs.formats.archive.common import Damaged, Packing
+from buildidfs.formats.elf.sections import zstd_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -40,7 +46,7 @@ class Region(msgspec.Struct, frozen=True):
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes as they are; raises OSError."""
-        return decompress.chunks(self.fd, self.offset, self.size)
+        return chunks(self.fd, self.offset, self.size)
 
     def packing(self) -> common.Packing | None:
         """Return how they are compressed, by their first bytes; raises OSError."""
@@ -140,9 +146,264 @@ class PlainStream(Stream):
 def unpacked(region: Region, limit: int) -> Stream:
     """The content of a region, decompressed if it is compressed.
 
-    Raises OSError, and what `decompress.plain` raises, now or when it is read.
+    Raises OSError, and what `plain` raises, now or when it is read.
     """
     packing = region.packing()
     if packing is None:
         return PlainStream(region)
-    return Stream(decompress.plain(region.chunks(), packing), limit)
+    return Stream(plain(region.chunks(), packing), limit)
+
+
+MAX_BYTES: Final = 512 << 20
+"""The most that `decompressed` puts into memory, unless it is told otherwise."""
+
+SECTIONS_MAX: Final = 4 << 30
+"""The most that `unpack_sections` adds to a file."""
+
+# DWARF becomes 3 to 5 times as large.
+_SECTIONS_RATIO: Final = 32
+_SECTIONS_LEAST: Final = 16 << 20
+
+_PIECE: Final = 256 << 10
+# "xz -9" wants 65 MiB. A file that wants more than this was made to exhaust memory.
+_XZ_MEMORY: Final = 256 << 20
+_ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
+
+# The frames of old (doc/lz4_Frame_format.md of lz4, "Legacy frame") have no end and no checksum:
+# the magic number, then blocks, each with its size in front and of 8 MiB when decompressed.
+_LZ4_MAGIC: Final = b"\x02\x21\x4c\x18"
+_LZ4_BLOCK: Final = 8 << 20
+_LZ4_MOST: Final = _LZ4_BLOCK + _LZ4_BLOCK // 255 + 16  # LZ4_compressBound
+
+_BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.ZSTD}
+
+
+class CannotDecompress(Exception):
+    """Damaged, too large, or of a kind that nothing here can read; the text says which."""
+
+
+def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
+    """The bytes of an open file, or ``size`` of them from ``offset``. Raises OSError."""
+    end = None if size is None else offset + size
+    while end is None or offset < end:
+        data = os.pread(fd, _PIECE if end is None else min(_PIECE, end - offset), offset)
+        if not data:
+            return
+        offset += len(data)
+        yield data
+
+
+def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
+    """Decompress ``packed``; several streams one after the other are one.
+
+    Raises `CannotDecompress`.
+    """
+    return _FORMATS[packing](packed)
+
+
+def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
+    """The decompressed content of an open file, as a file in memory; None if it is plain.
+
+    The kind goes by the end of ``name``. Raises `CannotDecompress`, OSError.
+    """
+    packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
+    if packing is None:
+        return None
+    memory_fd = memory_file(b"module", b"")
+    size = 0
+    try:
+        for piece in plain(chunks(fd), packing):
+            size += len(piece)
+            if size > limit:
+                raise CannotDecompress(f"more than {limit} bytes when decompressed")
+            write_all(memory_fd, piece)
+    except BaseException:
+        os.close(memory_fd)
+        raise
+    return memory_fd
+
+
+def unpack_sections(fd: int, limit: int) -> None:
+    """Make sections that zstd compressed plain in an ELF file, behind its end.
+
+    They become ``limit`` bytes at most, and no more than debug information does. Raises
+    `CannotDecompress`, and then those before are plain; OSError.
+    """
+    size = end = os.fstat(fd).st_size
+    limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
+    for section in zstd_sections(lambda offset, length: os.pread(fd, length, offset), size):
+        start = at = section.start(end)
+        if section.plain > min(limit - (end - size), section.most - start):
+            raise CannotDecompress("more debug information when decompressed than is read")
+        for piece in plain(chunks(fd, section.offset, section.size), Packing.ZSTD):
+            if at + len(piece) > start + section.plain:
+                break
+            _write_at(fd, piece, at)
+            at += len(piece)
+        if at != start + section.plain:
+            raise CannotDecompress("damaged: a section does not have the size that it claims")
+        _write_at(fd, section.header(start), section.header_at)
+        end = at
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
+
+
+class _Decoder(Protocol):
+    """The common part of `lzma.LZMADecompressor` and `bz2.BZ2Decompressor`."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+def _streams(packed: Iterator[bytes], make: Callable[[], _Decoder]) -> Iterator[bytes]:
+    """Streams one after the other, with zeros in between (xz: "Stream Padding")."""
+    decoder: _Decoder | None = None
+    for data in packed:
+        rest = data
+        while rest or (decoder is not None and not decoder.needs_input):
+            if decoder is None:
+                if not (rest := rest.lstrip(b"\0")):
+                    break
+                decoder = make()
+            piece = decoder.decompress(rest, _PIECE)
+            rest = b""
+            if piece:
+                yield piece
+            if decoder.eof:
+                rest, decoder = decoder.unused_data, None
+    if decoder is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+def _xz(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import lzma
+
+    try:
+        yield from _streams(packed, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+    except lzma.LZMAError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _bzip2(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import bz2
+
+    try:
+        yield from _streams(packed, bz2.BZ2Decompressor)
+    except OSError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
+    import zlib
+
+    inflater = None
+    try:
+        for data in packed:
+            rest, more = data, True
+            while rest or more:
+                if inflater is None:
+                    if not (rest := rest.lstrip(b"\0")):
+                        break
+                    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                piece = inflater.decompress(rest, _PIECE)
+                rest, more = inflater.unconsumed_tail, len(piece) == _PIECE
+                if piece:
+                    yield piece
+                if inflater.eof:
+                    rest, inflater = inflater.unused_data, None
+    except zlib.error as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+    if inflater is not None:
+        raise CannotDecompress("damaged: ends too early")
+
+
+class _Reader:
+    """An iterator of bytes as a file that zstandard reads from."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+
+    def read(self, size: int = -1) -> bytes:
+        """The next piece, as long as it is."""
+        return next(self._packed, b"")
+
+
+def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise CannotDecompress(
+            "compressed with zstd: install python3-zstandard, or buildidfs[zstd] with pip"
+        ) from error
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    try:
+        source: Any = _Reader(packed)  # all that it is asked for is read()
+        with decoder.stream_reader(source, read_across_frames=True) as reader:
+            while piece := reader.read(_PIECE):
+                yield piece
+    except zstandard.ZstdError as error:
+        raise CannotDecompress(f"damaged: {error}") from error
+
+
+class _Pieces:
+    """An iterator of bytes, read in pieces of the sizes that are asked for."""
+
+    def __init__(self, packed: Iterator[bytes]) -> None:
+        self._packed = packed
+        self._rest = bytearray()
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        while len(self._rest) < size and (more := next(self._packed, b"")):
+            self._rest += more
+        taken = bytes(self._rest[:size])
+        del self._rest[:size]
+        return taken
+
+
+def _lz4(packed: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import lz4.block
+    except ImportError as error:
+        raise CannotDecompress(
+            "compressed with lz4: install python3-lz4, or buildidfs[lz4] with pip"
+        ) from error
+    pieces = _Pieces(packed)
+    if pieces.take(len(_LZ4_MAGIC)) != _LZ4_MAGIC:
+        raise CannotDecompress("damaged: no lz4 frame of the kind that kernels have")
+    while head := pieces.take(4):
+        if head == _LZ4_MAGIC:
+            continue  # another frame
+        size = int.from_bytes(head, "little")
+        block = pieces.take(size) if size <= _LZ4_MOST else b""
+        if len(head) < 4 or not size or len(block) < size:
+            raise CannotDecompress("damaged: a block is too large, or ends too early")
+        try:
+            yield from _cut(lz4.block.decompress(block, uncompressed_size=_LZ4_BLOCK))
+        except lz4.block.LZ4BlockError as error:
+            raise CannotDecompress(f"damaged: {error}") from error
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+
+
+_FORMATS: Final[dict[Packing, Callable[[Iterator[bytes]], Iterator[bytes]]]] = {
+    Packing.GZIP: _gzip,
+    Packing.XZ: _xz,
+    Packing.LZMA: _xz,
+    Packing.ZSTD: _zstd,
+    Packing.BZIP2: _bzip2,
+    Packing.LZ4: _lz4,
+}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Container images: layouts, archives of them, and the storage of engines, layer by layer.
 
-`scanner.ImageScanner` is for commands. `layouts` and `engine_storage` find the images in `files`,
-and `layers` reads each layer once, as those see it who run the image.
+`scanner.ImageScanner` is for commands. `layouts` and `engine_storage` find the images, and `layers`
+reads each layer once, as a container of the image sees it.
 """

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.image import files as image_files
+from buildidfs.capture.image import layers as image_files
 from buildidfs.capture.image.layers import DirectoryLayer, Image, label
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
@@ -22,7 +22,7 @@ from buildidfs.linux import openat2
 from buildidfs.model import Trust
 
 if TYPE_CHECKING:
-    from buildidfs.capture.image.files import DirectoryFiles
+    from buildidfs.capture.image.layers import DirectoryFiles
 
 DOCKER: Final = b"/image/overlay2/imagedb/content/sha256"
 STORED: Final = b"/overlay-images/images.json"

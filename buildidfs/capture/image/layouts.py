@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.image import files as image_files
+from buildidfs.capture.image import layers as image_files
 from buildidfs.capture.image.layers import Image, TarLayer, label
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
@@ -19,7 +19,7 @@ from buildidfs.formats.container import oci
 from buildidfs.linux import openat2
 
 if TYPE_CHECKING:
-    from buildidfs.capture.image.files import DirectoryFiles, Files
+    from buildidfs.capture.image.layers import DirectoryFiles, Files
     from buildidfs.formats.container.oci import Descriptor, Document, Platform
 
 LAYOUT: Final = b"/oci-layout"

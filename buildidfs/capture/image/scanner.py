@@ -16,13 +16,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.capture import walk
-from buildidfs.capture.archive.decompress import CannotDecompress
 from buildidfs.capture.archive.elf_members import Spool, Whose
-from buildidfs.capture.archive.stream import DEFAULT_LIMITS, Limits, Region, unpacked
+from buildidfs.capture.archive.stream import (
+    DEFAULT_LIMITS,
+    CannotDecompress,
+    Limits,
+    Region,
+    unpacked,
+)
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.image.engine_storage import DOCKER, STORED, Docker, Storage
-from buildidfs.capture.image.files import ArchiveFiles, DirectoryFiles, has
-from buildidfs.capture.image.layers import Context
+from buildidfs.capture.image.layers import ArchiveFiles, Context, DirectoryFiles, has
 from buildidfs.capture.image.layouts import (
     CONTENT,
     DOCKERS_CONTENT,
@@ -47,8 +51,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.archive.stream import Limits
     from buildidfs.capture.base import Found, Memo
-    from buildidfs.capture.image.files import Files
-    from buildidfs.capture.image.layers import Image, Layer
+    from buildidfs.capture.image.layers import Files, Image, Layer
     from buildidfs.formats.container.oci import Platform
 
 # The names in all layers of so many images are remembered at one time.

@@ -40,7 +40,7 @@ from buildidfs.capture.live.identifier import Settler
 from buildidfs.capture.live.protocol import Counts, Failed, Flooded, Lost, Outbox, Ready
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import child, credentials, scheduling
+from buildidfs.linux import child, credentials, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Catcher:
         state = self._state
         self._socket.setblocking(False)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
-        hurry = scheduling.hurry(_URGENT)
+        hurry = threads.hurry(_URGENT)
         with state.lock:  # before any other thread sends
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
@@ -134,7 +134,7 @@ class Catcher:
 
     def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
         """Deal with all there is whenever something happens on one CPU."""
-        scheduling.hurry(_URGENT)
+        threads.hurry(_URGENT)
         there.set()
         lookout = Lookout(self._state, cpu)
         while True:
@@ -147,7 +147,7 @@ class Catcher:
                 return
 
     def _settle(self) -> None:
-        scheduling.hurry()
+        threads.hurry()
         self._survives(Settler(self._state).run)
 
     def _survives(self, work: Callable[[], None]) -> bool:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> None:
     """Catch until the other end of the socket is closed."""
     sock = socket.socket(fileno=int(argv[0]))
     owner = int(argv[1])
-    scheduling.name_thread(b"buildidfs-catch")
+    threads.name_thread(b"buildidfs-catch")
     # Meant for the process that started us, at a terminal or by systemd; we end when it closes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

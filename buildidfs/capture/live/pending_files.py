@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.base import PinnedFile
-from buildidfs.linux.fd_closer import Closer
+from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, Sighting
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import machine, mounts, namespaces, procfs, statx
 from buildidfs.model import (
@@ -214,4 +214,4 @@ def is_foreign(fd: int) -> bool:
     Raises OSError.
     """
     number = mounts.mount_id(fd)
-    return all(mount.mount_id != number for mount in mountinfo.parse(mounts.mountinfo()))
+    return all(mount.mount_id != number for mount in proc_text.mounts_in(mounts.mountinfo()))

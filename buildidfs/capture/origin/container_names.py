@@ -22,7 +22,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
 from buildidfs.linux import machine, openat2

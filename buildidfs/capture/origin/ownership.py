@@ -14,7 +14,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, statx
 from buildidfs.model import Standing
 
@@ -119,8 +119,8 @@ class Owners:
         # As long as the file is open its mount exists, and so no other has the number.
         number = mounts.mount_id(fd)
         return any(
-            mount.mount_id == number and mountinfo.option(mount.options, b"nosuid") is None
-            for mount in mountinfo.parse(self._mounts())
+            mount.mount_id == number and proc_text.option(mount.options, b"nosuid") is None
+            for mount in proc_text.mounts_in(self._mounts())
         )
 
 

@@ -35,12 +35,12 @@ import msgspec
 
 from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
 from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
-from buildidfs.formats import mountinfo, posix_acl
+from buildidfs.formats import posix_acl, proc_text
 from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
-    from buildidfs.capture.unresponsive.timeouts import Patience
+    from buildidfs.capture.unresponsive.filesystems import Patience
     from buildidfs.model import FileIdentity
 
 MAX_DEPTH: Final = 256
@@ -322,7 +322,7 @@ class Reach:
         number = mounts.mount_id(fd)
         mark = b"%d " % number
         lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
-        shown = next(mountinfo.parse(next(lines, b"")), None)
+        shown = next(proc_text.mounts_in(next(lines, b"")), None)
         if shown is None:
             raise OSError(errno.ENOENT, "not mounted where it was seen")
         made_by_root = root.maker() == 0
@@ -337,14 +337,14 @@ class Reach:
             return frozenset()
         raise OSError(errno.ENOENT, "a part of what the host does not have")
 
-    def _ways_outside(self, shown: mountinfo.MountInfo) -> list[bytes]:
+    def _ways_outside(self, shown: proc_text.MountInfo) -> list[bytes]:
         """Paths on the host that may lead to the root of a mount. Raises OSError."""
         if shown.root.endswith(b"//deleted"):
             raise OSError(errno.ENOENT, "a directory that was deleted")
         mark = b" %d:%d " % shown.dev
         ways = []
         lines = (line for line in mounts.initial_mountinfo().split(b"\n") if mark in line)
-        for found in mountinfo.parse(b"\n".join(islice(lines, _MOST_WAYS))):
+        for found in proc_text.mounts_in(b"\n".join(islice(lines, _MOST_WAYS))):
             above = found.root.rstrip(b"/")
             if found.dev == shown.dev and (shown.root + b"/").startswith(above + b"/"):
                 ways.append(found.mount_point.rstrip(b"/") + shown.root[len(above) :])
@@ -408,7 +408,7 @@ class Reach:
         if not self._slow.is_slow(fd, identity, root.mnt_ns_id, root.user):
             return _Ground(mount, told=False, only=None)
         number = mounts.mount_id(fd)
-        for found in mountinfo.parse(root.mountinfo()):
+        for found in proc_text.mounts_in(root.mountinfo()):
             if found.mount_id == number:
                 # Before Linux 6.11 only the text can say that a filesystem is not a slow one.
                 stacked = found.fstype == b"overlay" and self._slow.is_users(root.user)
@@ -416,20 +416,20 @@ class Reach:
                 return _Ground(mount, told, self._mounter(found, root))
         raise OSError(errno.ENOENT, "not mounted where it was seen")
 
-    def _mounter(self, mount: mountinfo.MountInfo, root: Root) -> int | None:
+    def _mounter(self, mount: proc_text.MountInfo, root: Root) -> int | None:
         """Return the only user who is let in; None if there are others."""
         options = mount.super_options
         if mount.fstype not in (b"fuse", b"fuseblk") and not mount.fstype.startswith(b"fuse."):
             return None
         if all(
-            mountinfo.option(options, name) is not None
+            proc_text.option(options, name) is not None
             for name in (b"allow_other", b"default_permissions")
         ):
             return None
         if self._slow.is_users(root.user):
             # It says who mounted it in the numbers of the user namespace it was mounted in.
             raise OSError(errno.EPERM, "mounted by an unknown user")
-        return int(mountinfo.option(options, b"user_id") or b"0")
+        return int(proc_text.option(options, b"user_id") or b"0")
 
     def _searchers(self, fd: int, mode: int, ground: _Ground) -> int:
         """The bits of a directory's mode that hold for everybody in a class.

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.capture import elf_file as files
-from buildidfs.capture.unresponsive.filesystems import slow_devices
-from buildidfs.capture.unresponsive.timeouts import Patience
-from buildidfs.formats import procmaps
+from buildidfs.capture.unresponsive.filesystems import Patience, slow_devices
+from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, procfs, statx
 from buildidfs.model import Absence, BuildId
 
@@ -138,7 +137,7 @@ class _Count:
 
     def _paths(self, pid_fd: int) -> None:
         """Count mapped files by their paths in the root of the process. Raises OSError."""
-        named = {m.path for m in procmaps.parse(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
+        named = {m.path for m in proc_text.mappings_in(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
         root_fd = procfs.open_root(pid_fd)
         try:
             for path in named:

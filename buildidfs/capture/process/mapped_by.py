@@ -17,8 +17,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_of_sight
-from buildidfs.capture.unresponsive.filesystems import Devices
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.model import BuildId
 

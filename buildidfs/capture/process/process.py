@@ -20,7 +20,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import builder, container
 from buildidfs.capture.origin.path_access import Root
 from buildidfs.errors import InvalidBuildId
-from buildidfs.formats import procmaps
+from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
 from buildidfs.linux import credentials, machine, openat2, procfs, procmap_query, statx
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from buildidfs.capture.origin.path_access import Reach
-    from buildidfs.capture.unresponsive.timeouts import Patience
+    from buildidfs.capture.unresponsive.filesystems import Patience
 
 _DELETED: Final = b" (deleted)"
 
@@ -169,7 +169,7 @@ class Process:
 
     def _mappings(self) -> list[Mapping]:
         if self._all_mappings is None:
-            self._all_mappings = list(procmaps.parse(procfs.maps(self.fd)))
+            self._all_mappings = list(proc_text.mappings_in(procfs.maps(self.fd)))
         return self._all_mappings
 
     def path_in_root(self, mapping: Mapping) -> bytes:

@@ -34,9 +34,8 @@ from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
 from buildidfs.capture.unresponsive.file_helper import FileHelper
-from buildidfs.capture.unresponsive.filesystems import Devices, has_fuse
-from buildidfs.capture.unresponsive.timeouts import Patience
-from buildidfs.formats import procmaps
+from buildidfs.capture.unresponsive.filesystems import Devices, Patience, has_fuse
+from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, procmap_query
@@ -578,7 +577,7 @@ def _locate(pid_fd: int) -> tuple[int, int] | None:
         pass
     finally:
         os.close(maps_fd)
-    for mapping in procmaps.parse(procfs.maps(pid_fd)):
+    for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
         if mapping.path == VDSO_PATH:
             return mapping.start, mapping.end
     return None

@@ -34,7 +34,7 @@ from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import Process, Ways, denied
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
-from buildidfs.capture.unresponsive.timeouts import Patience
+from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import BuildId, Sighting
 

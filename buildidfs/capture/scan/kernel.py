@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.capture import elf_file, walk
-from buildidfs.capture.archive import decompress
+from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
@@ -454,7 +454,7 @@ class KernelFiles:
         """
         try:
             answer, found = self._judged(path, fd, foreign)
-        except (OSError, decompress.CannotDecompress) as error:
+        except (OSError, stream.CannotDecompress) as error:
             number = error.errno if isinstance(error, OSError) else None
             reason = getattr(error, "strerror", None) or str(error)
             return Unreadable(path, reason, number or 0)
@@ -487,7 +487,7 @@ class KernelFiles:
             inside = elf_file.describe(pinned.fd)
             # Not every decoder tells that its input ends too early.
             if inside in _CUT_SHORT or (isinstance(inside, ElfFile) and inside.truncated):
-                raise decompress.CannotDecompress("damaged: ends too early")
+                raise stream.CannotDecompress("damaged: ends too early")
         except BaseException:
             pinned.close()
             raise
@@ -506,14 +506,14 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
     if path.endswith(PACKED) and os.path.splitext(path)[0].endswith((b".ko", b".ko.debug")):
         packing = _packing(head)
         if packing is None:
-            raise decompress.CannotDecompress("damaged: is not what its name says")
+            raise stream.CannotDecompress("damaged: is not what its name says")
         return _Packed(packing, ByteRange(0, size), _limit(size, *_MODULE_BYTES))
     where = bzimage.payload(head, size)
     if where is None:
         return None
     packing = _packing(os.pread(fd, common.PACKING_HEAD, where.offset))
     if packing is None:
-        raise decompress.CannotDecompress("holds a kernel that is compressed in an unknown way")
+        raise stream.CannotDecompress("holds a kernel that is compressed in an unknown way")
     if packing is not Packing.GZIP:
         # What does not say itself how much comes out of it is followed by a number that does
         # (scripts/Makefile.lib, size_append).
@@ -528,16 +528,16 @@ def _limit(size: int, small: int, most: int) -> int:
 def _packing(head: bytes) -> Packing | None:
     for magic, name in _UNREADABLE.items():
         if head.startswith(magic):
-            raise decompress.CannotDecompress(f"compressed with {name}, which is not read here")
+            raise stream.CannotDecompress(f"compressed with {name}, which is not read here")
     return common.packing(head[: common.PACKING_HEAD])
 
 
 def _limited(fd: int, packed: _Packed) -> Iterator[bytes]:
     """Return a file with the content. Raises OSError, `CannotDecompress`."""
     size = 0
-    packed_bytes = decompress.chunks(fd, packed.where.offset, packed.where.size)
-    for piece in decompress.plain(packed_bytes, packed.packing):
+    packed_bytes = stream.chunks(fd, packed.where.offset, packed.where.size)
+    for piece in stream.plain(packed_bytes, packed.packing):
         size += len(piece)
         if size > packed.limit:
-            raise decompress.CannotDecompress(f"more than {packed.limit} bytes when decompressed")
+            raise stream.CannotDecompress(f"more than {packed.limit} bytes when decompressed")
         yield piece

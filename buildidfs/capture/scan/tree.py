@@ -21,7 +21,7 @@ from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Un
 from buildidfs.capture.elf_file import reader
 from buildidfs.capture.origin.builder import Here, is_foreign
 from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
-from buildidfs.capture.unresponsive.named_files import NamedFileProbe
+from buildidfs.capture.unresponsive.file_helper import NamedFileProbe
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.unresponsive import helper_process
+from buildidfs.capture.unresponsive.filesystems import Device, Silences, no_answer
 from buildidfs.capture.unresponsive.helper_process import BYTES_PER_SECOND, MAX_BYTES, Helper
-from buildidfs.capture.unresponsive.timeouts import Device, Silences, no_answer
-from buildidfs.formats import mountinfo
+from buildidfs.formats import proc_text
 from buildidfs.linux import child, credentials, mounts, openat2, statx
 from buildidfs.model import FileIdentity
 
@@ -55,11 +55,11 @@ class Mounter(msgspec.Struct, frozen=True):
 def mounters(text: bytes) -> dict[Device, Mounter]:
     """Return the FUSE filesystems of a mountinfo text by (major, minor), without ours."""
     found = {}
-    for mount in mountinfo.parse(text):
+    for mount in proc_text.mounts_in(text):
         if mount.fstype in (mounts.FILESYSTEM_TYPE, b"fusectl"):
             continue
-        uid = mountinfo.option(mount.super_options, b"user_id")
-        gid = mountinfo.option(mount.super_options, b"group_id")
+        uid = proc_text.option(mount.super_options, b"user_id")
+        gid = proc_text.option(mount.super_options, b"group_id")
         if mount.fstype.startswith(b"fuse") and uid and gid and uid.isdigit() and gid.isdigit():
             found[mount.dev] = Mounter(int(uid), int(gid))
     return found

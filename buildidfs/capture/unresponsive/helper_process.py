@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import msgspec
 
 from buildidfs.capture import elf_file
-from buildidfs.capture.unresponsive.timeouts import Silences, no_answer
+from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
 from buildidfs.linux import child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from buildidfs.capture.unresponsive.timeouts import Device
+    from buildidfs.capture.unresponsive.filesystems import Device
     from buildidfs.linux.child import Child
     from buildidfs.model import FileIdentity
 

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Close files in a thread of its own.
+"""Threads of this process: their priority, their name, and one that closes descriptors.
 
-A descriptor may be the last thing that keeps a filesystem or a mount namespace alive. Closing it
-then tears that down, which was measured to take 0.4 to 4 ms: as long as some programs live that
+A descriptor may be the last one that keeps a filesystem or a mount namespace alive. Closing it
+tears that down, which was measured to take 0.4 to 4 ms: as long as some programs live that
 the thread of events has to catch. The server of a FUSE filesystem is asked first, and may never
-answer.
+answer. So `Closer` closes descriptors in a thread of its own.
+
+Source: sched(7), prctl(2).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.linux import scheduling
+from buildidfs.linux import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 # Batches that may wait for the delay.
 _MOST_DELAYED: Final = 4096
@@ -58,7 +62,7 @@ class Closer:
 
     def _run(self) -> None:
         if self._urgent:
-            scheduling.hurry()
+            hurry()
         while (item := self._queue.get()) is not None:
             due, batch = item
             if self._delay and self._queue.qsize() < _MOST_DELAYED:
@@ -67,3 +71,51 @@ class Closer:
                 # A network filesystem may report a failed write on close; nothing was written here.
                 with contextlib.suppress(OSError):
                     os.close(fd)
+
+
+_NICE = -15
+
+# Architectures after x86 have the numbers of asm-generic/unistd.h.
+_SYS_IOPRIO_SET = {"x86_64": 251, "i686": 289, "ppc64le": 273, "s390x": 282}
+_SYS_IOPRIO_SET_GENERIC = 30
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3
+
+
+def hurry(priority: int = 1) -> str:
+    """Run this thread before all that is not real-time; tell in words what is lacking, if anything.
+
+    SCHED_RR takes CAP_SYS_NICE (or RLIMIT_RTPRIO); where it is refused a low nice value is tried.
+    Children do not inherit it.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        return ""
+    except OSError as error:
+        refused = f"no real-time scheduling ({error.strerror}; needs CAP_SYS_NICE)"
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    except OSError:
+        return f"{refused}, and no better nice value either: what is short-lived may be missed"
+    return (
+        f"{refused}, runs at nice {_NICE} instead: on a busy host what is short-lived may be missed"
+    )
+
+
+def stand_back() -> None:
+    """Let this thread run and read the disk only when no other wants to, as far as possible.
+
+    Source: ioprio_set(2), for which the C library has no function.
+    """
+    number = _SYS_IOPRIO_SET.get(os.uname().machine, _SYS_IOPRIO_SET_GENERIC)
+    with contextlib.suppress(OSError):
+        syscalls.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)  # of the thread, on Linux
+
+
+def name_thread(name: bytes) -> None:
+    """Set the name that ps and top show for this thread: at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name[:15])
+    syscalls.prctl(syscalls.PR_SET_NAME, ctypes.addressof(buffer))

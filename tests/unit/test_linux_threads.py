@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Being urgent, and saying so in words where it is refused."""
+"""Descriptors are closed, all of them, by somebody else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,46 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.linux import scheduling
+from buildidfs.linux import threads
+from buildidfs.linux.threads import Closer
 from tests.support.children import needs_root
 from tests.support.clients import run, tool
+from tests.support.waiting import until
+
+
+def is_open(fd: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def test_all_are_closed_before_it_is_finished() -> None:
+    fds = [os.open("/", os.O_PATH) for _ in range(50)]
+    closer = Closer()
+    closer.close(fds[:10])
+    closer.close(())
+    until(lambda: not any(map(is_open, fds[:10])), "the first to be closed")
+    assert all(map(is_open, fds[10:]))
+    closer.close(fds[10:])
+    assert closer.finish(20)
+    assert not any(map(is_open, fds))
+
+
+def test_one_that_is_not_open_does_not_stop_it() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    closer = Closer()
+    closer.close((reading, writing))
+    assert closer.finish(20)
+    assert not is_open(writing)
+
+
+def test_delay_holds_until_the_end() -> None:
+    fds = [os.open("/", os.O_PATH) for _ in range(3)]
+    closer = Closer(delay=3600)
+    closer.close(fds)
+    assert all(map(is_open, fds))
+    assert closer.finish(20)
+    assert not any(map(is_open, fds))
+
 
 _HURRY = """
 import os
@@ -79,7 +116,7 @@ def test_the_name_of_a_thread(name: bytes, shown: str) -> None:
     seen: list[str] = []
 
     def work() -> None:
-        scheduling.name_thread(name)
+        threads.name_thread(name)
         seen.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text())
 
     before = Path("/proc/self/comm").read_text()
