@@ -54,8 +54,8 @@ def test_delay_holds_until_the_end() -> None:
 
 _HURRY = """
 import os
-from buildidfs.linux import scheduling
-print(repr(scheduling.hurry()))
+from buildidfs.linux import threads
+print(repr(threads.hurry()))
 def policy():
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.getpriority(os.PRIO_PROCESS, 0)
 print(policy(), flush=True)
