@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import os
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from buildidfs.formats.proc_text import MountInfo
-from buildidfs.formats.proc_text import mounts_in
-from buildidfs.formats.proc_text import option
-from buildidfs.formats.proc_text import unescape
 import mmap
+import os
 from pathlib import Path
-from buildidfs.formats.proc_text import mappings_in
-from buildidfs.model import Mapping
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buildidfs.formats.proc_text import MountInfo, mappings_in, mounts_in, option, unescape
+from buildidfs.model import Mapping
 
 TEXT = rb"""36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
 40 36 0:44 / /var/lib/a\040b\134c rw,relatime - overlay overlay rw,lowerdir=/l\0541:/l2,upperdir=/u
