@@ -11,9 +11,9 @@ import msgspec
 from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.index.journal import JournalWriter
 from buildidfs.store.retention import eviction
 from buildidfs.store.values import CommitResult, NewSeen, Outcome
+from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
 

@@ -25,10 +25,8 @@ from buildidfs.store.blobs.files import Blobs, Staged, digest_of
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
-from buildidfs.store.index.containers import ContainerTree
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.journal import Journal
-from buildidfs.store.index.paths import FileNames, PathTree
+from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index, Pins
 from buildidfs.store.values import Held, StoreStats
 

@@ -19,7 +19,7 @@ from buildidfs.model import EVERYBODY, OWNER, Kind
 from buildidfs.store import Store, schema
 from buildidfs.store.fsck import repair
 from buildidfs.store.index import environment
-from buildidfs.store.index.paths import NAMES
+from buildidfs.store.index.locations import NAMES
 from buildidfs.store.location_rows import (
     VALUE,
     ContainerRow,

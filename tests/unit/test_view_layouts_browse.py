@@ -22,8 +22,8 @@ from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.paths import PathWriter
 from buildidfs.store.write import containers
+from buildidfs.store.write.locations import PathWriter
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from buildidfs.view.layouts import browse
 from tests.support.browsed import put_row, row_of, see, seen_in

@@ -21,7 +21,7 @@ from buildidfs.app.coverage import NO_BUILD_ID
 from buildidfs.formats.perf import headers
 from buildidfs.linux import machine, perf_event
 from buildidfs.model import BuildId, FileIdentity
-from buildidfs.store.index.paths import NAMES
+from buildidfs.store.index.locations import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

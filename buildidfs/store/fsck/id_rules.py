@@ -10,7 +10,7 @@ import msgspec
 from buildidfs.model import BuildId, Digest
 from buildidfs.store import schema
 from buildidfs.store.fsck.faults import Fault, Mending, Rows
-from buildidfs.store.index.paths import ROOT
+from buildidfs.store.index.locations import ROOT
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
 

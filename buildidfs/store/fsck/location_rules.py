@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.model import BuildId
 from buildidfs.store import location_rows, schema
 from buildidfs.store.fsck.faults import Fault, Rows
-from buildidfs.store.index.containers import MAX_LABEL
-from buildidfs.store.index.paths import NAMES, ROOT, PathWriter
+from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.location_rows import (
     ContainerRow,
@@ -20,6 +19,7 @@ from buildidfs.store.location_rows import (
     unpack_container,
     unpack_entry,
 )
+from buildidfs.store.write.locations import PathWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

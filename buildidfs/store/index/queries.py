@@ -483,6 +483,11 @@ def prefixed(
             yield from cursor
 
 
+def has_any(txn: Txn, table: Table, prefix: bytes) -> bool:
+    """Return True if a key of a table starts with ``prefix``."""
+    return next(prefixed(txn, table, prefix), None) is not None
+
+
 def floor_in(key: bytes, value: bytes | None) -> int:
     """The `belief` in a "floor" row of *meta*; 0 where there is none."""
     return 0 if value is None else belief_in(*schema.unpack_floor(key, value))

@@ -25,7 +25,7 @@ from buildidfs import names
 from buildidfs.linux import machine, namespaces, statx
 from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
 from buildidfs.store import schema
-from buildidfs.store.index.journal import Journal
+from buildidfs.store.index.locations import Journal
 from buildidfs.store.index.queries import Index, Pins
 from buildidfs.store.write.uses import CLASSES, UseWriter
 

@@ -26,7 +26,7 @@ from buildidfs.model import BuildId, Digest, Sighting
 from buildidfs.store import schema
 from buildidfs.store.errors import show
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.journal import Journal, JournalWriter
+from buildidfs.store.index.locations import Journal
 from buildidfs.store.retention import eviction, removal
 from buildidfs.store.retention.eviction import (
     Candidate,
@@ -39,6 +39,7 @@ from buildidfs.store.retention.eviction import (
 )
 from buildidfs.store.values import NewSeen, OriginRecord
 from buildidfs.store.write import uses
+from buildidfs.store.write.locations import JournalWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes within one transaction: captures and sightings become rows.
+"""Writes within one transaction: captures and sightings become rows, and rows go.
 
 `transaction.Recorder` records a batch and uses a writer for each group of tables; `uses` keeps the
 order in which blobs may go, `provenance` what is kept beside a blob. Outsiders call

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.formats.container import cgroup
 from buildidfs.model import NO_NAMES, Kind
 from buildidfs.store import schema
-from buildidfs.store.index.containers import (
+from buildidfs.store.index.locations import (
+    CONTAINER_ROOT,
     MAX_CONTAINERS,
     MAX_CONTENTS,
     MAX_ENTRIES,
-    ROOT,
     as_bytes,
+    components,
     image_of,
     label_of,
     names_of,
     token_of,
 )
-from buildidfs.store.index.paths import components
-from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.location_rows import (
     KEY,
     PUBLIC_BIT,
@@ -51,7 +51,30 @@ _STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
 _Value = tuple[int, int, int, int, int]
 
 
-class ContainerWriter:
+class _ContainerTables:
+    """The tables of containers, for one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self._txn = txn
+        tables = environment.tables
+        self._containers = tables["containers"]
+        self._labels = tables["labels"]
+        self._contents = tables["contents"]
+
+    def _remove(self, key: bytes, row: ContainerRow | None) -> None:
+        """Remove the row of a container without contents, and its name."""
+        if row is not None and self._txn.get(row.name, db=self._labels) == key:
+            self._txn.delete(row.name, db=self._labels)
+        self._txn.delete(key, db=self._containers)
+
+    def _count_down(self, key: bytes, value: bytes, row: ContainerRow, entries: int) -> None:
+        """Subtract removed entries in the row of a container, which is ``value`` now."""
+        row.entries = max(row.entries - entries, 0)
+        first, last = TIMES.unpack_from(value)
+        self._txn.put(key, pack_container(first, last, row), db=self._containers)
+
+
+class ContainerWriter(_ContainerTables):
     """Writes to the tables within one transaction; call `finish` last.
 
     ``called`` has the names of containers by their control groups, as far as they are known.
@@ -64,13 +87,9 @@ class ContainerWriter:
         counters: schema.Counters,
         called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
     ) -> None:
-        self._txn = txn
+        super().__init__(environment, txn)
         self._counters = counters
         self._called = called
-        tables = environment.tables
-        self._containers = tables["containers"]
-        self._labels = tables["labels"]
-        self._contents = tables["contents"]
         self._rows: dict[int, tuple[int, int, ContainerRow]] = {}
         self._numbers: dict[tuple[str, str, str, int, bytes], int] = {}
         self._directories: dict[tuple[int, int, bytes], tuple[int, bool]] = {}
@@ -97,7 +116,7 @@ class ContainerWriter:
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
         row.public = row.public or public
-        directory = ROOT
+        directory = CONTAINER_ROOT
         for name in names[:-1]:
             directory = self._enter(container, row, directory, name, public=public)
             if not directory:
@@ -278,13 +297,9 @@ class ContainerWriter:
         value = self._txn.get(key, db=self._containers, default=b"")
         row = _row_in(value)
         if len(going) < most:
-            if row is not None and self._txn.get(row.name, db=self._labels) == key:
-                self._txn.delete(row.name, db=self._labels)
-            self._txn.delete(key, db=self._containers)
+            self._remove(key, row)
         elif row is not None:
-            row.entries = max(row.entries - len(going), 0)
-            first, last = TIMES.unpack_from(value)
-            self._txn.put(key, pack_container(first, last, row), db=self._containers)
+            self._count_down(key, value, row, len(going))
         return len(going)
 
     def _contents_backwards(self, key: bytes) -> Iterator[bytes]:
@@ -320,17 +335,13 @@ def _unpacked(value: bytes | None) -> _Value:
     return directory, ordinal, kind, variant, stamp
 
 
-class ContainerPruner:
+class ContainerPruner(_ContainerTables):
     """Takes files out of containers, within one transaction."""
 
     def __init__(self, environment: Environment, txn: Txn) -> None:
-        self._txn = txn
-        tables = environment.tables
-        self._artifacts = tables["artifacts"]
-        self._variants = tables["variants"]
-        self._containers = tables["containers"]
-        self._labels = tables["labels"]
-        self._contents = tables["contents"]
+        super().__init__(environment, txn)
+        self._artifacts = environment.tables["artifacts"]
+        self._variants = environment.tables["variants"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
         """Remove what a place had of a build ID; directories and containers that are empty
@@ -361,20 +372,16 @@ class ContainerPruner:
         dropped = 0
         for key in reversed(keys):
             dropped += self._txn.delete(key, db=self._contents)
-            if next(prefixed(self._txn, self._contents, key[:8]), None) is not None:
+            if has_any(self._txn, self._contents, key[:8]):
                 break
         raw = self._txn.get(container, db=self._containers, default=b"")
         row = _row_in(raw)
         if row is None:
             return
-        if next(prefixed(self._txn, self._contents, container), None) is not None:
-            row.entries = max(row.entries - dropped, 0)
-            first, last = TIMES.unpack_from(raw)
-            self._txn.put(container, pack_container(first, last, row), db=self._containers)
-            return
-        self._txn.delete(container, db=self._containers)
-        if self._txn.get(row.name, db=self._labels) == container:
-            self._txn.delete(row.name, db=self._labels)
+        if has_any(self._txn, self._contents, container):
+            self._count_down(container, raw, row, dropped)
+        else:
+            self._remove(container, row)
 
     def _has(self, ordinal: int, kind: int, variant: int) -> bool:
         best = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)

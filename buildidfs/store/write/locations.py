@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of the places that files were seen at, in one transaction."""
+"""Writes and removals of places in one transaction: origins, paths, entries of the journal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from buildidfs.errors import StoreError
+from buildidfs.formats.container import cgroup
+from buildidfs.linux import statx
 from buildidfs.model import Kind, Sighting
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.paths import PATH_KINDS, PathWriter
-from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.locations import NAMES, PATH_KINDS, ROOT, clamped, components
+from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from buildidfs.model import BuildId, ContainerNames, Digest, Origin
     from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.values import NewSeen
 
 
 class PlaceWriter:
@@ -149,3 +153,221 @@ def _dwz_row(name: bytes, value: bytes) -> schema.DwzRow | None:
         return schema.DwzRow.unpack(name, value)
     except DAMAGE:
         return None
+
+
+class _PathTables:
+    """The tables of paths, for one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self._txn = txn
+        tables = environment.tables
+        self._names = tables["names"]
+        self._paths = tables["paths"]
+        self._pathids = tables["pathids"]
+        self._nameids = tables["nameids"]
+
+
+class PathWriter(_PathTables):
+    """Adds paths within one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn, counters: schema.Counters) -> None:
+        super().__init__(environment, txn)
+        self._counters = counters
+        self._cache: dict[tuple[int, bytes], tuple[int, bool]] = {}
+
+    def add(
+        self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool, public: bool
+    ) -> bool:
+        """Hang a build ID from a path; True when it was not there. ``row`` is counted up.
+
+        It is the ``primary`` path if it may be, and there is none yet, or none that is public.
+        ``public`` says that everybody could read the file there.
+        """
+        names = components(path)
+        if names is None:
+            return False
+        primary = primary and (
+            row.primary_path == ROOT or (public and not self._is_public(row.primary_path, ordinal))
+        )
+        if row.paths >= schema.MAX_PATHS and not primary:
+            return False  # before its names are written: they would be there for nothing
+        number = ROOT
+        for name in names:
+            number = self._intern(number, name, public=public)
+        if primary:
+            row.primary_path = number
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        mark = schema.PUBLIC if public else b""
+        added: bool = self._txn.put(key, mark, overwrite=False, db=self._pathids)
+        if added:
+            row.paths += 1
+            self.add_name(ordinal, names[-1], public=public)
+        elif public and not self._txn.get(key, db=self._pathids):
+            self._txn.put(key, mark, db=self._pathids)
+            self.add_name(ordinal, names[-1], public=True, count=0)
+        return added
+
+    def add_name(self, ordinal: int, name: bytes, *, public: bool, count: int = 1) -> None:
+        """Count one more path of a build ID with that last name, or ``count``."""
+        key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name, public=public), ordinal)
+        value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
+        before = int.from_bytes(value[: schema.U16.size], "big")
+        mark = schema.PUBLIC if public else value[schema.U16.size :]
+        self._txn.put(key, schema.U16.pack(before + count) + mark, db=self._nameids)
+
+    def _is_public(self, number: int, ordinal: int) -> bool:
+        return bool(self._txn.get(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids))
+
+    def _intern(self, parent: int, name: bytes, *, public: bool) -> int:
+        known = self._cache.get((parent, name))
+        if known is not None and (known[1] or not public):
+            return known[0]
+        key = schema.U32.pack(parent) + name
+        value = self._txn.get(key, db=self._names)
+        if value is None:
+            number, marked = self._new(parent, name, key), False
+        else:
+            number, marked = schema.number_in(value), len(value) > schema.U32.size
+        if public and not marked:
+            self._txn.put(key, schema.U32.pack(number) + schema.PUBLIC, db=self._names)
+        self._cache[parent, name] = number, marked or public
+        return number
+
+    def _new(self, parent: int, name: bytes, key: bytes) -> int:
+        number = self._counters.next_path
+        if number > schema.MAX_NUMBER:
+            raise StoreError(f"the store holds as many paths as it can number ({number - 1})")
+        self._counters.next_path += 1
+        self._txn.put(key, schema.U32.pack(number), db=self._names)
+        self._txn.put(schema.U32.pack(number), schema.U32.pack(parent) + name, db=self._paths)
+        return number
+
+
+class PathPruner(_PathTables):
+    """Removes paths within one write transaction."""
+
+    def find(self, path: bytes) -> int:
+        """The number of a path; `ROOT` for what has none."""
+        number = ROOT
+        for name in components(path) or ():
+            value = self._txn.get(schema.U32.pack(number) + name, db=self._names)
+            if value is None:
+                return ROOT
+            number = schema.number_in(value)
+        return number
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Return True if a build ID hangs from a path."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._txn.get(key, db=self._pathids) is not None
+
+    def drop(self, row: schema.OrdinalRow, ordinal: int, number: int) -> None:
+        """Take a build ID from a path, and the path away if nothing hangs from it any more.
+
+        ``row`` is counted down.
+        """
+        if self._txn.delete(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids):
+            row.paths -= 1
+            self._drop_name(number, ordinal)
+            self._prune(number)
+
+    def _drop_name(self, number: int, ordinal: int) -> None:
+        """One path less with the last name of that one."""
+        path = self._txn.get(schema.U32.pack(number), db=self._paths)
+        named = path and self._txn.get(schema.U32.pack(NAMES) + path[4:], db=self._names)
+        if not named:
+            return
+        key = named[: schema.U32.size] + schema.U64.pack(ordinal)
+        value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
+        count = int.from_bytes(value[: schema.U16.size], "big")
+        if count > 1:
+            rest = value[schema.U16.size :]
+            self._txn.put(key, schema.U16.pack(count - 1) + rest, db=self._nameids)
+        elif self._txn.delete(key, db=self._nameids):
+            self._prune(schema.number_in(named))
+
+    def _prune(self, number: int) -> None:
+        tables = (self._pathids, self._nameids, self._names)
+        while number not in (ROOT, NAMES):
+            key = schema.U32.pack(number)
+            if any(has_any(self._txn, table, key) for table in tables):
+                return
+            value = self._txn.get(key, db=self._paths)
+            if value is None:
+                return
+            self._txn.delete(value, db=self._names)
+            self._txn.delete(key, db=self._paths)
+            number = int.from_bytes(value[:4], "big")
+
+
+class JournalWriter:
+    """The entries of one write transaction."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self._txn = txn
+        self._rows = environment.tables["journal"]
+        self._recent = environment.tables["recent"]
+        self._boot = statx.boot_id()
+        self._count: int = txn.stat(self._rows)["entries"]
+        self._labels: dict[bytes, str | None] = {}
+        self.noted = 0
+        """Files that are in the journal now, and not in the store, since there was no room."""
+
+    def add(self, entries: Iterable[NewSeen]) -> None:
+        """Write what is not known, or was last seen more than a minute ago."""
+        for new in entries:
+            self._add(new)
+
+    def _add(self, new: NewSeen) -> None:
+        origin, seen = new.sighting.origin, clamped(new.sighting.seen_ns)
+        boot = self._boot if new.boot is None else new.boot
+        key = location_rows.journal_key(origin, new.build_id, boot, self._label(origin))
+        old = self._txn.get(key, db=self._rows)
+        if old is None:
+            row = location_rows.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
+            self._put(key, row, seen)
+            self._count += 1
+            self.noted += new.noted
+            if self._count > schema.MAX_JOURNAL:
+                self._drop_oldest()
+            return
+        first, last = location_rows.TIMES.unpack_from(old)
+        newly = new.noted and not location_rows.is_noted(old)
+        self.noted += newly
+        if seen < first:
+            # Of sightings within a minute the first describes the row. They are not committed in
+            # their order: a scan of a process may overtake the catch that led to it.
+            row = location_rows.TIMES.pack(seen, last) + old[location_rows.TIMES.size :]
+            is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
+            if newly or (is_soon and new.noted == location_rows.is_noted(old)):
+                row = location_rows.pack_journal(origin, new.build_id, seen, last, noted=new.noted)
+            self._txn.put(key, row, db=self._rows)
+        elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
+            self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
+            seen = max(seen, last)
+            row = location_rows.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
+            self._put(key, row, seen)
+
+    def _label(self, origin: Origin) -> str | None:
+        """The label of the container that the control group tells under any definition."""
+        if not origin.apart:
+            return None
+        try:
+            return self._labels[origin.cgroup]
+        except KeyError:
+            label = self._labels[origin.cgroup] = cgroup.container_label(origin.cgroup)
+            return label
+
+    def _put(self, key: bytes, row: bytes, last: int) -> None:
+        self._txn.put(key, row, db=self._rows)
+        self._txn.put(schema.U64.pack(last) + key, b"", db=self._recent)
+
+    def _drop_oldest(self) -> None:
+        """Make room: the row last seen longest ago goes."""
+        with self._txn.cursor(self._recent) as cursor:
+            if not cursor.first():
+                return
+            order = cursor.key()
+        self._txn.delete(order, db=self._recent)
+        self._txn.delete(order[8:], db=self._rows)
+        self._count -= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.index.journal
+"""buildidfs.store.index.locations
 
 What was seen where and when, in order, bounded, and cheap to repeat.
 """

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of the places that files were seen at: paths, containers, the journal.
+
+`PathTree` and `FileNames` answer readers who ask by path (perf) or by name. Paths are interned:
+each name below its parent has a number, and the numbers of build IDs hang from the last one. The
+root is number 0. The last name of each path has a number of its own, from which the same build IDs
+hang.
+
+`ContainerTree` has the files of each container, to be browsed when it is gone; see `location_rows`.
+
+`Journal` tells which build ID was at which path, for which container, and when, even if the bytes
+were gone before they could be captured. A profile or a core file has (time, mount namespace, path).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import IntegrityError
+from buildidfs.formats.container import cgroup
+from buildidfs.model import BuildId, Kind, NamespaceSet, Origin, fingerprint
+from buildidfs.store import location_rows, schema
+from buildidfs.store.index.queries import DAMAGE, damaged, prefixed, whole
+from buildidfs.store.location_rows import (
+    KEY,
+    Container,
+    ContainerEntry,
+    offset_of,
+    unpack_container,
+    unpack_entry,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.store.index.environment import Environment, Table
+    from buildidfs.store.index.queries import Index
+    from buildidfs.store.location_rows import JournalRecord
+
+
+ROOT = 0
+
+#: What the last names of paths are children of.
+NAMES = 2**32 - 1
+
+#: What has a primary path, as bits of ``OrdinalRow.kinds``.
+PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
+
+_NAME_MAX = 255
+
+#: Each name along a new path costs two rows. A user who runs a binary chooses its path, and Linux
+#: takes some 2000 names; no tree in use is as deep as this.
+_DEPTH_MAX = 128
+
+#: What perf leads to a path with, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
+_LENGTH_MAX = 4096 - len("../../" + "/") - 2 * BuildId.MAX_BYTES - 1
+
+#: The tree has a directory of its own there, so what was seen in it could not be reached.
+_TAKEN = b".build-id"
+
+
+def components(path: bytes) -> list[bytes] | None:
+    """The names along a path, None when the tree cannot hold them.
+
+    A user who runs a binary chooses its path: one that leads nowhere must not become the primary
+    path of a build ID that others run too.
+    """
+    names = [name for name in path.split(b"/") if name]
+    if not names or len(names) > _DEPTH_MAX or len(path) > _LENGTH_MAX or names[0] == _TAKEN:
+        return None
+    for name in names:
+        if name in (b".", b"..") or len(name) > _NAME_MAX or b"\0" in name:
+            return None
+    return names
+
+
+class PathTree:
+    """The paths that files were seen at, by number. Path 0 is the root."""
+
+    def __init__(self, environment: Environment, index: Index) -> None:
+        self._env = environment
+        self._index = index
+        tables = environment.tables
+        self._names = tables["names"]
+        self._paths = tables["paths"]
+        self._pathids = tables["pathids"]
+        self._nameids = tables["nameids"]
+
+    def child(self, parent: int, name: bytes) -> int | None:
+        """Number of ``name`` in ``parent``."""
+        if not 0 < len(name) <= _NAME_MAX:
+            return None
+        value = self._env.get(self._names, schema.U32.pack(parent) + name)
+        return None if value is None else schema.number_in(value)
+
+    def is_public(self, parent: int, name: bytes) -> bool:
+        """Return True if everybody could read a file at or below ``name`` in ``parent``."""
+        if not 0 < len(name) <= _NAME_MAX:
+            return False
+        value = self._env.get(self._names, schema.U32.pack(parent) + name)
+        return value is not None and len(value) > schema.U32.size
+
+    def children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
+        """(name, number) in order of names, behind ``after``."""
+        prefix = schema.U32.pack(parent)
+        start = None if after is None else prefix + after
+        for key, value in self._index.rows(self._names, prefix, start):
+            yield key[4:], schema.number_in(value)
+
+    def parent(self, number: int) -> tuple[int, bytes] | None:
+        """(parent, name) of a path; None for the root and for what does not exist."""
+        value = self._env.get(self._paths, schema.U32.pack(number))
+        return None if value is None else (int.from_bytes(value[:4], "big"), value[4:])
+
+    def spelled(self, number: int) -> bytes:
+        """The path from the root, with a leading slash; ``b"/"`` for the root."""
+        names: list[bytes] = []
+        while number != ROOT:
+            row = self.parent(number)
+            if row is None or len(names) > _DEPTH_MAX:
+                raise IntegrityError(f"path {number} of the index does not lead to the root")
+            number, name = row
+            names.append(name)
+        return b"/" + b"/".join(reversed(names))
+
+    def ids(self, number: int, after: int = 0) -> Iterator[int]:
+        """Ordinals seen at exactly that path, behind ``after``."""
+        return self.hanging(self._pathids, number, after)
+
+    def has_publicly(self, number: int, ordinal: int) -> bool:
+        """Return True if everybody could read a file of that build ID at that path."""
+        return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
+
+    def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
+        """Ordinals that hang from a path in a table, behind ``after``."""
+        prefix = schema.U32.pack(number)
+        for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
+            try:
+                _, ordinal = schema.PATH_ORDINAL.unpack(key)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield ordinal
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Return True if that build ID was seen at exactly that path."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._env.get(self._pathids, key) is not None
+
+
+class FileNames:
+    """The last names of those paths, by number."""
+
+    def __init__(self, environment: Environment, paths: PathTree) -> None:
+        self._env = environment
+        self._paths = paths
+        self._nameids = environment.tables["nameids"]
+
+    def number(self, name: bytes) -> int | None:
+        """The number of a file name."""
+        return self._paths.child(NAMES, name)
+
+    def every(self, after: int = 0) -> Iterator[tuple[bytes, int]]:
+        """(name, number) of all file names in order of names, behind the one of that number."""
+        found = self._paths.parent(after) if after else (NAMES, None)
+        return iter(()) if found is None else self._paths.children(NAMES, found[1])
+
+    def ids(self, number: int, after: int = 0) -> Iterator[int]:
+        """Ordinals seen at a path with that file name, behind ``after``."""
+        return self._paths.hanging(self._nameids, number, after)
+
+    def has(self, number: int, ordinal: int) -> bool:
+        """Return True if that build ID was seen at a path with that file name."""
+        key = schema.PATH_ORDINAL.pack(number, ordinal)
+        return self._env.get(self._nameids, key) is not None
+
+    def is_public(self, name: bytes) -> bool:
+        """Return True if everybody could read some file with that name."""
+        return self._paths.is_public(NAMES, name)
+
+    def has_publicly(self, number: int, ordinal: int) -> bool:
+        """Return True if everybody could read a file of that build ID with that file name."""
+        value = self._env.get(self._nameids, schema.PATH_ORDINAL.pack(number, ordinal))
+        return value is not None and len(value) > schema.U16.size
+
+
+CONTAINER_ROOT: Final = 0
+MAX_CONTAINERS: Final = 8192
+MAX_ENTRIES: Final = 65_536
+MAX_CONTENTS: Final = 2**21
+MAX_LABEL: Final = 255
+
+
+_SUFFIX: Final = 24
+"""Bytes kept free behind a label for what tells two with the same one apart."""
+
+
+#: What a directory entry cannot have, and what a terminal would obey; "%" is what marks them, and
+#: "~" what stands before that which tells two with the same label apart.
+_UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
+_OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
+_BUNDLE: Final = "bundle"
+_IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
+
+
+def spelled(label: str) -> bytes:
+    """A label as a directory entry without characters that mislead."""
+    name = _UNFIT.sub(_escaped, as_bytes(label))
+    if len(name) <= MAX_LABEL - _SUFFIX:
+        return name
+    return name[: MAX_LABEL - _SUFFIX - 17] + b"~" + fingerprint(name)[:8].hex().encode()
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"".join(b"%%%02X" % byte for byte in found[0])
+
+
+def label_of(origin: Origin) -> str:
+    """Of what the files at a place are a tree: a container, or another host that a bundle comes
+    from. Empty for this one, whose files are where they were.
+    """
+    if origin.container or origin.scanner != _BUNDLE or not origin.host:
+        return origin.container
+    return f"host:{origin.host}"
+
+
+def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
+    """Names that a container may have, the usual one first."""
+    name = spelled(label_of(origin))
+    return (name, name + b"~" + token) if token else (name,)
+
+
+def token_of(origin: Origin) -> bytes:
+    """Bytes that tell a container from others with its label; empty if none are known."""
+    known = b""
+    if origin.container.startswith(_OF_NAMESPACE):
+        known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
+    elif origin.container:
+        known = as_bytes(image_of(origin).partition(":")[2][:12])
+        place = b"" if known else cgroup.place(origin.cgroup)
+        known = fingerprint(place)[:6].hex().encode() if place else known
+    if origin.container and origin.scanner == _BUNDLE:  # it says what it likes
+        return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
+    return known
+
+
+def is_of(container: Container, origin: Origin) -> bool:
+    """Return True if a place is in that container, and not in another with its label."""
+    return label_of(origin) == container.label and token_of(origin) in (b"", container.token)
+
+
+def image_of(origin: Origin) -> str:
+    """The digest of the image that a place is in; empty if it is in none."""
+    found = _IMAGE_DIGEST.match(origin.host)
+    return found[0] if found else ""
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+class ContainerTree:
+    """The containers that files are known of, and the tree of files of each."""
+
+    def __init__(self, environment: Environment, index: Index) -> None:
+        self._env = environment
+        self._index = index
+        tables = environment.tables
+        self._containers = tables["containers"]
+        self._labels = tables["labels"]
+        self._contents = tables["contents"]
+
+    def number(self, name: bytes) -> int | None:
+        """The number of the container with that name."""
+        if not 0 < len(name) <= MAX_LABEL:
+            return None
+        value = self._env.get(self._labels, name)
+        return None if value is None else int.from_bytes(value, "big")
+
+    @whole
+    def get(self, number: int) -> Container | None:
+        """The container with that number."""
+        value = self._env.get(self._containers, schema.U32.pack(number))
+        return None if value is None else unpack_container(number, value)[0]
+
+    def every(self, after: int = 0) -> Iterator[Container]:
+        """All containers in order of numbers, behind ``after``."""
+        for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
+            try:
+                container = unpack_container(int.from_bytes(key, "big"), value)[0]
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield container
+
+    @whole
+    def child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
+        """The entry of a name in a directory of a container (0: its root)."""
+        key = KEY.pack(container, directory, offset_of(name))
+        value = self._env.get(self._contents, key)
+        if value is None:
+            return None
+        entry = unpack_entry(key, value)
+        return entry if entry.name == name else None
+
+    def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
+        """Entries of a directory of a container, in order of offsets, behind ``after``."""
+        start = KEY.pack(container, directory, after)
+        for key, value in self._index.rows(self._contents, start[:8], start):
+            try:
+                entry = unpack_entry(key, value)
+            except DAMAGE as error:
+                raise damaged(error) from error
+            yield entry
+
+
+#: Rows read in one transaction.
+_ROWS = 1024
+
+_MAX_TIME = 2**63 - 1
+
+
+class Journal:
+    """Reads of the journal."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+        self._rows = environment.tables["journal"]
+        self._recent = environment.tables["recent"]
+
+    def since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
+        """Rows last seen at ``since_ns`` or later, in order of last seen.
+
+        No transaction is held while the caller works: what is seen again meanwhile comes again.
+        """
+        start = schema.U64.pack(clamped(since_ns))
+        while True:
+            records, last = self._batch(start)
+            yield from records
+            if last is None:
+                return
+            start = last + b"\0"
+
+    @whole
+    def last(self) -> JournalRecord | None:
+        """The row that was last seen last."""
+        with self._env.read() as txn, txn.cursor(self._recent) as cursor:
+            if not cursor.last():
+                return None
+            key = cursor.key()[8:]
+            value = txn.get(key, db=self._rows)
+        if value is None:
+            raise IntegrityError(f"the journal has no row {key.hex()}")
+        return location_rows.unpack_journal(key, value)
+
+    @whole
+    def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
+        """Some rows from the key ``start`` of *recent* on; and its last key, None at the end."""
+        with self._env.read() as txn:
+            keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
+            rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
+        records = []
+        for key, value in rows:
+            if value is None:
+                raise IntegrityError(f"the journal has no row {key.hex()}")
+            records.append(location_rows.unpack_journal(key, value))
+        return records, keys[-1] if len(keys) == _ROWS else None
+
+    @whole
+    def at(
+        self, mnt_ns_id: int | None, path: bytes, boot: bytes | None = None
+    ) -> list[JournalRecord]:
+        """The rows of a path in a mount namespace or (None) in any, last seen first.
+
+        ``boot`` is a boot ID; None looks at all boots, among which the number is ambiguous.
+        """
+        if mnt_ns_id is None:
+            prefix = fingerprint(path)
+        else:
+            prefix = location_rows.journal_prefix(path, mnt_ns_id, boot)
+        with self._env.read() as txn:
+            rows = list(prefixed(txn, self._rows, prefix))
+        records = [location_rows.unpack_journal(key, value) for key, value in rows]
+        # A hash stands for the path.
+        return _last_first(record for record in records if record.path == path)
+
+    @whole
+    def of(self, build_id: BuildId) -> list[JournalRecord]:
+        """Where a build ID was seen, last seen first; looks at every row."""
+        wanted = bytes(build_id)
+        found: list[JournalRecord] = []
+        start = b""
+        while True:
+            with self._env.read() as txn:
+                rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
+            # Most rows are not worth decoding.
+            found += [location_rows.unpack_journal(key, row) for key, row in rows if wanted in row]
+            if len(rows) < _ROWS:
+                return _last_first(record for record in found if record.build_id == build_id)
+            start = rows[-1][0] + b"\0"
+
+
+def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:
+    return sorted(records, key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
+
+
+def clamped(ns: int) -> int:
+    """A time that fits the row, whatever the clock says."""
+    return min(max(ns, 0), _MAX_TIME)
