@@ -20,9 +20,10 @@
 
 ``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
 
-A process ended by signal N exits with 128+N. Codes are part of the interface: scripts rely on
-them, so a class may be added but a number is never given another meaning. The mapping to exit
-codes happens once, in ``cli/main``; to errno once, in ``mount/operations``.
+A process ended by signal N exits with 128+N; `Interrupted` is outside of the tree. Codes are part
+of the interface: scripts rely on them, so a class may be added but a number is never given another
+meaning. The mapping to exit codes happens once, in ``cli/main``; to errno once, in
+``mount/operations``.
 
 That a file is not ELF or carries no build ID is an answer (`model.Absence`), not an error.
 """
@@ -35,6 +36,17 @@ DEGRADED: Final = 4
 """An answer of ``status``: what runs works, but may miss some of what starts."""
 LOSING: Final = 5
 """An answer of ``status``: what runs has just lost files."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user ended a command that leaves something; ``str()`` says what, in a few words.
+
+    ``kept`` is the number of files that were captured.
+    """
+
+    def __init__(self, left: str, kept: int = 0) -> None:
+        super().__init__(left)
+        self.kept = kept
 
 
 class BuildIdFsError(Exception):

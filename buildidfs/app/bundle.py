@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import IO
 
-    from buildidfs.capture.base import Found
+    from buildidfs.capture.base import Found, Progress
     from buildidfs.formats.elf.identify import AltLink
     from buildidfs.ingest import Summary
     from buildidfs.model import Access, Artifact
     from buildidfs.store import OriginRecord, Store
-
-    Progress = Callable[[int, str], None]
 
 NOT_CAPTURED: Final = "never captured"
 NO_SUPPLEMENT: Final = "dwz file never captured, which debuginfo in the bundle refers to"
@@ -196,13 +194,13 @@ def create(
 
     Raises `UsageError` when a file cannot be read or written, `IntegrityError`, `StoreError`.
     """
-    done = 0
+    done = total = 0
 
     def tell(size: int) -> None:
         nonlocal done
         done += size
         if progress is not None:
-            progress(done >> 20, "MiB")
+            progress(0, "", size=done, share=done / total if total else None)
 
     with contextlib.ExitStack() as stack:
         given: list[int] = []
@@ -222,6 +220,7 @@ def create(
         if list_sources:
             about = _list_sources(store, manifest.items, listed, progress)
         manifest = msgspec.structs.replace(manifest, sources=about)
+        total = sum(each.size for each in manifest.items) + sum(each.size or 0 for each in named)
         if isinstance(output, int):
             try:
                 write_bundle(store, manifest, given, output, sources=listed.fileno(), progress=tell)
@@ -376,7 +375,7 @@ def write_source_list(
     store: Store,
     items: Iterable[bundle_archive.Item],
     file: IO[bytes],
-    progress: Callable[[int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> bundle_archive.Sources:
     """Write the sources of what is to be in a bundle to an empty file; what its manifest has of it.
 
@@ -399,7 +398,7 @@ def write_source_list(
         except CapabilityError as error:
             return bundle_archive.Sources(why=str(error))
         if progress is not None:
-            progress(number, "files asked for their sources")
+            progress(number, "looking for the names of source files", share=number / len(chosen))
     return bundle_archive.Sources(lines.size, lines.end(), lines.files, "", tuple(absent))
 
 

@@ -7,13 +7,13 @@ import fnmatch
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.errors import IntegrityError, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.errors import IntegrityError, Interrupted, UsageError
+from buildidfs.ingest import Ingest, StoreMemo, Summary, interrupted
 from buildidfs.model import Absence, BuildId, Origin, Standing, Trust
 from buildidfs.store import NewAbsence
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from buildidfs.capture.base import Found
+    from buildidfs.capture.base import Found, Progress
+    from buildidfs.capture.process.scanner import ProcScanner
     from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings, TrustRule
     from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 
 # That an archive was read is known from when its files are safe: not only at the end of a scan.
@@ -48,40 +47,58 @@ def scan_processes(
     ``containers`` are labels, or beginnings of container IDs. The kernel is part of a scan of
     everything only. Raises `UsageError` for a container that is not there, `StoreFull`.
     """
-    found = in_processes(
+    found = ProcessFiles(
         store, settings, pids=pids, containers=containers, containers_only=containers_only
     )
-    return _ingest(store, found, progress)
+    return Ingest(store).run(found, progress, lambda: found.share)
 
 
-def in_processes(
-    store: Store,
-    settings: Settings,
-    *,
-    pids: Sequence[int] | None = None,
-    containers: Sequence[str] | None = None,
-    containers_only: bool = False,
-) -> Iterator[Found]:
-    """The files that `scan_processes` captures, for callers that want only some of them."""
-    from buildidfs.capture.process.process import out_of_sight
-    from buildidfs.capture.process.scanner import ProcScanner
-    from buildidfs.capture.scan.kernel import KernelScanner
-    from buildidfs.ingest import StoreMemo
+class ProcessFiles:
+    """The files that `scan_processes` captures, for callers that want only some of them.
 
-    memo = StoreMemo(store)
-    if pids is None:
-        yield from out_of_sight()
-    with as_owner(settings) as reads_as_owner:
-        yield from ProcScanner(
-            memo,
-            pids=pids,
-            containers=containers,
-            containers_only=containers_only,
-            container_namespaces=settings.container.namespaces,
-            as_owner=reads_as_owner,
-        )
-    if pids is None and containers is None and not containers_only:
-        yield from KernelScanner(memo, container_namespaces=settings.container.namespaces)
+    ``share`` is the part of the processes that was looked at, 0 to 1, or None.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        pids: Sequence[int] | None = None,
+        containers: Sequence[str] | None = None,
+        containers_only: bool = False,
+    ) -> None:
+        self._memo = StoreMemo(store)
+        self._settings = settings
+        self._pids = pids
+        self._containers = containers
+        self._containers_only = containers_only
+        self._scanner: ProcScanner | None = None
+
+    @property
+    def share(self) -> float | None:
+        return None if self._scanner is None else self._scanner.share
+
+    def __iter__(self) -> Iterator[Found]:
+        from buildidfs.capture.process.process import out_of_sight
+        from buildidfs.capture.process.scanner import ProcScanner
+        from buildidfs.capture.scan.kernel import KernelScanner
+
+        namespaces = self._settings.container.namespaces
+        if self._pids is None:
+            yield from out_of_sight()
+        with as_owner(self._settings) as reads_as_owner:
+            self._scanner = ProcScanner(
+                self._memo,
+                pids=self._pids,
+                containers=self._containers,
+                containers_only=self._containers_only,
+                container_namespaces=namespaces,
+                as_owner=reads_as_owner,
+            )
+            yield from self._scanner
+        if self._pids is None and self._containers is None and not self._containers_only:
+            yield from KernelScanner(self._memo, container_namespaces=namespaces)
 
 
 def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
@@ -100,12 +117,11 @@ def scan_tree(
 ) -> Summary:
     """Capture the ELF files below ``paths``; raises `StoreFull`."""
     from buildidfs.capture.scan.tree import TreeScanner
-    from buildidfs.ingest import StoreMemo
 
     scanner = TreeScanner(
         StoreMemo(store), paths, container_namespaces=settings.container.namespaces
     )
-    return _ingest(store, scanner, progress)
+    return Ingest(store).run(scanner, progress)
 
 
 def identify_tree(
@@ -136,12 +152,6 @@ def name_containers(store: Store) -> None:
     store.name_containers(names_of)
 
 
-def _ingest(store: Store, found: Iterable[Found], progress: Progress | None) -> Summary:
-    from buildidfs.ingest import Ingest
-
-    return Ingest(store).run(found, progress)
-
-
 class PackageScan(msgspec.Struct, frozen=True):
     """The result of a scan; ``unchanged`` of the ``packages`` had been read before."""
 
@@ -159,7 +169,13 @@ def scan_packages(
     """
     from buildidfs.capture.archive.packages import PackageScanner
 
-    scanner = PackageScanner(StoreMemo(store), paths, spool_directory=store.path, again=again)
+    scanner = PackageScanner(
+        StoreMemo(store),
+        paths,
+        spool_directory=store.path,
+        again=again,
+        measured=progress is not None,
+    )
     summary = _ingest_archives(store, scanner, progress)
     return PackageScan(summary, scanner.packages, scanner.unchanged)
 
@@ -217,6 +233,9 @@ class _Scanner(Protocol):
 
     whole: list[FileIdentity]
 
+    @property
+    def share(self) -> float | None: ...
+
     def __iter__(self) -> Generator[Found, None, None]: ...
 
 
@@ -227,13 +246,11 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
     try:
         while True:
             portion = _Portion(found)
-            done = total.files
-
-            def show(count: int, what: str, done: int = done) -> None:
-                assert progress is not None
-                progress(done + count, what)
-
-            part = Ingest(store).run(portion.items(), None if progress is None else show)
+            show = None if progress is None else _Continued(progress, total)
+            try:
+                part = Ingest(store).run(portion.items(), show, lambda: scanner.share)
+            except Interrupted as error:
+                raise interrupted(total.captured + error.kept) from error
             whole, scanner.whole = scanner.whole, []
             # If one could not be stored, its archive is not known.
             if len(part.unreadable) == portion.unreadable and not part.noted:
@@ -244,6 +261,17 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
                 return total
     finally:
         found.close()
+
+
+class _Continued(NamedTuple):
+    """The progress of a portion, after what came before."""
+
+    progress: Progress
+    before: Summary
+
+    def __call__(self, done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
+        size += self.before.copied_bytes
+        self.progress(self.before.files + done, what, size=size, share=share)
 
 
 class _Portion:
@@ -279,7 +307,6 @@ def scan_kernel(
     these, below that directory. Raises `StoreFull`.
     """
     from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
-    from buildidfs.ingest import Ingest, StoreMemo
 
     memo = StoreMemo(store)
     namespaces = settings.container.namespaces
@@ -317,7 +344,6 @@ def add(
     Raises `StoreFull`.
     """
     from buildidfs.capture.scan.tree import GivenFiles
-    from buildidfs.ingest import Ingest, StoreMemo
 
     scanner = GivenFiles(
         StoreMemo(store),

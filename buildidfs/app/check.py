@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 State = Literal["found", "repaired", "captured again", "lost"]
 
+READING: Final = "Reading blobs"
+"""The step of a check whose progress is in bytes."""
+
 _MAP_BYTES: Final = 1 << 40
 _PASSES: Final = 3
 
@@ -162,7 +165,7 @@ def _check_files(
 
     def progress(size: int) -> None:
         checked.read_bytes += size
-        options.progress("Reading blobs", checked.read_bytes, total)
+        options.progress(READING, checked.read_bytes, total)
 
     faults = checker.files(
         whole=options.verify_data, from_start=options.from_start, progress=progress
@@ -222,7 +225,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
         )
         Ingest(store).run(_those(scanner, store, wanted))
     if any(store.checker().is_struck(digest) for digest in wanted):
-        Ingest(store).run(_those(capture.in_processes(store, settings), store, wanted))
+        Ingest(store).run(_those(capture.ProcessFiles(store, settings), store, wanted))
 
 
 def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes]:

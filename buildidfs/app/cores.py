@@ -19,13 +19,11 @@ from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from buildidfs.capture.base import Found
+    from buildidfs.capture.base import Found, Progress
     from buildidfs.config import Settings
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 __all__ = ["CoreFile", "coverage", "is_core", "scan_cores"]
 

@@ -22,13 +22,10 @@ from buildidfs.model import BuildId
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from buildidfs.app.profile.reading import Reading
+    from buildidfs.capture.base import Progress
     from buildidfs.config import Settings
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4

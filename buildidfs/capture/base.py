@@ -108,6 +108,18 @@ class Unreadable(msgspec.Struct, frozen=True):
 Found = PinnedFile | SeenAgain | Unreadable
 
 
+class Progress(Protocol):
+    """Hears now and then how far a command is.
+
+    ``done`` is the number of items, ``what`` the path or the step at hand, ``size`` the bytes that
+    were copied or read, and ``share`` the part of the whole, 0 to 1, if that is known.
+    """
+
+    def __call__(
+        self, done: int, what: str, *, size: int = 0, share: float | None = None
+    ) -> None: ...
+
+
 class Scanner(Protocol):
     """One pass over some place where binaries are."""
 

@@ -89,7 +89,7 @@ def bundle(
             if output != "-" and os.path.exists(output) and os.path.samefile(path, output):
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
         target = sys.stdout.fileno() if output == "-" else output
-        with session.progress("bundle") as progress:
+        with session.progress("Packing", "") as progress:
             manifest, kept = bundles.create(
                 store,
                 wanted,
@@ -140,7 +140,7 @@ def _wanted(
     for each in what:
         path = os.fsencode(each)
         if os.path.exists(path):
-            with session.progress("Looking up") as progress:
+            with session.progress("Looking up", "record") as progress:
                 named = inputs[path] = build_ids_named(store, path, progress=progress)
             for build_id, name in named.paths.items():
                 wanted.setdefault(build_id, name)
@@ -242,7 +242,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
     from buildidfs.errors import IncompleteError
     from buildidfs.model import Trust
 
-    with session.open_store(create=True) as store, session.progress("import") as progress:
+    with session.open_store(create=True) as store, session.progress("Importing") as progress:
         manifest, summary = bundles.import_(
             store, file, trust=Trust[trust.upper()], progress=progress
         )

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import counted, json_line, size
-from buildidfs.errors import IntegrityError
+from buildidfs.errors import IntegrityError, Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from buildidfs.app.check import Checked, Options, Result
+    from buildidfs.cli.progress import Line
 
 
 @click.command(
@@ -50,10 +50,18 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     from buildidfs.app import check as checking
 
     checked = checking.Checked()
-    with _progress(session) as progress:
-        options = checking.Options(verify_data, from_start, repair, progress)
-        for result in checking.check(session.store_path, session.settings, options, checked):
-            (_as_json if json_ else _as_text)(result)
+    try:
+        with session.progress("Checking", "") as line:
+            options = checking.Options(verify_data, from_start, repair, _shown_by(line))
+            for result in checking.check(session.store_path, session.settings, options, checked):
+                if line is not None:
+                    line.clear()
+                (_as_json if json_ else _as_text)(result)
+    except KeyboardInterrupt as error:
+        if not checked.read_bytes:
+            raise
+        read = size(checked.read_bytes)
+        raise Interrupted(f"{read} read; --verify-data goes on there") from error
     if json_:
         _summary_as_json(checked)
     elif not session.is_quiet:
@@ -61,16 +69,23 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     return 0 if checked.is_sound else IntegrityError.exit_code
 
 
-@contextlib.contextmanager
-def _progress(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows the progress on a terminal."""
-    with session.progress("Checking") as show:
+def _shown_by(line: Line | None) -> Callable[[str, int, int], None]:
+    """Return a function that shows the steps of a check."""
+    from buildidfs.app import check as checking
 
-        def progress(what: str, done: int, of: int) -> None:
-            if show is not None:
-                show(done, f"{what}: {100 * done // of} %" if of else what)
+    step = ""
 
-        yield progress
+    def show(what: str, done: int, of: int) -> None:
+        nonlocal step
+        if line is None:
+            return
+        if what != step:
+            step = what
+            line.restart()
+        is_size = what == checking.READING
+        line(done, what, size=done if is_size else 0, share=done / of if of else None)
+
+    return show
 
 
 def _as_text(result: Result) -> None:

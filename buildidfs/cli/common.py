@@ -12,11 +12,12 @@ import click
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from click.shell_completion import CompletionItem
 
+    from buildidfs.cli.progress import Line
     from buildidfs.config import Settings
     from buildidfs.model import Origin
     from buildidfs.store import JournalRecord, Store
@@ -92,16 +93,14 @@ class Session:
         if not self.is_quiet:
             click.echo(f"buildidfs: {one_line(why)}", err=True)
 
-    def progress(
-        self, description: str
-    ) -> AbstractContextManager[Callable[[int, str], None] | None]:
-        """A progress bar where one is wanted, see `output.progress`.
+    def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
+        """Return a line of progress where one is wanted, see `progress.progress`.
 
         With -v log lines say more, and would go through it.
         """
-        from buildidfs.cli import output
+        from buildidfs.cli.progress import progress
 
-        return output.progress(description, quiet=self.verbosity != 0)
+        return progress(description, noun, quiet=self.verbosity != 0)
 
     def start_logging(self) -> None:
         """Set up logging; commands that never log do not pay for importing it."""

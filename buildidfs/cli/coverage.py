@@ -93,7 +93,8 @@ def coverage(
 
     if live == (file is not None):
         raise click.UsageError("name a FILE, or use --live")
-    with session.open_store() as store, session.progress("Reading") as progress:
+    noun = "file" if file is None else "record"
+    with session.open_store() as store, session.progress("Reading", noun) as progress:
         if file is None:
             found = inputs.coverage_of_processes(store, session.settings, progress=progress)
         else:

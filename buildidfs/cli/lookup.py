@@ -183,7 +183,7 @@ def _report_refused(refused: list[Unreadable]) -> int:
     if processes:
         count = len(processes)
         click.echo(
-            f"buildidfs: {counted(count, 'process', 'processes')} could not be looked at"
+            f"buildidfs: {counted(count, 'process')} could not be looked at"
             f" ({printable(processes[0].path)}: {processes[0].reason})",
             err=True,
         )

@@ -21,7 +21,7 @@ from buildidfs.cli.common import (
     Session,
     exit_status,
 )
-from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.errors import BuildIdFsError, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -117,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.exit_code
     except click.ClickException as error:
         return _report_usage(error)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, Interrupted):  # click raises Abort from it
+            click.echo(f"buildidfs: interrupted: {error.__cause__}", err=True)
         return _INTERRUPTED
     except ReaderGone:
         return _BROKEN_PIPE

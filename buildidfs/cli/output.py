@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import binascii
-import contextlib
 import errno
-import os
 import sys
 import time
 from collections import Counter
@@ -19,7 +17,7 @@ from buildidfs import names
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from buildidfs.app.inputs import Named
     from buildidfs.formats.symbolizer_output import Frame
@@ -61,8 +59,10 @@ def json_line(values: Mapping[str, object]) -> None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if an "s" is not enough."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+    """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if that is irregular."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {plural or noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def size(count: int) -> str:
@@ -142,38 +142,6 @@ def limits_fields(policy: Policy) -> dict[str, int | None]:
 def moment(nanoseconds: int) -> str:
     """Unix time in nanoseconds as local time, ISO 8601 to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(nanoseconds // 1_000_000_000))
-
-
-@contextlib.contextmanager
-def progress(
-    description: str, *, quiet: bool = False
-) -> Iterator[Callable[[int, str], None] | None]:
-    """A progress bar while the block runs; None when standard error is no terminal, or ``quiet``.
-
-    Call the value with (number of things done so far, what is at hand). How many there are is not
-    known before the last, so the bar only says that something is being done.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    one_line = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        TextColumn("{task.completed}"),
-        TextColumn("{task.fields[what]}", markup=False, table_column=one_line),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task(description, total=None, what="")
-
-        def show(done: int, what: str) -> None:
-            bar.update(task, completed=done, what=printable(os.fsencode(what)))
-
-        yield show
 
 
 def report_scan(

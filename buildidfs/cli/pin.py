@@ -161,7 +161,7 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
         _report(session, what, build_ids, store.pin(build_ids, label or b""))
         return False
     path = os.fsencode(what)
-    with session.progress("Looking up") as progress:
+    with session.progress("Looking up", "record") as progress:
         named = inputs.build_ids_named(store, path, progress=progress)
     if not named.paths:
         report_nameless(path, named)

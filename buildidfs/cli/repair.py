@@ -58,7 +58,7 @@ def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], jso
     """
     from buildidfs.app.profile import repair as repairs
 
-    with session.open_store() as store, session.progress("Repairing") as progress:
+    with session.open_store() as store, session.progress("Repairing", "record") as progress:
         done = repairs.repair(
             store,
             os.fsencode(file),

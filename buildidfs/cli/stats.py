@@ -32,7 +32,7 @@ def stats(session: Session, json_: bool) -> None:
     with session.open_store() as store:
         held = store.stats()
         policy = upkeep.policy(session.settings.retention, store.path)
-        with session.progress("Counting") as show:
+        with session.progress("Counting", "process") as show:
             host = inventory.take(show)
         covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
     coverage = covered / len(host.build_ids) if host.build_ids else 1.0
@@ -73,7 +73,7 @@ def stats(session: Session, json_: bool) -> None:
     click.echo(f"kept       {limits(policy)}; {counted(held.pins, 'pin')}")
     click.echo(f"origins    {held.origins}")
     click.echo(
-        f"host       {counted(host.processes, 'process', 'processes')} with"
+        f"host       {counted(host.processes, 'process')} with"
         f" {counted(host.files, 'file')} open or mapped"
         f" ({counted(host.references, 'reference')}); ELF files: {host.elf},"
         f" {counted(len(host.build_ids), 'distinct build ID')}"
@@ -87,15 +87,11 @@ def stats(session: Session, json_: bool) -> None:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
         click.echo(
-            f"           {counted(host.refused, 'process', 'processes')} could not be looked at,"
+            f"           {counted(host.refused, 'process')} could not be looked at,"
             f" or only in part{why}"
         )
     seen = host.processes - host.unseen
-    of_those = (
-        f", of {seen} of {counted(host.processes, 'process', 'processes')} only"
-        if host.unseen
-        else ""
-    )
+    of_those = f", of {seen} of {counted(host.processes, 'process')} only" if host.unseen else ""
     click.echo(
         f"coverage   {covered} of {counted(len(host.build_ids), 'build ID')} ({coverage:.1%})"
         f"{of_those}"

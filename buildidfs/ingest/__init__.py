@@ -10,6 +10,6 @@ Nothing here knows the command line, or which process follows the kernel's event
 from __future__ import annotations
 
 from buildidfs.ingest.batch import Summary
-from buildidfs.ingest.scan import Ingest, StoreMemo
+from buildidfs.ingest.scan import Ingest, StoreMemo, interrupted
 
-__all__ = ["Ingest", "StoreMemo", "Summary"]
+__all__ = ["Ingest", "StoreMemo", "Summary", "interrupted"]

@@ -7,13 +7,13 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
-from buildidfs.errors import StoreFull
+from buildidfs.errors import Interrupted, StoreFull
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Summary
 from buildidfs.ingest.pipeline import Job, Pipeline
@@ -22,14 +22,11 @@ from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from buildidfs.capture.base import Found
+    from buildidfs.capture.base import Found, Progress
     from buildidfs.errors import BuildIdFsError
     from buildidfs.ingest.staging import Outcome as Staging
-
-Progress = Callable[[int, str], None]
-"""Called now and then with the number of items done and the path at hand."""
 
 REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"
 """Why a file was not captured that the store knew when the scan came to it."""
@@ -63,8 +60,16 @@ class Ingest:
         self._store = store
         self._workers = workers or min(4, os.cpu_count() or 1)
 
-    def run(self, found: Iterable[Found], progress: Progress | None = None) -> Summary:
+    def run(
+        self,
+        found: Iterable[Found],
+        progress: Progress | None = None,
+        share: Callable[[], float | None] = lambda: None,
+    ) -> Summary:
         """Take everything in; returns when it is durable and visible.
+
+        ``share`` tells ``progress`` how far the scanner is. On Ctrl-C what was staged is committed,
+        and `Interrupted` raised.
 
         What the store's policy does not keep is removed then. What fails for one file is in the
         summary, also that there is no room for it. Raises `StoreError` (`StoreFull`) when the store
@@ -74,19 +79,28 @@ class Ingest:
         shown = 0.0
         items = iter(found)
         try:
-            for item in items:
-                scan.take(item)
-                if progress is not None and (now := time.monotonic()) - shown >= _PROGRESS_S:
-                    shown = now
-                    progress(scan.summary.files, os.fsdecode(_path(item)))
-            scan.finish()
-            self._store.enforce()
-        finally:
-            scan.close()
-            if isinstance(items, Generator):
-                items.close()
+            try:
+                for item in items:
+                    scan.take(item)
+                    if progress is not None and (now := time.monotonic()) - shown >= _PROGRESS_S:
+                        shown, summary = now, scan.summary
+                        path = os.fsdecode(_path(item))
+                        progress(summary.files, path, size=summary.copied_bytes, share=share())
+                scan.finish()
+                self._store.enforce()
+            finally:
+                scan.close()
+                if isinstance(items, Generator):
+                    items.close()
+        except KeyboardInterrupt as error:
+            raise interrupted(scan.summary.captured) from error
         scan.summary.removed = self._store.take_tally()
         return scan.summary
+
+
+def interrupted(kept: int) -> Interrupted:
+    """Return the error of a scan that Ctrl-C ended after it had captured so many files."""
+    return Interrupted(f"{kept} file{'s' * (kept != 1)} kept; run it again", kept)
 
 
 def _path(item: Found) -> bytes:

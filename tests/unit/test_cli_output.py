@@ -4,12 +4,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import os
-import pty
 import re
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -56,7 +51,8 @@ def test_sizes(count: int, text: str) -> None:
 def test_counts_have_the_right_number() -> None:
     assert output.counted(0, "file") == "0 files"
     assert output.counted(1, "build ID") == "1 build ID"
-    assert output.counted(2, "process", "processes") == "2 processes"
+    assert output.counted(2, "binary", "binaries") == "2 binaries"
+    assert output.counted(2, "process") == "2 processes"
 
 
 def test_commands_count_with_the_right_number() -> None:
@@ -68,34 +64,3 @@ def test_commands_count_with_the_right_number() -> None:
         for each in re.finditer(rf"\{{[^{{}}]*\}} (?:[a-z]+ )?(?:{nouns})e?s\b", path.read_text())
     }
     assert found == set()
-
-
-_PROGRESS = """
-from buildidfs.cli import output
-from tests.support.commands import ROOT
-with output.progress("Capturing") as show:
-    show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff")
-print("done")
-"""
-
-
-def test_progress_shows_paths_that_a_terminal_does_not_obey() -> None:
-    leader, terminal = pty.openpty()
-    with open(leader, "rb", buffering=0) as reader:
-        argv = [sys.executable, "-c", _PROGRESS]
-        env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-        with subprocess.Popen(argv, stdout=terminal, stderr=terminal, env=env) as child:
-            os.close(terminal)
-            shown = b""
-            with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
-                while chunk := reader.read(4096):
-                    shown += chunk
-        assert child.returncode == 0
-    assert b"/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\xff" in shown
-    # It is gone before anything else is said, or it would take that away with it.
-    assert shown.endswith(b"done\r\n")
-
-
-def test_no_progress_without_a_terminal() -> None:
-    with output.progress("Capturing") as show:
-        assert show is None

@@ -17,7 +17,7 @@ import pytest
 from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
-from buildidfs.errors import IntegrityError, StoreFull, UsageError
+from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
 from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, committer, scan, staging
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
@@ -576,10 +576,24 @@ def test_scanner_is_closed_when_the_store_fails(store: Watched, tmp_path: Path) 
 
 
 def test_progress_is_told(store: Watched, tmp_path: Path) -> None:
-    told: list[tuple[int, str]] = []
+    told: list[tuple[int, str, float | None]] = []
+
+    def tell(done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
+        told.append((done, what, share))
+
     path = write(tmp_path / "a", ELF_A)
-    Ingest(store).run([pin(path)], lambda done, what: told.append((done, what)))
-    assert told == [(1, os.fspath(path))]
+    Ingest(store).run([pin(path)], tell, lambda: 0.5)
+    assert told == [(1, os.fspath(path), 0.5)]
+
+
+def test_ctrl_c_keeps_what_was_captured(store: Watched, tmp_path: Path) -> None:
+    def found() -> Iterator[PinnedFile]:
+        yield pin(write(tmp_path / "a", ELF_A))
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"^1 file kept; run it again$"):
+        Ingest(store).run(found())
+    assert store.stats().blobs == 1
 
 
 def test_sum_of_two_scans_has_every_count() -> None:

@@ -31,14 +31,13 @@ from buildidfs.model import BuildId
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from buildidfs.capture.base import Progress
     from buildidfs.formats.perf.headers import Named
     from buildidfs.formats.perf.records import Entered
     from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 _NO_MAPPING: Final = "no mapping recorded for that address"
 ANONYMOUS: Final = "memory without a file: generated code (JIT)"

@@ -31,16 +31,15 @@ from buildidfs.model import BuildId, ByteRange
 from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from buildidfs.app.profile.match import Answer
+    from buildidfs.capture.base import Progress
     from buildidfs.capture.scan.perf_data import Part
     from buildidfs.formats.perf.address_spaces import File
     from buildidfs.formats.perf.records import Mapped
     from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 _COPY: Final = 1 << 20
 _HINTED: Final = 100  # unresolved files, the heaviest, for which files of that name are looked for

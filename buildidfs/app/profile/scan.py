@@ -21,15 +21,13 @@ from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from buildidfs.app.profile.reading import Hit
-    from buildidfs.capture.base import Found
+    from buildidfs.capture.base import Found, Progress
     from buildidfs.config import Settings
     from buildidfs.formats.perf.address_spaces import File
     from buildidfs.store import Store
-
-    Progress = Callable[[int, str], None]
 
 HELD: Final = "held"
 CAPTURED: Final = "captured"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from buildidfs.model import Access
 
 _MOST_WORKERS: Final = 8
+_MEASURING_S: Final = 5.0
 _AHEAD: Final = 64  # packages that are looked at before one is chosen: the largest takes longest
 _WAITING: Final = 32  # items that wait for their receiver
 # Who sees that a package was read before does not see its files again. So that what is in use does
@@ -67,9 +68,13 @@ class PackageScanner:
         spool_directory: bytes | None = None,
         limits: Limits = DEFAULT_LIMITS,
         again: bool = False,
+        measured: bool = False,
         workers: int | None = None,
     ) -> None:
         self._memo = memo
+        self._measured = measured
+        self._total_bytes = 0
+        self._run: _Run | None = None
         self._paths = dict.fromkeys(paths)
         self._spool_directory = spool_directory
         self._limits = limits
@@ -83,8 +88,18 @@ class PackageScanner:
         """The packages that were read to their end: the memo has to know them, as files without a
         build ID, once all that came before is safe."""
 
+    @property
+    def share(self) -> float | None:
+        """The part of the files that was read, 0 to 1; None unless they are ``measured``."""
+        if self._run is None or not self._total_bytes:
+            return None
+        return min(self._run.read_bytes / self._total_bytes, 1.0)
+
     def __iter__(self) -> Generator[Found, None, None]:
+        if self._measured:
+            self._total_bytes = self._measure()
         run = _Run(self._workers, self._files(), self._read, Spool(self._spool_directory))
+        self._run = run
         try:
             for item in run.items():
                 if isinstance(item, _Done):
@@ -96,6 +111,17 @@ class PackageScanner:
                     yield item
         finally:
             run.end()
+
+    def _measure(self) -> int:
+        """Return the size of all files; 0 if there are too many to be looked at at once."""
+        deadline, total = time.monotonic() + _MEASURING_S, 0
+        for file in self._files():
+            if isinstance(file, walk.OpenFile):
+                total += os.fstat(file.fd).st_size
+                os.close(file.fd)
+            if time.monotonic() > deadline:
+                return 0
+        return total
 
     def _files(self) -> Iterator[walk.OpenFile | Unreadable]:
         """Files that may be packages; the receiver closes them."""
@@ -186,6 +212,8 @@ class _Run:
         self._count = itertools.count()
         self._found: queue.Queue[_Item | BaseException | None] = queue.Queue(_WAITING)
         self._ending = threading.Event()
+        self.read_bytes = 0
+        """The size of the files that were read to their end."""
         self._threads = [
             threading.Thread(target=self._work, daemon=True, name=f"buildidfs-unpack-{number}")
             for number in range(workers)
@@ -232,6 +260,8 @@ class _Run:
                         if self._ending.is_set():
                             return
                 finally:
+                    with self._lock:
+                        self.read_bytes += os.fstat(file.fd).st_size
                     os.close(file.fd)
         except Ended:
             pass  # what is not wanted any more is not read to its end

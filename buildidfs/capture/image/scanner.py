@@ -98,6 +98,8 @@ class ImageScanner:
         self.whole: list[FileIdentity] = []
         """The images that were read to their end: the memo has to know them, as files without a
         build ID, once all that came before is safe."""
+        self._to_read: set[bytes] = set()
+        self._read_keys: set[bytes] = set()
         self.corrupt: list[IntegrityError] = []
         """One for each image of which something does not have its digest: of these nothing else
         was captured."""
@@ -112,8 +114,16 @@ class ImageScanner:
                     chosen.append(stack)
             # Those that have their lowest layers in common are read together.
             chosen.sort(key=lambda stack: [layer.key for layer in reversed(stack.layers)])
+            self._to_read = {layer.key for stack in chosen for layer in stack.layers}
             for start in range(0, len(chosen), _TOGETHER):
                 yield from self._read(chosen[start : start + _TOGETHER])
+
+    @property
+    def share(self) -> float | None:
+        """The part of the layers that was verified and read, 0 to 1; None if it is not known."""
+        if not self._to_read:
+            return None
+        return (len(self._verified) + len(self._read_keys)) / (2 * len(self._to_read))
 
     # --- which images ----------------------------------------------------------------------
 
@@ -222,6 +232,7 @@ class ImageScanner:
             for stack in group:
                 stack.failed = True  # what is hidden of the layers below is not known
                 yield from self._failed(stack, error)
+        self._read_keys.add(layer.key)
         for stack in group:
             stack.above.append(names)
 

@@ -26,6 +26,7 @@ from buildidfs.model import Absence, BuildId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from buildidfs.capture.base import Progress
     from buildidfs.model import FileIdentity
 
 
@@ -47,9 +48,7 @@ class Census(msgspec.Struct):
     build_ids: set[BuildId] = msgspec.field(default_factory=set)
 
 
-def take(
-    progress: Callable[[int, str], None] | None = None, patience: Patience | None = None
-) -> Census:
+def take(progress: Progress | None = None, patience: Patience | None = None) -> Census:
     """Count the regular files that the processes we may look at have open or mapped.
 
     Without the privilege to follow map_files, what a process has mapped is found by its paths.
@@ -57,9 +56,10 @@ def take(
     for filesystems that may never answer.
     """
     count = _Count(patience or Patience())
-    for done, pid in enumerate(procfs.pids()):
+    pids = procfs.pids()
+    for done, pid in enumerate(pids):
         if progress is not None:
-            progress(done, f"/proc/{pid}")
+            progress(done, f"/proc/{pid}", share=done / len(pids))
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:

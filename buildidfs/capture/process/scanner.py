@@ -115,6 +115,8 @@ class ProcScanner:
         self._ways = ways
         self._patience = patience or Patience()
         self._as_owner = as_owner
+        self.share: float | None = None
+        """The part of the processes that was looked at, 0 to 1; None before the first."""
 
     def __iter__(self) -> Iterator[Found]:
         if self._helper is not None:
@@ -139,7 +141,8 @@ class ProcScanner:
         if self._containers:
             wanted = container.choose(self._containers, scan.labels(pids))
         yield from scan.vdso()
-        for pid in pids:
+        for number, pid in enumerate(pids):
+            self.share = number / len(pids)
             yield from scan.process(
                 pid,
                 wanted=wanted,

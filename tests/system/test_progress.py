@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress on a real terminal, and the end of a command by Ctrl-C there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import packages
+from tests.support.commands import COMMAND
+from tests.support.elfwriter import elf_file
+from tests.support.terminals import on_terminal, terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.mounts import BuildIdFs
+
+_FILES = 900
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many files, each with a build ID of its own."""
+    root = tmp_path_factory.mktemp("tree")
+    for number in range(_FILES):
+        build_id = number.to_bytes(20, "big")
+        (root / f"lib{number:04}.so").write_bytes(elf_file(build_id=build_id))
+    return root
+
+
+def shares(raw: bytes) -> list[int]:
+    return [int(each) for each in re.findall(rb"(\d+)%", raw)]
+
+
+def test_ctrl_c_says_how_many_files_are_kept(buildidfs: BuildIdFs, tree: Path) -> None:
+    words = (*COMMAND, "--store", buildidfs.store, "scan", "tree", tree)
+    with terminal(*words) as running:
+        running.read_until(b"Capturing  ")
+        running.read_until(b" files  ")
+        running.type(b"\x03")
+        shown = running.end()
+    assert shown.rc == 130
+    found = re.search(r"buildidfs: interrupted: (\d+) files? kept; run it again", shown.lines[-1])
+    assert found, shown
+    kept = int(found[1])
+    assert 0 < kept < _FILES
+    assert len(buildidfs("list").out.splitlines()) == kept
+    again = buildidfs("scan", "tree", tree).out
+    assert again.startswith(f"{_FILES - kept} captured (")
+    assert f", {kept} already held" in again
+
+
+def test_progress_of_packages_has_a_share(buildidfs: BuildIdFs, tree: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        packages.deb(tree, tmp_path / str(number))
+    words = (*COMMAND, "--store", buildidfs.store, "scan", "package", tmp_path)
+    shown = on_terminal(*words, columns=100)
+    assert shown.rc == 0
+    found = shares(shown.raw)
+    assert found
+    assert found == sorted(found)
+    assert found[0] < 100
+
+
+def test_check_has_shares_of_both_steps(buildidfs: BuildIdFs, tree: Path) -> None:
+    buildidfs("scan", "tree", tree)
+    words = (*COMMAND, "--store", buildidfs.store, "check", "--verify-data")
+    shown = on_terminal(*words, columns=100, env={"LC_ALL": "C"})
+    assert shown.rc == 0
+    assert shown.raw.isascii()
+    rows, _, blobs = shown.raw.partition(b"Reading blobs")
+    assert shares(rows)
+    assert shares(blobs)
+    last = shown.raw.rpartition(b"\r\x1b[K")[2].decode()
+    assert last.startswith(f"{_FILES} blobs, ")
+
+
+def test_no_progress_if_a_log_is_wanted_or_nothing(buildidfs: BuildIdFs, tree: Path) -> None:
+    for option in ("-v", "-q"):
+        words = (*COMMAND, "--store", buildidfs.store, option, "scan", "tree", tree)
+        assert b"\x1b[K" not in on_terminal(*words).raw
