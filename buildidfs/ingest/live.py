@@ -463,6 +463,7 @@ class CaughtFiles:
     def close(self) -> None:
         """Close what is left; safe to call twice."""
         self._closer.finish(_CLOSING_S)
+        self._sightings.close()
 
     def _is_known(self, caught: Caught, sighting: Sighting, fd: int) -> bool:
         """Record the sighting of a file that the store knows; False if it does not."""

@@ -7,9 +7,11 @@ Source: proc(5), umount(2), statfs(2), statmount(2), include/uapi/linux/magic.h.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import select
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from buildidfs.linux import machine, syscalls
 
@@ -20,14 +22,22 @@ UMOUNT_NOFOLLOW = 8
 
 OVERLAY_MAGIC: Final = 0x794C7630
 
+_INITIAL_MOUNTINFO: Final = "/proc/1/mountinfo"
+
 # struct statfs begins with f_type, a word; the rest is less than this on every architecture.
 _STATFS_SIZE: Final = 256
 
 _SYS_STATMOUNT: Final = 457  # the same on every architecture but alpha
-_STATMOUNT_SB_BASIC: Final = 1
+_STATMOUNT_SB_BASIC: Final = 0x01
+_STATMOUNT_MNT_ROOT: Final = 0x08
+_STATMOUNT_FS_TYPE: Final = 0x20
 _STATMOUNT_REQUEST: Final = struct.Struct("=IIQQQ")  # size, spare, mount, mask, mount namespace
-_STATMOUNT_ANSWER: Final = struct.Struct("=4x4xQIIQ")  # size, options; mask, major, minor, magic
-_STATMOUNT_SIZE: Final = 512
+_STATMOUNT_ANSWER: Final = struct.Struct(
+    "=4x4xQIIQ"  # size, options; mask, major, minor, magic
+    "4xI 64x I"  # flags, type; numbers of mounts, propagation; root
+)
+_STATMOUNT_SIZE: Final = 512  # what follows are the strings
+_STATMOUNT_STRINGS: Final = 8192
 
 _umount2 = syscalls.libc.umount2
 _umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
@@ -53,7 +63,7 @@ def initial_mountinfo() -> bytes:
     Raises OSError.
     """
     try:
-        with open("/proc/1/mountinfo", "rb") as file:
+        with open(_INITIAL_MOUNTINFO, "rb") as file:
             return file.read()
     except OSError:
         return mountinfo()
@@ -139,13 +149,94 @@ def mount_magic(mount: int, namespace: int = 0) -> int:
     or 0 for our own. Raises OSError: ENOENT if it is not mounted there, ENOSYS before Linux 6.8
     (commit 46eae99ef7330), and EINVAL for other namespaces before 6.11 (commit 71aacb4c8c76b).
     """
+    found: int = _statmount(mount, namespace, _STATMOUNT_SB_BASIC)[1][3]
+    return found
+
+
+class Placed(NamedTuple):
+    """A mount: (major, minor) of its superblock, the directory of that which it shows, its type.
+
+    ``root`` is a path within the filesystem, as in `formats.mountinfo`; ``fstype`` has no subtype.
+    """
+
+    dev: tuple[int, int]
+    root: bytes
+    fstype: bytes
+
+
+def placed(mount: int, namespace: int) -> Placed:
+    """Return facts about one mount, for which all of mountinfo would have to be read.
+
+    Arguments and errors are those of `mount_magic`; also EOVERFLOW if the path is too long.
+    """
+    wanted = _STATMOUNT_SB_BASIC | _STATMOUNT_MNT_ROOT | _STATMOUNT_FS_TYPE
+    answer, fields = _statmount(mount, namespace, wanted, _STATMOUNT_STRINGS)
+    mask, major, minor, _, fstype, root = fields
+    if mask & wanted != wanted:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def text(at: int) -> bytes:
+        begin = _STATMOUNT_SIZE + at
+        return answer[begin : answer.index(b"\0", begin)]
+
+    return Placed((major, minor), text(root), text(fstype))
+
+
+def _statmount(
+    mount: int, namespace: int, mask: int, strings: int = 0
+) -> tuple[bytes, tuple[int, ...]]:
+    """Call statmount(2) with room for so many bytes of ``strings``. Raises OSError."""
     size = _STATMOUNT_REQUEST.size
     request = ctypes.create_string_buffer(
-        _STATMOUNT_REQUEST.pack(size, 0, mount, _STATMOUNT_SB_BASIC, namespace), size
+        _STATMOUNT_REQUEST.pack(size, 0, mount, mask, namespace), size
     )
-    answer = ctypes.create_string_buffer(_STATMOUNT_SIZE)
+    answer = ctypes.create_string_buffer(_STATMOUNT_SIZE + strings)
     syscalls.syscall(
-        _SYS_STATMOUNT, ctypes.addressof(request), ctypes.addressof(answer), _STATMOUNT_SIZE, 0
+        _SYS_STATMOUNT, ctypes.addressof(request), ctypes.addressof(answer), len(answer), 0
     )
-    found: int = _STATMOUNT_ANSWER.unpack_from(answer)[3]
-    return found
+    return answer.raw if strings else b"", _STATMOUNT_ANSWER.unpack_from(answer)
+
+
+class InitialDevices:
+    """The filesystems that process 1 sees, by their device numbers. For one thread.
+
+    Mountinfo is read again when the kernel reports a change of the mount table (POLLPRI, see
+    proc_pid_mounts(5)). A mount shows one filesystem as long as it exists, so that no change is
+    missed. That does not hold for the paths in mountinfo: the rename of a directory is no change.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._changes = select.poll()
+        self._devices: frozenset[bytes] = frozenset()
+
+    def has(self, dev: tuple[int, int]) -> bool:
+        """Return True if the filesystem with this (major, minor) is mounted. Raises OSError."""
+        if self._fd < 0:
+            self._fd = _open_initial_mountinfo()
+            self._changes.register(self._fd, select.POLLPRI)
+            self._read()
+        elif self._changes.poll(0):
+            self._read()
+        return b"%d:%d" % dev in self._devices
+
+    def close(self) -> None:
+        """Close what is open; safe to call twice."""
+        if self._fd >= 0:
+            self._changes.unregister(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        with open(self._fd, "rb", closefd=False) as file:
+            file.seek(0)
+            rows = (line.split(b" ", 3) for line in file.read().split(b"\n"))
+            self._devices = frozenset(row[2] for row in rows if len(row) > 2)
+
+
+def _open_initial_mountinfo() -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(_INITIAL_MOUNTINFO, flags)
+    except OSError:
+        return os.open("/proc/self/mountinfo", flags)

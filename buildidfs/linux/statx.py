@@ -31,6 +31,9 @@ _LAYOUT = struct.Struct(
     "8x I I Q"  # rdev passed over; dev_major, dev_minor, mnt_id
 )
 _BUFFER_SIZE = 256
+_ATTRIBUTES = struct.Struct("=Q")
+_ATTRIBUTES_AT = 8
+_STATX_ATTR_MOUNT_ROOT = 0x2000
 
 _ANONYMOUS_MAJOR = 0
 _LOOP_MAJOR = 7
@@ -112,6 +115,16 @@ def unique_mount_id(fd: int) -> int | None:
         raise syscalls.last_error()
     unpacked = _LAYOUT.unpack_from(scratch.buffer)
     return int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None
+
+
+def rooted_mount_id(fd: int) -> int | None:
+    """The `unique_mount_id` of the mount whose root directory ``fd`` is; None if it is not a root.
+
+    Raises OSError.
+    """
+    mount = unique_mount_id(fd)
+    attributes: int = _ATTRIBUTES.unpack_from(_scratch.buffer, _ATTRIBUTES_AT)[0]
+    return mount if attributes & _STATX_ATTR_MOUNT_ROOT else None
 
 
 def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,23 @@ import pytest
 
 from buildidfs.capture.live.protocol import Caught, Place
 from buildidfs.capture.live.sightings import LiveSightings
+from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import mounts, namespaces, procfs, statx
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
 from tests.support.captures import identity
 from tests.support.children import needs_root, private_cat
 from tests.support.scans import open_descriptors
+from tests.support.waiting import until
 
 HOST = NamespaceSet(1, 2, 3, 4, 5, 6, 7)
 CONTAINER = NamespaceSet(1, 20, 3, 4, 5, 60, 7)
 DOCKER = b"/system.slice/docker-" + b"0123456789abcdef" * 4 + b".scope"
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sightings look at directories anew for each file."""
+    monkeypatch.setattr("buildidfs.capture.live.sightings._KEEP_S", -1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +177,7 @@ def place_of(pid: int) -> Place:
 
 
 @needs_root("gives files away")
+@pytest.mark.usefixtures("forgetful")
 def test_reach_on_the_host_needs_no_process(directory: Path) -> None:
     here = place_of(os.getpid())
     live = LiveSightings(host="there", initial=here.namespaces)
@@ -181,6 +192,7 @@ def test_reach_on_the_host_needs_no_process(directory: Path) -> None:
 
 
 @needs_root("makes mount namespaces")
+@pytest.mark.usefixtures("forgetful")
 def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> None:
     live = LiveSightings(host="there", initial=place_of(os.getpid()).namespaces)
     other_place = directory / "other"
@@ -206,6 +218,36 @@ def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> Non
             assert reach_in(live, gone, fd) == OWNER, "and now there is none"
         finally:
             os.close(fd)
+            live.close()
+
+
+@needs_root("makes mount namespaces")
+def test_files_that_had_to_wait_share_one_look_at_their_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildidfs.capture.live.sightings._KEEP_S", 60.0)
+    looked: list[bytes] = []
+    look = Reach._walked
+
+    def counted(self: Reach, root: Root, names: list[bytes]) -> tuple[Any, int]:
+        looked.append(names[-1])
+        return look(self, root, names)
+
+    monkeypatch.setattr(Reach, "_walked", counted)
+    live = LiveSightings(host="there", initial=place_of(os.getpid()).namespaces)
+    with private_cat(directory) as child, contextlib.closing(live):
+        place, top = place_of(child.pid), Path(f"/proc/{child.pid}/root{directory}")
+        for number in range(5):
+            (top / str(number)).touch()
+        now = time.time()
+        until(lambda: time.time() > now + 0.05, "a later tick of the clock")
+        for number in range(5):
+            assert reach_of(live, f"{top}/{number}", child.pid, place) == EVERYBODY
+        assert looked == [os.fsencode(directory.name)]
+        os.chmod(top, 0o700)
+        (top / "younger").touch()
+        assert reach_of(live, f"{top}/younger", child.pid, place) == OWNER
+        assert len(looked) == 2
 
 
 def test_processes_that_are_remembered_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

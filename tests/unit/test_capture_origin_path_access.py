@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
 import shutil
@@ -11,10 +12,12 @@ import signal
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +28,7 @@ from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
-from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, Trust
+from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, FileIdentity, Trust
 from tests.support.callers import (
     ACL_GROUP,
     ACL_USER,
@@ -34,7 +37,7 @@ from tests.support.callers import (
     calling_all,
     set_acl,
 )
-from tests.support.captures import identity
+from tests.support.captures import SECOND, identity
 from tests.support.children import cat_program, needs_root, private_cat, running
 from tests.support.clients import run, tool
 from tests.support.scans import open_descriptors
@@ -410,7 +413,39 @@ def test_below_the_root_of_its_users(directory: Path, own_root: Root) -> None:
         os.close(fd)
 
 
+@pytest.fixture(params=["statmount", "mountinfo"])
+def _source_of_mounts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to learn of a mount in another namespace; before Linux 6.11 there is one."""
+
+    def none_or_text(*arguments: Any) -> Any:
+        raise OSError(errno.EINVAL, "not before Linux 6.11")
+
+    def never(fd: int) -> int:
+        raise AssertionError("statmount should have told")
+
+    if request.param == "mountinfo":
+        monkeypatch.setattr(mounts, "placed", none_or_text)
+    elif _has_statmount_of_others():
+        monkeypatch.setattr(procfs, "mountinfo", never)
+    else:
+        pytest.skip("this kernel does not tell of mounts in other namespaces (before 6.11)")
+
+
+def _has_statmount_of_others() -> bool:
+    fd = os.open("/", os.O_PATH)
+    pid_fd = procfs.open_pid(os.getpid())
+    try:
+        mounts.placed(statx.unique_mount_id(fd) or 0, namespaces.mnt_ns_id(pid_fd))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        os.close(pid_fd)
+    return True
+
+
 @needs_root("makes a mount namespace")
+@pytest.mark.usefixtures("_source_of_mounts")
 def test_in_a_mount_namespace(directory: Path, own_root: Root) -> None:
     with private_cat(directory) as child:
         pid_fd = procfs.open_pid(child.pid)
@@ -463,6 +498,7 @@ def _reach_in(pid: int, path: bytes) -> int:
 
 @pytest.mark.host
 @needs_root("makes mount namespaces")
+@pytest.mark.usefixtures("_source_of_mounts")
 @pytest.mark.parametrize("whose", ["alice's", "root's"])
 def test_a_directory_of_the_host_that_a_namespace_shows(directory: Path, whose: str) -> None:
     home = make(directory / "home", mode=0o700, uid=ALICE, gid=ALICE, directory=True)
@@ -487,6 +523,7 @@ def test_a_directory_of_the_host_that_a_namespace_shows(directory: Path, whose: 
 
 
 @needs_root("makes mount namespaces")
+@pytest.mark.usefixtures("_source_of_mounts")
 def test_the_root_that_root_gives_to_a_container(directory: Path) -> None:
     """Engines keep it below directories of their own, into which no other user gets."""
     storage = make(directory / "storage", mode=0o700, directory=True)
@@ -530,6 +567,41 @@ def test_memory_does_not_hold_for_younger_files(directory: Path, own_root: Root)
     assert reach_of(make(place / "old", mode=0o755), own_root, finder) == EVERYBODY
     place.chmod(0o700)
     assert reach_of(make(place / "secret", mode=0o755, uid=ALICE), own_root, finder) == 0
+
+
+@needs_root("gives files away")
+def test_memory_counts_with_clocks_of_whole_seconds(directory: Path, own_root: Root) -> None:
+    """On FAT a file may have been made two seconds after its change time."""
+    finder = Reach(keep_s=60)
+    place = make(directory / "place", mode=0o755, directory=True)
+    file = make(place / "file", mode=0o755, uid=ALICE)
+    now = time.time_ns()
+    found = identity_at(file, now - now % SECOND - SECOND)
+    assert reach_of_identity(file, found, own_root, finder) == EVERYBODY
+    place.chmod(0o700)
+    assert reach_of_identity(file, found, own_root, finder) == 0
+    place.chmod(0o755)
+    finder = Reach(keep_s=60)
+    found = identity_at(file, now - now % SECOND - SECOND + 1)
+    assert reach_of_identity(file, found, own_root, finder) == EVERYBODY
+    place.chmod(0o700)
+    assert reach_of_identity(file, found, own_root, finder) == EVERYBODY
+
+
+def identity_at(path: Path, changed_ns: int) -> FileIdentity:
+    fd = os.open(path, os.O_PATH)
+    try:
+        return msgspec.structs.replace(statx.identity(fd), ctime_ns=changed_ns)
+    finally:
+        os.close(fd)
+
+
+def reach_of_identity(path: Path, found: FileIdentity, root: Root, finder: Reach) -> int:
+    fd = os.open(path, os.O_PATH)
+    try:
+        return finder.of(fd, found, root)
+    finally:
+        os.close(fd)
 
 
 @needs_root("gives files away")

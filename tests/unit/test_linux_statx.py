@@ -204,6 +204,18 @@ def test_times_that_nothing_has_room_for() -> None:
         os.close(fd)
 
 
+def test_root_of_a_mount(tmp_path: Path) -> None:
+    found = {}
+    for path in ("/proc", "/proc/self", tmp_path):
+        fd = os.open(path, os.O_PATH)
+        try:
+            found[path] = statx.rooted_mount_id(fd), statx.unique_mount_id(fd)
+        finally:
+            os.close(fd)
+    assert found["/proc"] == (found["/proc/self"][1], found["/proc/self"][1])
+    assert found["/proc/self"][0] is found[tmp_path][0] is None
+
+
 def test_identity_and_mount_in_one_call(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/proc"), Path("/dev/shm")):
         fd = os.open(path, os.O_PATH)

@@ -32,6 +32,9 @@ _OWNERS_S = 60.0
 _MOST_NAMESPACES = 1024
 _NEIGHBOURS = 4
 _INIT = 1  # lives as long as the host does
+# A directory that was looked at this many seconds ago counts for the files that are older than
+# that look: in a flood, for those that had to wait.
+_KEEP_S = 0.25
 
 
 class LiveSightings:
@@ -53,9 +56,9 @@ class LiveSightings:
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()
-        # Not asking: a server that keeps one file waiting keeps all others. And what a directory
-        # was a moment ago it need not be for a file that has just been made.
-        self._reach = Reach(slow, ask=False)
+        self._host_devices = mounts.InitialDevices()
+        # Not asking: a server that keeps one file waiting keeps all others.
+        self._reach = Reach(slow, ask=False, keep_s=_KEEP_S, host=self._host_devices)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
         self._neighbours: dict[int, list[int]] = {}
 
@@ -122,6 +125,10 @@ class LiveSightings:
             else:
                 return reached(sighting, reach)
         return reached(sighting, OWNER)
+
+    def close(self) -> None:
+        """Close what is open; safe to call twice."""
+        self._host_devices.close()
 
     def _meet(self, mnt_ns_id: int, pid: int) -> None:
         """Remember a process of another mount namespace, the eldest being the best."""

@@ -23,6 +23,7 @@ Root reads everything, here as there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -51,8 +52,10 @@ _SEARCH: Final = 0o111
 _READ: Final = 0o444
 _MOST_KNOWN: Final = 4096
 _MOST_WAYS: Final = 16
-# Longer than a tick of the clock that change times are taken from.
+# Longer than a tick of the clock that change times are taken from. A filesystem that keeps whole
+# seconds has ticks of one second or, like FAT, of two.
 _TICK_NS: Final = 20_000_000
+_SECOND_NS: Final = 1_000_000_000
 _NOBODY: Final = -1
 
 
@@ -121,15 +124,22 @@ class Reach:
     """Remembers directories for ``keep_s`` seconds, so one is for one thread or one scan.
 
     Without ``ask`` no filesystem is waited for that may not answer (``slow`` knows which): where
-    the kernel does not have the way in memory, the file counts as its owner's.
+    the kernel does not have the way in memory, the file counts as its owner's. ``host`` spares the
+    reading of the host's mounts for filesystems that the host does not have.
     """
 
     def __init__(
-        self, slow: SlowMounts | None = None, *, ask: bool = True, keep_s: float = 0.0
+        self,
+        slow: SlowMounts | None = None,
+        *,
+        ask: bool = True,
+        keep_s: float = 0.0,
+        host: mounts.InitialDevices | None = None,
     ) -> None:
         self._slow = slow or SlowMounts()
         self._ask = ask
         self._keep_s = keep_s
+        self._host = host
         self._known: dict[tuple[int, bytes, bytes], _Way] = {}
         self._known_since = 0.0
 
@@ -216,13 +226,11 @@ class Reach:
             self._known_since = now
         key = (root.mnt_ns_id, root.path, directory)
         way = self._known.get(key)
-        if way is not None and changed_ns < way.begun_ns - _TICK_NS:
-            flags = os.O_PATH | os.O_DIRECTORY
-            fd = openat2.open_in_root(root.fd, directory or b"/", flags)
-            found = statx.identity(fd, ask=self._ask)
-            if (found.dev, found.ino) == way.place:
+        tick = _TICK_NS if changed_ns % _SECOND_NS else 2 * _SECOND_NS
+        if way is not None and changed_ns < way.begun_ns - tick:
+            fd = self._pinned(root, directory or b"/", way.place)
+            if fd >= 0:
                 return way, fd
-            os.close(fd)
         names = [name for name in directory.split(b"/") if name]
         if len(names) > MAX_DEPTH:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), directory)
@@ -230,6 +238,25 @@ class Reach:
         if self._keep_s:
             self._known[key] = way
         return way, fd
+
+    def _pinned(self, root: Root, path: bytes, place: tuple[int, int]) -> int:
+        """Pin the directory at ``path`` if its device and inode are ``place``; else -1."""
+        try:
+            if self._ask:
+                fd = openat2.open_in_root(root.fd, path, os.O_PATH | os.O_DIRECTORY)
+            else:
+                fd = openat2.open_cached_in_root(root.fd, path)
+        except OSError:
+            return -1
+        try:
+            found = statx.identity(fd, ask=self._ask)
+            if (found.dev, found.ino) == place:
+                kept, fd = fd, -1
+                return kept
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return -1
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
         begun_ns = time.time_ns()
@@ -303,14 +330,18 @@ class Reach:
         self, ground: _Ground, fd: int, identity: FileIdentity, root: Root
     ) -> frozenset[_Barrier]:
         """Return the users kept out of the mount that ``fd`` is on. Raises OSError."""
-        barriers = self._outside(fd, identity, root) if root.maker is not None else frozenset()
+        barriers = frozenset[_Barrier]()
+        if root.maker is not None:
+            barriers = self._outside(fd, identity, ground.mount, root)
         if ground.only is not None:
             barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
         return barriers
 
     # --- what the host has mounted as well ---------------------------------------------------
 
-    def _outside(self, fd: int, identity: FileIdentity, root: Root) -> frozenset[_Barrier]:
+    def _outside(
+        self, fd: int, identity: FileIdentity, mount: int | None, root: Root
+    ) -> frozenset[_Barrier]:
         """Return the users kept out, on the host, of a directory mounted in another namespace.
 
         Nothing if the host does not have that filesystem: then it belongs to the container. Nor if
@@ -319,28 +350,37 @@ class Reach:
         ValueError if that cannot be told.
         """
         assert root.maker is not None
-        number = mounts.mount_id(fd)
-        mark = b"%d " % number
-        lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
-        shown = next(proc_text.mounts_in(next(lines, b"")), None)
-        if shown is None:
-            raise OSError(errno.ENOENT, "not mounted where it was seen")
+        shown, is_root = self._shown(fd, mount, root)
         made_by_root = root.maker() == 0
-        if made_by_root and shown.mount_point == b"/":
+        if made_by_root and is_root:
             return frozenset()
         ways = self._ways_outside(shown)
         if ways and not all(path.startswith(CONTAINER_STORAGE) for path in ways):
-            return self._least(fd, identity, number, ways)
-        if not ways and shown.fstype == b"overlay" and shown.mount_point != b"/":
+            return self._least(fd, identity, ways)
+        if not ways and shown.fstype == b"overlay" and not is_root:
             raise OSError(errno.ENOENT, "an overlay, whose layers are not known")
         if ways or made_by_root or shown.root == b"/":
             return frozenset()
         raise OSError(errno.ENOENT, "a part of what the host does not have")
 
-    def _ways_outside(self, shown: proc_text.MountInfo) -> list[bytes]:
+    def _shown(self, fd: int, mount: int | None, root: Root) -> tuple[mounts.Placed, bool]:
+        """The mount that ``fd`` is on, and if it is the root of its users. Raises OSError."""
+        if mount is not None and root.mnt_ns_id and root.path == b"/":
+            with contextlib.suppress(OSError):  # before Linux 6.11, or not mounted any more
+                return mounts.placed(mount, root.mnt_ns_id), mount == statx.rooted_mount_id(root.fd)
+        mark = b"%d " % mounts.mount_id(fd)
+        lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
+        found = next(proc_text.mounts_in(next(lines, b"")), None)
+        if found is None:
+            raise OSError(errno.ENOENT, "not mounted where it was seen")
+        return mounts.Placed(found.dev, found.root, found.fstype), found.mount_point == b"/"
+
+    def _ways_outside(self, shown: mounts.Placed) -> list[bytes]:
         """Paths on the host that may lead to the root of a mount. Raises OSError."""
         if shown.root.endswith(b"//deleted"):
             raise OSError(errno.ENOENT, "a directory that was deleted")
+        if self._host is not None and not self._host.has(shown.dev):
+            return []
         mark = b" %d:%d " % shown.dev
         ways = []
         lines = (line for line in mounts.initial_mountinfo().split(b"\n") if mark in line)
@@ -350,15 +390,13 @@ class Reach:
                 ways.append(found.mount_point.rstrip(b"/") + shown.root[len(above) :])
         return ways
 
-    def _least(
-        self, fd: int, identity: FileIdentity, number: int, ways: list[bytes]
-    ) -> frozenset[_Barrier]:
+    def _least(self, fd: int, identity: FileIdentity, ways: list[bytes]) -> frozenset[_Barrier]:
         """Return the barriers of the way with the fewest, of those to the root of a mount.
 
-        Raises OSError, ValueError if no way leads to the mount with that number.
+        Raises OSError, ValueError if no way leads to the mount that ``fd`` is on.
         """
         if stat.S_ISDIR(identity.mode):
-            identity = self._root_of_mount(fd, number)
+            identity = self._root_of_mount(fd)
         host_fd, mnt_ns_id = namespaces.open_initial_root()
         try:
             user = self._slow.host_user
@@ -368,8 +406,9 @@ class Reach:
             os.close(host_fd)
         return min((barriers for barriers in found if barriers is not None), key=len)
 
-    def _root_of_mount(self, fd: int, number: int) -> FileIdentity:
+    def _root_of_mount(self, fd: int) -> FileIdentity:
         """The uppermost directory of the mount that a directory is on. Raises OSError."""
+        number = mounts.mount_id(fd)
         fd = os.dup(fd)
         try:
             here = statx.identity(fd, ask=self._ask)
