@@ -10,7 +10,7 @@ a *pinned file* (capture/base.py) is a sighting plus an open descriptor.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -84,6 +84,24 @@ _SHARED_IDS: Final = frozenset(
 def is_shared(build_id: bytes) -> bool:
     """Return True for a build ID that is known to be that of unrelated programs."""
     return build_id in _SHARED_IDS or not build_id.strip(b"\0")
+
+
+class AliasType(enum.IntEnum):
+    """The kind of an alias. On disk."""
+
+    HTL = 1
+    GO = 2
+    CODE = 3
+    CRC32 = 4
+    LINK = 5
+    """CRC-32 and name of the debug file that the file asks for; not a name of the file."""
+
+
+class Alias(NamedTuple):
+    """Another name of the bytes of a file."""
+
+    type: AliasType
+    value: bytes
 
 
 class Digest(bytes):
@@ -341,7 +359,8 @@ class Artifact(msgspec.Struct, frozen=True):
     ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
     ``mode`` holds permission bits only. ``segments`` stands for what the program headers of an ELF
     file say is loaded where, 0 where there is none: an executable and its debuginfo share it.
-    ``truncated`` says that debuggers refuse the file, see `ElfFile`.
+    ``truncated`` says that debuggers refuse the file, see `ElfFile`. ``adopted`` says that the
+    build ID is not in the file: it is the htlhash of its bytes.
     """
 
     ordinal: int
@@ -360,6 +379,7 @@ class Artifact(msgspec.Struct, frozen=True):
     segments: int = 0
     truncated: bool = False
     standing: Standing = Standing.GIVEN
+    adopted: bool = False
 
 
 class Mapping(msgspec.Struct, frozen=True):

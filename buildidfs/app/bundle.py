@@ -26,6 +26,7 @@ from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
+from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import file_ops, machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture
@@ -322,16 +323,17 @@ def _pinned(
             verified.add(digest)
             build_id = BuildId.from_hex(item.build_id)
             kind = item.kind_of if item.kind_of in (Kind.VDSO, Kind.KALLSYMS) else None
-            has = elf_file.identify(copy.fileno())
-            if isinstance(has, BuildId) and has != build_id:
-                raise IntegrityError(f"blob {digest} of the bundle has build ID {has}")
-            if has not in (build_id, Absence.NO_BUILD_ID) and kind is not Kind.KALLSYMS:
+            has = elf_file.describe(copy.fileno(), build_id)
+            own = has if isinstance(has, Absence) else has.shared or has.build_id
+            if isinstance(has, ElfFile) and build_id not in (has.build_id, has.shared):
+                raise IntegrityError(f"blob {digest} of the bundle has build ID {own}")
+            if isinstance(has, Absence) and kind is not Kind.KALLSYMS:
                 raise IntegrityError(f"blob {digest} of the bundle: {has}")
             yield PinnedFile(
                 sightings(item, trust, access)[0],
                 os.dup(copy.fileno()),
                 kind,
-                None if isinstance(has, BuildId) else build_id,
+                build_id,
             )
 
 

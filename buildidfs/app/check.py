@@ -62,6 +62,7 @@ class Result(NamedTuple):
 class Checked(msgspec.Struct):
     """The result of a check. ``unreferenced`` blobs are no fault; ``unknown`` are those
     that a new index was made without, since nothing tells what they are: they are in quarantine.
+    ``named`` are those of an earlier version that got their aliases.
     """
 
     faults: int = 0
@@ -72,6 +73,7 @@ class Checked(msgspec.Struct):
     read_bytes: int = 0
     unreferenced: int = 0
     unknown: int = 0
+    named: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -115,6 +117,8 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
         capture.believe(store, settings)
         capture.name_containers(store)
         yield from _check_rows(store.checker(), options)
+        if options.repair:
+            checked.named = repair.name_blobs(store.checker())
         yield from _check_files(store, settings, options, checked)
         checked.blobs = store.stats().blobs
         checked.unreferenced = store.checker().unreferenced()

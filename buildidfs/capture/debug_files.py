@@ -299,7 +299,7 @@ def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
     """By the checksum; a file without a build ID is given that of the binary."""
 
     def belongs(companion: Companion) -> bool:
-        own_id = elf_file.identify(companion.fd, companion.identity.size)
+        own_id = elf_file.own_id(companion.fd, companion.identity.size)
         if own_id not in (build_id, Absence.NO_BUILD_ID):
             return False
         if companion.identity.size > CRC_MAX_BYTES or _crc(companion.fd) != link.crc:

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from buildidfs.formats.elf import identify as elf_identify
-from buildidfs.model import Absence
-
-if TYPE_CHECKING:
-    from buildidfs.model import BuildId
-
+from buildidfs.formats.elf import identity
+from buildidfs.model import Absence, BuildId, is_shared
 
 _COPIES: Final = "/var/tmp"
 
@@ -26,24 +23,35 @@ def reader(fd: int) -> elf_identify.ReadAt:
 
 
 def identify(fd: int, size: int | None = None) -> BuildId | Absence:
-    """Return the build ID of an open file, or why it has none. Raises OSError.
+    """Return the ID that an open file is kept under, or why it has none. Raises OSError.
 
-    Usually one read of a page; see `formats.elf.identify.identify`.
+    Usually one read of a page. A program without a build ID has an adopted one, for which its end
+    is read as well; see `formats.elf.identity.identify`.
     """
+    return adopted(own_id(fd, size), fd)
+
+
+def own_id(fd: int, size: int | None = None) -> BuildId | Absence:
+    """Return the build ID in an open file, or why it has none. Raises OSError."""
     return elf_identify.identify(os.pread(fd, elf_identify.HEAD_SIZE, 0), reader(fd), size)
 
 
-def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
-    """Describe an open file as debuggers see it, or why it has no build ID. Raises OSError.
+def adopted(answer: BuildId | Absence, fd: int) -> BuildId | Absence:
+    """Return the ID that an open file is kept under, given its `own_id`. Raises OSError."""
+    if isinstance(answer, BuildId) and not is_shared(answer):
+        return answer
+    if answer in (Absence.NOT_ELF, Absence.EMPTY):
+        return answer
+    head, size = os.pread(fd, elf_identify.HEAD_SIZE, 0), os.fstat(fd).st_size
+    return identity.adopted_id(answer, head, reader(fd), size)
 
-    ``build_id`` is the one to give to an ELF file that has none itself.
+
+def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
+    """Describe an open file as debuggers see it, or why it cannot be kept. Raises OSError.
+
+    ``build_id`` is the one to give to an ELF file that has none itself; else that is adopted.
     """
-    size = os.fstat(fd).st_size
-    answer = elf_identify.describe(reader(fd), size)
-    if answer is Absence.NO_BUILD_ID and build_id is not None:
-        head = os.pread(fd, elf_identify.HEAD_SIZE, 0)
-        return elf_identify.classify(build_id, head, reader(fd), size)
-    return answer
+    return identity.describe(reader(fd), os.fstat(fd).st_size, build_id)
 
 
 def memory_file(name: bytes, data: bytes) -> int:

@@ -116,6 +116,7 @@ def _summary_as_json(checked: Checked) -> None:
             "read_bytes": checked.read_bytes,
             "unreferenced": checked.unreferenced,
             "unknown": checked.unknown,
+            "named": checked.named,
         }
     )
 
@@ -128,6 +129,8 @@ def _summary(checked: Checked, options: Options) -> None:
         words.append(f"{checked.unreferenced} that nothing speaks of")
     if checked.unknown:
         words.append(f"{checked.unknown} of which nothing is known")
+    if checked.named:
+        words.append(f"{checked.named} got the aliases that earlier versions did not write")
     words.append(counted(checked.faults, "fault") if checked.faults else "nothing is wrong")
     if options.repair and checked.faults:
         words.append(

@@ -24,11 +24,23 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import Recapturable
-from buildidfs.formats.elf import minidebug
+from buildidfs.formats.elf import identity, minidebug
 from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.ingest import aliases
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import file_ops, statx
-from buildidfs.model import OWNER, Absence, BuildId, FileIdentity, Kind, Quality, Sighting, Trust
+from buildidfs.model import (
+    OWNER,
+    Absence,
+    Alias,
+    AliasType,
+    BuildId,
+    FileIdentity,
+    Kind,
+    Quality,
+    Sighting,
+    Trust,
+)
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
 
 if TYPE_CHECKING:
@@ -185,6 +197,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
                 held.scripts,
                 held.segments,
                 truncated=held.truncated,
+                aliases=_missing_aliases(store, pinned.fd, held),
             )
     try:
         staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
@@ -232,10 +245,24 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     return held if held is not None and held.build_id == build_id else None
 
 
+def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
+    """The aliases of a held file that an earlier version captured without. Raises OSError."""
+    if store.aliases.of(held.digest):
+        return ()
+    described = elf_file.describe(fd)
+    if isinstance(described, Absence):
+        return ()
+    return aliases.of_file(store, fd, held.size, described, held.digest)
+
+
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
     """The capture that staged bytes make. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
-        return NewCapture(sighting, staged, pinned.build_id, (Kind.KALLSYMS,), Quality.SYMTAB)
+        alias = Alias(AliasType.HTL, identity.kernel_htlhash(pinned.build_id))
+        kinds = (Kind.KALLSYMS,)
+        return NewCapture(
+            sighting, staged, pinned.build_id, kinds, Quality.SYMTAB, aliases=(alias,)
+        )
     described = elf_file.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)
@@ -249,6 +276,9 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         described.segments,
         supplement=described.supplement,
         truncated=bool(described.truncated),
+        aliases=aliases.of_file(store, staged.fd, staged.size, described, staged.digest),
+        codes=aliases.codes(store, described, staged.digest),
+        shared=described.shared,
     )
     mini = unpacked(store, staged, described, sighting) if pinned.kind is None else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)

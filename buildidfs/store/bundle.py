@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
-from buildidfs.formats.elf import identify
+from buildidfs.formats.elf import identity
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
@@ -376,14 +376,11 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
     item.
     """
     build_id = BuildId.from_hex(item.build_id)
-    found = identify.describe(part.read_at, part.size)
-    if found is Absence.NO_BUILD_ID:
-        head = part.read_at(0, min(part.size, identify.HEAD_SIZE))
-        found = identify.classify(build_id, head, part.read_at, part.size)
+    found = identity.describe(part.read_at, part.size, build_id)
     if isinstance(found, Absence):
         return item.kind_of is Kind.KALLSYMS
     scripts = tuple((extent.offset, extent.size) for extent in found.scripts)
-    return found.build_id == build_id and scripts == item.scripts
+    return build_id in (found.build_id, found.shared) and scripts == item.scripts
 
 
 class _BundleFiles(Blobs):

@@ -57,6 +57,10 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
     recent     last seen u64, key in *journal*        empty
+    identities SHA-256                                `pack_aliases`: the aliases of those bytes
+    aliases    type u8, length u8, alias, SHA-256     empty
+    adopted    ordinal u64                            empty
+    ambiguous  ordinal u64                            empty
 
 **meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
 never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
@@ -83,8 +87,8 @@ a container cannot use up all. Trust, standing, owner and mode belong to the byt
 bytes at a place that is believed more raises the first two, and at one where everybody could read
 them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
 ``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
-(1: truncated), standing, and the check, which begins with a number made of the key: a row that does
-not have it is that of another build ID, or damaged.
+(1: truncated, 2: adopted), standing, and the check, which begins with a number made of the key: a
+row that does not have it is that of another build ID, or damaged.
 
 **digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
 those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
@@ -125,6 +129,19 @@ says at how many of its paths a build ID has it.
 less trust and standing. A build ID with all the origins it may have gets no new name. With a build
 ID a row is of debuginfo that refers to that build ID by the name, which nothing was seen under.
 
+**identities, aliases**. Other names of the bytes of a blob, of the types of `AliasType`: each row
+of *identities* has for each alias type u8, length u8 and the bytes, and a check in the end. A row
+of *aliases* leads from one of them to the blob, of which *digests* has the build IDs. Blobs of
+files captured before these tables were there have no row until `check --repair` makes it, or the
+file is captured again.
+
+**adopted, ambiguous**. Build IDs of which at least one variant has none itself, but goes by the
+htlhash of its bytes; and those that unrelated programs share. Of the latter nothing is in
+*artifacts*, all is in *variants*. Three executables, equally believed, with three code hashes, make
+a build ID ambiguous; so does `model.is_shared`.
+
+These four tables are absent in stores of earlier versions until a process that writes opens them.
+
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
 the place of the oldest of a few. Rows of blobs that are gone go as others come, and all may go at
@@ -143,13 +160,15 @@ rows: the one last seen longest ago goes.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 import msgspec
 
 from buildidfs.model import (
     Absence,
+    Alias,
+    AliasType,
     Artifact,
     BuildId,
     ByteRange,
@@ -162,14 +181,20 @@ from buildidfs.model import (
     fingerprint,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 FORMAT_VERSION: Final = 1
 FORMAT_PREFIX: Final = b"buildidfs store "
 
 TABLES: Final = (
     "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
     "pathids", "nameids", "dwz", "seen", "journal", "recent", "uses", "pins", "gone",
-    "containers", "labels", "contents",
+    "containers", "labels", "contents", "identities", "aliases", "adopted", "ambiguous",
 )  # fmt: skip
+
+ADDED_TABLES: Final = frozenset(("identities", "aliases", "adopted", "ambiguous"))
+"""Tables that stores of earlier versions lack."""
 
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
@@ -181,6 +206,7 @@ MAX_SEEN: Final = 2**20
 MAX_JOURNAL: Final = 2**20
 MAX_CONTAINER: Final = 2**28 - 1
 MAX_FLOORS: Final = 2**18
+MAX_ALIAS: Final = 255
 
 #: Bit of ``OrdinalRow.kinds``: all that is kept of the build ID is debuginfo that is withheld.
 WITHHELD: Final = 1
@@ -191,9 +217,10 @@ LAST_SEEN_SLACK_NS: Final = 60_000_000_000
 MEMO_EPOCH: Final = b"1"
 
 ABSENCE_TAGS: Final = {
-    Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.TRUNCATED: 3, Absence.MALFORMED: 4,
-    Absence.NO_BUILD_ID: 5, Absence.BAD_BUILD_ID: 6,
+    Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.MALFORMED: 4, Absence.NO_BUILD_ID: 7,
+    Absence.BAD_BUILD_ID: 8, Absence.TRUNCATED: 9,
 }  # fmt: skip
+"""Tags 3, 5 and 6 are of programs that get an adopted ID now: such files are read again."""
 FORM_PLAIN: Final = 0
 FORM_ZSTD: Final = 1
 FORM_DENSE: Final = 2
@@ -233,6 +260,7 @@ _TRAILER: Final = Struct(">BBI")
 _WITHOUT_SCRIPTS: Final = Struct(">H32sQqHIIBBQQBBI")
 
 _TRUNCATED: Final = 1
+_ADOPTED: Final = 2
 
 #: Stands at the end of rows of what was seen where everybody could read it.
 PUBLIC: Final = b"\1"
@@ -346,7 +374,8 @@ def pack_artifact(artifact: Artifact) -> bytes:
     )
     if artifact.scripts:
         row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
-    row += bytes((_TRUNCATED if artifact.truncated else 0, artifact.standing))
+    flags = (_TRUNCATED if artifact.truncated else 0) | (_ADOPTED if artifact.adopted else 0)
+    row += bytes((flags, artifact.standing))
     return row + U32.pack(crc32(row, _start(artifact.ordinal, artifact.kind)))
 
 
@@ -388,6 +417,7 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         segments,
         flags & _TRUNCATED == _TRUNCATED,
         _STANDINGS[standing],
+        flags & _ADOPTED == _ADOPTED,
     )
 
 
@@ -501,6 +531,36 @@ def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
     if value != pack_floor(key, trust, standing):
         raise ValueError("it is not what was written for that build ID")
     return trust, standing
+
+
+def pack_aliases(digest: bytes, aliases: Iterable[Alias]) -> bytes:
+    """A row of *identities*."""
+    row = b"".join(bytes((each.type, len(each.value))) + each.value for each in aliases)
+    return row + CHECK.pack(crc32(row, crc32(digest)))
+
+
+def unpack_aliases(digest: bytes, value: bytes) -> tuple[Alias, ...]:
+    """The inverse of `pack_aliases`; raises ValueError for a row that is not that of the key."""
+    row = value[: -CHECK.size]
+    if value != row + CHECK.pack(crc32(row, crc32(digest))):
+        raise ValueError("it is not what was written for that blob")
+    found, at = [], 0
+    while at < len(row):
+        kind, size = row[at], row[at + 1]
+        found.append(Alias(AliasType(kind), row[at + 2 : at + 2 + size]))
+        at += 2 + size
+    return tuple(found)
+
+
+def alias_prefix(alias: Alias) -> bytes:
+    """The part of a key in *aliases* that names the alias."""
+    return bytes((alias.type, len(alias.value))) + alias.value
+
+
+def alias_of(key: bytes) -> tuple[Alias, Digest]:
+    """Alias and blob in a key of *aliases*; raises ValueError if it does not decode."""
+    end = 2 + key[1]
+    return Alias(AliasType(key[0]), key[2:end]), Digest(key[end:])
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:

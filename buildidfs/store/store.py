@@ -25,6 +25,7 @@ from buildidfs.store.blobs.files import Blobs, Staged, digest_of
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
+from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index, Pins
@@ -72,6 +73,7 @@ class Store:
         self.read_only = read_only
         self.blobs = VerifiedBlobs(env, files)
         self.index = Index(env)
+        self.aliases = Aliases(env)
         self.paths = PathTree(env, self.index)
         self.file_names = FileNames(env, self.paths)
         self.containers = ContainerTree(env, self.index)
@@ -440,6 +442,8 @@ class Store:
             journal=entries["journal"],
             stored_bytes=counters.stored_bytes,
             pins=entries["pins"],
+            adopted=entries.get("adopted", 0),
+            ambiguous=entries.get("ambiguous", 0),
         )
 
     def check(self, *, digests: bool = False) -> Iterator[str]:

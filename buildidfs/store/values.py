@@ -10,6 +10,7 @@ import msgspec
 
 from buildidfs.model import (
     Absence,
+    Alias,
     BuildId,
     ByteRange,
     Digest,
@@ -29,7 +30,9 @@ class NewCapture(msgspec.Struct, frozen=True):
     already (`Store.held`). A file that is executable and debuginfo in one names both kinds.
     ``remember`` is False for a file that may change without a trace in its identity: the next scan
     reads it again. ``supplement`` is the name and the build ID of the dwz file that debuginfo
-    refers to, None if that is not known.
+    refers to, None if that is not known. ``aliases`` are other names of the bytes, and ``codes``
+    those of other blobs with the same build ID that had none. ``shared`` is the build ID in the
+    file if it is one that files share by mistake, and ``build_id`` another one.
     """
 
     sighting: Sighting
@@ -42,6 +45,9 @@ class NewCapture(msgspec.Struct, frozen=True):
     remember: bool = True
     supplement: tuple[bytes, BuildId] | None = None
     truncated: bool = False
+    aliases: tuple[Alias, ...] = ()
+    codes: tuple[tuple[Digest, Alias], ...] = ()
+    shared: BuildId | None = None
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
@@ -148,7 +154,8 @@ class StoreStats(msgspec.Struct, frozen=True):
     ``variants`` counts what is kept but not served, ``remembered`` the files that will be
     recognised without being read, ``free_bytes`` what an unprivileged writer may still use,
     ``journal`` the rows of the journal, ``stored_bytes`` what the files of blobs take, ``pins`` the
-    rows of pins.
+    rows of pins; ``adopted`` and ``ambiguous`` count build IDs, see `Artifact.adopted` and
+    `Aliases.is_ambiguous`.
     """
 
     ids: int
@@ -164,3 +171,5 @@ class StoreStats(msgspec.Struct, frozen=True):
     journal: int = 0
     stored_bytes: int = 0
     pins: int = 0
+    adopted: int = 0
+    ambiguous: int = 0

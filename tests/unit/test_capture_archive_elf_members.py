@@ -30,7 +30,7 @@ from buildidfs.model import (
     Sighting,
     Trust,
 )
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
 from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
 from tests.support.sources import entry, tar
 
@@ -101,7 +101,7 @@ def test_only_elf_files_are_told_of() -> None:
         (entry("soft", tarfile.SYMTYPE, "app"), b""),
         (entry("null", tarfile.CHRTYPE), b""),
         ("nearly", b"\x7fELF"),
-        ("without", elf_file(build_id=None)),
+        ("without", elf_file(etype=ET_REL)),
     ]
     result = Archive(tar(members)).read()
     assert result.pinned == []

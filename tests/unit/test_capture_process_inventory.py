@@ -13,7 +13,7 @@ import pytest
 from buildidfs.capture import elf_file as capture_elf_file
 from buildidfs.capture.process import inventory
 from buildidfs.model import Absence, BuildId
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
 
 
 def test_an_open_elf_file_is_found(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_our_own_interpreter_is_mapped() -> None:
 
 def test_files_without_a_build_id_are_counted_by_reason(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(elf_file())
+    path.write_bytes(elf_file(etype=ET_REL))
     with open(path, "rb"):
         assert inventory.take().absent[Absence.NO_BUILD_ID] > 0
 

@@ -13,9 +13,11 @@ from buildidfs.capture import walk
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
+from buildidfs.formats.elf.identity import htlhash
 from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, NamespaceSet, Trust
 from tests.support.children import needs_root, private_cat
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
+from tests.support.filereader import FileReader
 from tests.support.scans import (
     Memory,
     open_descriptors,
@@ -37,13 +39,15 @@ def test_every_file_is_identified(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/a.so").write_bytes(ELF)
     (tmp_path / "none").write_bytes(elf_file())
+    (tmp_path / "object").write_bytes(elf_file(etype=ET_REL))
     (tmp_path / "script").write_bytes(b"#!/bin/sh\n")
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_bytes(b"\x7fELF\x02")
     base = os.fsencode(tmp_path)
     assert identified(tmp_path) == {
         base + b"/lib/a.so": BuildId(ID),
-        base + b"/none": Absence.NO_BUILD_ID,
+        base + b"/none": BuildId(htlhash(FileReader(elf_file()), len(elf_file()))),
+        base + b"/object": Absence.NO_BUILD_ID,
         base + b"/script": Absence.NOT_ELF,
         base + b"/empty": Absence.EMPTY,
         base + b"/short": Absence.TRUNCATED,

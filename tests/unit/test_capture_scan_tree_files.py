@@ -21,7 +21,7 @@ from buildidfs.store import Store
 from tests.support import debugforms
 from tests.support.children import private_cat
 from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, ET_CORE, SYMTAB, TEXT, elf_file
+from tests.support.elfwriter import DWARF, ET_CORE, ET_REL, SYMTAB, TEXT, elf_file
 from tests.support.kernels import bzimage_file, packed_vmlinux
 from tests.support.programs import build_id_of
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
@@ -119,7 +119,7 @@ def test_files_that_cannot_be_added(tmp_path: Path) -> None:
     assert reason(given(fifo)) == "not a regular file"
     assert reason(given(tmp_path / "missing")) == "No such file or directory"
     assert reason(given(write(tmp_path / "text", b"text"))) == "not an ELF file"
-    without = reason(given(write(tmp_path / "without", elf_file())))
+    without = reason(given(write(tmp_path / "without", elf_file(etype=ET_REL))))
     assert without == "ELF file without a build ID; --build-id gives it one"
     dump = write(tmp_path / "core", elf_file(etype=ET_CORE))
     assert reason(given(dump)) == "a core file: use scan core"

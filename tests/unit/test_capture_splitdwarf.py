@@ -23,7 +23,7 @@ from buildidfs.linux import statx
 from buildidfs.model import PUBLIC_ACCESS, Absence, BuildId, Kind, Trust
 from tests.support import debugforms
 from tests.support.clients import run, tool
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
 from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
 from tests.support.sources import tar
 
@@ -190,7 +190,7 @@ def test_known_in_a_directory(tmp_path: Path, split: Split) -> None:
 def test_without_its_binary(tmp_path: Path, split: Split) -> None:
     package = place(tmp_path, "lib.so.dwp", split.package)
     (tmp_path / "text.dwp").write_text("no ELF file")
-    (tmp_path / "elf.dwp").write_bytes(elf_file())
+    (tmp_path / "elf.dwp").write_bytes(elf_file(etype=ET_REL))
     for path, absences in ((tmp_path, 3), (package, 1)):
         result = tree(path)
         assert (result.pinned, len(result.again)) == ([], absences)

@@ -16,8 +16,7 @@ import pytest
 
 from buildidfs.capture.elf_file import reader
 from buildidfs.formats.elf import identify, identity
-from buildidfs.formats.elf.identity import AliasType
-from buildidfs.model import Absence, AdoptedId, BuildId
+from buildidfs.model import Absence, AdoptedId, AliasType, BuildId
 from tests.support.elfwriter import (
     ET_CORE,
     ET_DYN,

@@ -37,6 +37,7 @@ from tests.support.captures import read_blob
 from tests.support.children import cat_program
 from tests.support.elfwriter import (
     DWARF,
+    ET_REL,
     TEXT,
     TEXT_SPLIT,
     Section,
@@ -142,7 +143,7 @@ def test_captures_and_counts(store: Watched, tmp_path: Path) -> None:
         pin(write(tmp_path / "a", ELF_A)),
         pin(write(tmp_path / "b", ELF_B)),
         pin(write(tmp_path / "text", b"text")),
-        pin(write(tmp_path / "none", elf_file())),
+        pin(write(tmp_path / "none", elf_file(etype=ET_REL))),
         Unreadable(b"/secret", "Permission denied", 13),
     )
     assert (summary.files, summary.captured, summary.held, summary.new_ids) == (5, 2, 0, 2)

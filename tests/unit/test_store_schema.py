@@ -147,7 +147,7 @@ def test_times_that_no_clock_shows_are_clamped() -> None:
 
 def test_every_absence_has_a_number_of_its_own() -> None:
     assert set(schema.ABSENCE_TAGS) == set(Absence)
-    assert set(schema.ABSENCES) == set(range(1, len(Absence) + 1))
+    assert set(schema.ABSENCES) == {1, 2, 4, 7, 8, 9}, "3, 5 and 6 had another meaning"
 
 
 def test_kinds_of_every_mask() -> None:

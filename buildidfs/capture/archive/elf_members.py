@@ -266,12 +266,14 @@ class Members:
     def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
         """Identify a file; one without a build ID is closed. Raises OSError."""
         try:
-            answer = elf_file.identify(pinned.fd)
-            if isinstance(answer, BuildId):
-                self._remember_units(pinned.fd, answer, names)
-            elif answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
+            answer = elf_file.own_id(pinned.fd)
+            if answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
                 answer = pinned.build_id = owner
                 pinned.kind = Kind.DEBUGINFO
+            else:
+                answer = elf_file.adopted(answer, pinned.fd)
+                if isinstance(answer, BuildId):
+                    self._remember_units(pinned.fd, answer, names)
         except BaseException:
             pinned.close()
             raise

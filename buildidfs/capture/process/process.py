@@ -24,7 +24,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
 from buildidfs.linux import credentials, machine, openat2, procfs, procmap_query, statx
-from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet
+from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -284,6 +284,7 @@ class Process:
 
         The kernel asks with our rights, and a filesystem that was mounted in a user namespace may
         refuse that. The build ID is then read from the memory of the process, with its rights.
+        None also for an ID that files share by mistake.
         """
         try:
             maps_fd = procfs.open_maps(self.fd)
@@ -291,7 +292,7 @@ class Process:
                 raw = procmap_query.build_id(maps_fd, mapping.start)
             finally:
                 os.close(maps_fd)
-            if raw:
+            if raw and not is_shared(raw):
                 return BuildId(raw)
         except (OSError, InvalidBuildId):
             pass
@@ -320,7 +321,7 @@ class Process:
             answer = identify.identify(read_at(0, identify.HEAD_SIZE), read_at)
         except OSError:
             return None
-        return answer if isinstance(answer, BuildId) else None
+        return answer if isinstance(answer, BuildId) and not is_shared(answer) else None
 
 
 def out_of_sight() -> list[Unreadable]:

@@ -475,7 +475,7 @@ class KernelFiles:
         if known is not None:
             return known.build_id, self._here.seen_again(self._memo, sighting, known, fd)
         head = os.pread(fd, identify.HEAD_SIZE, 0)
-        answer = identify.identify(head, elf_file.reader(fd))
+        answer = elf_file.adopted(identify.identify(head, elf_file.reader(fd)), fd)
         packed = _packed(path, fd, head) if answer is Absence.NOT_ELF else None
         if packed is None:
             if isinstance(answer, Absence):

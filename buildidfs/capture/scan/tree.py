@@ -86,7 +86,7 @@ def _judged(
         package_id = debug_files.package_id(file.path, file.fd, open_at)
         if package_id:
             return package_id, Kind.DEBUGINFO
-    return answer, None
+    return elf_file.adopted(answer, file.fd), None
 
 
 def _identify(fd: int) -> BuildId | Absence:
@@ -239,7 +239,7 @@ class GivenFiles:
 
     def _found(self, path: bytes, shown: bytes, fd: int, foreign: bool) -> Found:
         kept_under, kind = self._build_id, None
-        if elf_file.identify(fd) is Absence.NO_BUILD_ID:
+        if elf_file.own_id(fd) is Absence.NO_BUILD_ID:
             if kept_under is None:
                 kept_under, kind = debug_files.package_id(path, fd, _opened), Kind.DEBUGINFO
             if kept_under is not None:

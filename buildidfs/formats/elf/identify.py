@@ -198,7 +198,8 @@ class ElfFile(msgspec.Struct, frozen=True):
     debuggers refuse the file: headers claim bytes beyond its end, or are of no possible size. It is
     a copy of half a file, or one that was damaged on purpose. ``segments`` is
     `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
-    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`.
+    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`. ``shared`` is the ID in
+    its note if files share that by mistake, and ``build_id`` is another one.
     """
 
     build_id: BuildId
@@ -215,6 +216,7 @@ class ElfFile(msgspec.Struct, frozen=True):
     segments: int
     mini: ByteRange | None = None
     dwo_ids: tuple[int, ...] = ()
+    shared: BuildId | None = None
 
     @property
     def supplement(self) -> tuple[bytes, BuildId] | None:

@@ -15,11 +15,13 @@ All sizes are claims, bounded by those of the file; no input makes anything here
 
 from __future__ import annotations
 
-import enum
 import re
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf.header import (
     ET_DYN,
     ET_EXEC,
@@ -35,14 +37,13 @@ from buildidfs.formats.elf.header import (
     segments,
     walk,
 )
-from buildidfs.model import Absence, AdoptedId, BuildId, is_shared
+from buildidfs.model import Absence, AdoptedId, Alias, AliasType, BuildId, is_shared
 
 if TYPE_CHECKING:
     import hashlib
     from collections.abc import Iterator
 
     from buildidfs.formats.elf.header import Layout
-    from buildidfs.formats.elf.identify import ElfFile
 
 HTL_PART: Final = 4096
 HTL_BYTES: Final = 16
@@ -60,24 +61,6 @@ _GO_TYPE: Final = 4
 _GO_ID: Final = re.compile(rb"[\x21-\x7e]+")
 _FNV_PRIME: Final = (1 << 88) + 0x13B
 _FNV_BASIS: Final = 0x6C62272E07BB014262B821756295C58D
-
-
-class AliasType(enum.IntEnum):
-    """The kind of an alias. On disk."""
-
-    HTL = 1
-    GO = 2
-    CODE = 3
-    CRC32 = 4
-    LINK = 5
-    """CRC-32 and name of the debug file that the file asks for; not a name of the file."""
-
-
-class Alias(NamedTuple):
-    """Another name of the bytes of a file."""
-
-    type: AliasType
-    value: bytes
 
 
 def _sha256(data: bytes = b"") -> hashlib._Hash:
@@ -129,6 +112,43 @@ def adopted_id(
     if answer is Absence.TRUNCATED and not _is_loadable(head, read_at, size):
         return answer
     return AdoptedId(htlhash(read_at, size))
+
+
+def identify(head: bytes, read_at: ReadAt, size: int) -> BuildId | Absence:
+    """Return the ID that a file is kept under: its build ID, or its adopted one, or why neither.
+
+    The arguments are those of `identify.identify`.
+    """
+    answer = elf_identify.identify(head, read_at, size)
+    return adopted_id(answer, head, read_at, size)
+
+
+def describe(
+    read_at: ReadAt, size: int, given: BuildId | None = None
+) -> elf_identify.ElfFile | Absence:
+    """Describe a file as what it is kept as, or say why it cannot be kept.
+
+    ``given`` is the build ID for a file that has none itself; without it that is the adopted one.
+    """
+    answer = elf_identify.describe(read_at, size)
+    shared = None
+    if not isinstance(answer, Absence):
+        if not is_shared(answer.build_id):
+            return answer
+        shared = answer.build_id
+    head = read_at(0, min(size, elf_identify.HEAD_SIZE))
+    chosen: BuildId | Absence
+    if answer is Absence.NO_BUILD_ID and given is not None:
+        chosen = given
+    else:
+        own = answer if isinstance(answer, Absence) else answer.build_id
+        chosen = adopted_id(own, head, read_at, size)
+    if isinstance(chosen, Absence):
+        return chosen
+    described = elf_identify.classify(chosen, head, read_at, size)
+    if isinstance(described, Absence) or shared is None or chosen == shared:
+        return described
+    return msgspec.structs.replace(described, shared=shared)
 
 
 _ADOPTABLE: Final = frozenset((Absence.NO_BUILD_ID, Absence.BAD_BUILD_ID, Absence.TRUNCATED))
@@ -263,7 +283,7 @@ def crc32(read_at: ReadAt, size: int) -> bytes:
 
 
 def aliases(
-    file: ElfFile, read_at: ReadAt, size: int, *, code: bool = False, crc: bool = False
+    file: elf_identify.ElfFile, read_at: ReadAt, size: int, *, code: bool = False, crc: bool = False
 ) -> tuple[Alias, ...]:
     """Return the aliases of a file that is described by ``file``.
 

@@ -117,6 +117,19 @@ class Rows:
             return schema.WITHHELD
         return mask
 
+    def is_ambiguous(self, ordinal: int) -> bool:
+        """Return True if nothing of a build ID may be served."""
+        return self._has("ambiguous", ordinal)
+
+    def is_adopted(self, ordinal: int) -> bool:
+        """Return True if a build ID is said to be an adopted one."""
+        return self._has("adopted", ordinal)
+
+    def _has(self, table: str, ordinal: int) -> bool:
+        if table not in self.tables:
+            return False
+        return self.get(table, schema.U64.pack(ordinal)) is not None
+
     def floor(self, ordinal: int) -> int:
         """The belief below which debuginfo is withheld; 0 also if its row is a fault."""
         try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -120,7 +121,12 @@ def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A served variant belongs to a build ID."""
     ordinal, kind = schema.ORDINAL_KIND.unpack(key)
     artifact = schema.unpack_artifact(ordinal, kind, value)
-    if is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
+    if rows.is_ambiguous(ordinal):
+        yield Fault(
+            f"artifact {ordinal}/{kind} is of a build ID that programs share, and is served",
+            mend=lambda mending: mending.variants.choose(ordinal, kind),
+        )
+    elif is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
         yield Fault(
             f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
             " and is served",
@@ -139,7 +145,10 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         return
     served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
     if served is None:
-        if not is_withheld(variant, _executable(rows, variant), rows.floor(ordinal)):
+        is_kept_back = rows.is_ambiguous(ordinal) or is_withheld(
+            variant, _executable(rows, variant), rows.floor(ordinal)
+        )
+        if not is_kept_back:
             yield Fault(
                 f"there are variants of {ordinal}/{kind} of which none is served",
                 mend=lambda mending: mending.variants.choose(ordinal, kind),
@@ -194,6 +203,12 @@ def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
             artifact.digest,
             named.build_id,
             lambda mending: mending.change_named(ordinal, next_variant=following),
+        )
+    if artifact.adopted and not rows.is_adopted(ordinal):
+        yield Fault(
+            f"build ID {named.build_id} is an adopted one, and is not said to be",
+            build_id=named.build_id,
+            mend=lambda mending: mending.put("adopted", schema.U64.pack(ordinal), b""),
         )
     row = rows.get("digests", artifact.digest)
     ref = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
@@ -310,6 +325,57 @@ def _reclass(mending: Mending, digest: Digest) -> None:
         mending.put("uses", schema.USE.pack(row.rank, row.used, digest), b"")
 
 
+def identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The aliases of a blob lead to it."""
+    digest = Digest(key)
+    if rows.get("digests", key) is None:
+        yield Fault(
+            f"blob {digest} has aliases, and is gone",
+            digest,
+            mend=lambda mending: mending.delete("identities", key),
+        )
+        return
+    for alias in schema.unpack_aliases(key, value):
+        place = schema.alias_prefix(alias) + key
+        if rows.get("aliases", place) is None:
+            yield Fault(
+                f"an alias of blob {digest} does not lead to it: {alias.value.hex()}",
+                digest,
+                mend=partial(_put_alias, place=place),
+            )
+
+
+def _put_alias(mending: Mending, place: bytes) -> None:
+    mending.put("aliases", place, b"")
+
+
+def aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """An alias leads to a blob that has it."""
+    alias, digest = schema.alias_of(key)
+    kept = rows.get("identities", digest)
+    if kept is None or alias not in schema.unpack_aliases(digest, kept):
+        yield Fault(
+            f"blob {digest} does not have the alias {alias.value.hex()} that leads to it",
+            digest,
+            mend=lambda mending: mending.delete("aliases", key),
+        )
+
+
+def marks(table: str) -> Rule:
+    """The rule for a table of numbers of build IDs."""
+
+    def rule(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+        """A build ID that is marked is there."""
+        (ordinal,) = schema.U64.unpack(key)
+        if rows.named(ordinal) is None:
+            yield Fault(
+                f"build ID number {ordinal} is {table}, and is not there",
+                mend=lambda mending: mending.delete(table, key),
+            )
+
+    return rule
+
+
 def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A place in the order of uses is that of a blob."""
     number, used, digest = schema.USE.unpack(key)
@@ -362,4 +428,8 @@ RULES: Final[dict[str, Rule]] = {
     "uses": uses,
     "gone": gone,
     "pins": pins,
+    "identities": identities,
+    "aliases": aliases,
+    "adopted": marks("adopted"),
+    "ambiguous": marks("ambiguous"),
 }

@@ -19,7 +19,11 @@ import lmdb
 import msgspec
 
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
+from buildidfs.formats.elf import identity
+from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.model import (
+    Alias,
+    AliasType,
     BuildId,
     ByteRange,
     Digest,
@@ -38,13 +42,14 @@ from buildidfs.store.commit import Commits
 from buildidfs.store.errors import translated
 from buildidfs.store.fsck.check import RULES, wrong_counts
 from buildidfs.store.fsck.faults import Fault, Mending, faults_of
-from buildidfs.store.fsck.scrub import GIVEN, describe
+from buildidfs.store.fsck.scrub import GIVEN, Scrubber, describe
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.retention import removal
 from buildidfs.store.values import NewCapture
 from buildidfs.store.write import provenance
+from buildidfs.store.write.identities import AliasWriter
 from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
@@ -130,6 +135,34 @@ def adopt(checker: Checker) -> list[Fault]:
     ]
 
 
+def name_blobs(checker: Checker) -> int:
+    """Give aliases to blobs that have none, captured by an earlier version; returns how many."""
+    env, named = checker.env, 0
+    missing = (
+        digest
+        for digest, _ in Scrubber(env, checker.blobs, checker.verified).digests()
+        if env.get(env.tables["identities"], digest) is None
+    )
+    while batch := list(islice(missing, _BATCH)):
+        found: dict[Digest, tuple[Alias, ...]] = {}
+        for digest in batch:
+            with (
+                contextlib.suppress(IntegrityError, OSError),
+                checker.verified.open(digest) as blob,
+            ):
+                found[digest] = aliases_of(blob, describe(blob))
+        named += sum(map(bool, found.values()))
+        env.write(partial(_put_aliases, env, found))
+    return named
+
+
+def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: Txn) -> None:
+    writer = AliasWriter(env, txn)
+    for digest, aliases in found.items():
+        if aliases and txn.get(digest, db=env.tables["digests"]) is not None:
+            writer.put(digest, aliases)
+
+
 def mend_file(checker: Checker, fault: Fault) -> None:
     """Mend what is wrong with the rows of a blob whose bytes are right."""
     if fault.mend is not None:
@@ -154,6 +187,7 @@ def _read_again(checker: Checker, digest: Digest) -> None:
 
 _NEW: Final = b"index.new"
 _BATCH: Final = 64
+_PROGRAMS: Final = frozenset((ET_EXEC, ET_DYN))
 _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
 
@@ -267,20 +301,48 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
     """The captures that an open blob tells of, with ``content`` as bytes; may be none."""
     described = describe(opened)
     own = described.build_id if described is not None and described.build_id != GIVEN else None
+    data = blobs.origin(digest)
+    aliases = aliases_of(opened, described, provenance.aliases_in(data))
+    htl = BuildId(dict(aliases)[AliasType.HTL]) if aliases else None
     found = []
-    for claim in provenance.unpack(blobs.origin(digest)):
-        if own is None or claim.build_id == own:
+    for claim in provenance.unpack(data):
+        if own is None or claim.build_id in (own, htl):
             with contextlib.suppress(*DAMAGE):
-                found.append(_claimed(claim, described, content, opened.form))
-    if not found and described is not None and own is not None:
+                found.append(_claimed(claim, described, content, opened.form, aliases))
+    build_id = own or (htl if described is not None and described.etype in _PROGRAMS else None)
+    if not found and described is not None and build_id is not None:
         sighting = Sighting(Origin(b"", _UNKNOWN_FILE, scanner="repair"), time.time_ns())
-        new = _capture(sighting, content, own, described.kinds, described)
+        new = _capture(sighting, content, build_id, described.kinds, described, aliases)
         found.append(Adopted(new, {}, opened.form))
-    return found
+    # The ID of a program without one comes first: the others were made of it.
+    return sorted(found, key=lambda each: each.capture.build_id != htl)
+
+
+def aliases_of(
+    opened: Blob, described: ElfFile | None, kept: tuple[Alias, ...] = ()
+) -> tuple[Alias, ...]:
+    """The aliases of an open blob; those for which it has to be read are ``kept`` if known."""
+    if described is None:
+        return ()
+    known = tuple(each for each in kept if each.type in (AliasType.CODE, AliasType.CRC32))
+    types = {each.type for each in known}
+    is_nameless = described.build_id == GIVEN
+    found = identity.aliases(
+        described,
+        opened.read_at,
+        opened.size,
+        code=is_nameless and AliasType.CODE not in types,
+        crc=described.kinds == (Kind.DEBUGINFO,) and AliasType.CRC32 not in types,
+    )
+    return (*found, *known)
 
 
 def _claimed(
-    claim: provenance.Claim, described: ElfFile | None, content: Staged, form: int
+    claim: provenance.Claim,
+    described: ElfFile | None,
+    content: Staged,
+    form: int,
+    aliases: tuple[Alias, ...],
 ) -> Adopted:
     kinds = schema.KINDS_OF_MASK[claim.kinds]
     if described is not None:
@@ -301,7 +363,8 @@ def _claimed(
         "mtime_ns": claim.mtime_ns,
         "first_seen_ns": claim.first_seen_ns,
     }
-    capture = _capture(Sighting(origin, first), content, BuildId(claim.build_id), kinds, described)
+    sighting, build_id = Sighting(origin, first), BuildId(claim.build_id)
+    capture = _capture(sighting, content, build_id, kinds, described, aliases)
     if described is None:
         capture = msgspec.structs.replace(
             capture,
@@ -319,8 +382,9 @@ def _capture(
     build_id: BuildId,
     kinds: tuple[Kind, ...],
     described: ElfFile | None,
+    aliases: tuple[Alias, ...],
 ) -> NewCapture:
-    new = NewCapture(sighting, content, build_id, kinds)
+    new = NewCapture(sighting, content, build_id, kinds, aliases=aliases)
     if described is None:
         return new
     return msgspec.structs.replace(
@@ -330,6 +394,7 @@ def _capture(
         segments=described.segments,
         supplement=described.supplement,
         truncated=bool(described.truncated),
+        shared=described.shared,
     )
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import IntegrityError
-from buildidfs.formats.elf import identify
+from buildidfs.formats.elf import identity
 from buildidfs.linux import file_ops
-from buildidfs.model import Absence, BuildId, Digest, Kind
+from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
@@ -221,12 +221,16 @@ def _file_in(row: schema.DigestRow) -> BlobFile:
 
 
 def describe(opened: Blob) -> ElfFile | None:
-    """Describe the ELF file in a blob; None if it is none, as with kallsyms."""
-    found = identify.describe(opened.read_at, opened.size)
-    if found is Absence.NO_BUILD_ID:
-        head = opened.read_at(0, identify.HEAD_SIZE)
-        found = identify.classify(GIVEN, head, opened.read_at, opened.size)
-    return None if isinstance(found, Absence) else found
+    """Describe the ELF file in a blob; None if it is none, as with kallsyms.
+
+    Its build ID is `GIVEN` if the bytes do not say it, or say one that files share by mistake.
+    """
+    found = identity.describe(opened.read_at, opened.size, GIVEN)
+    if isinstance(found, Absence):
+        return None
+    if isinstance(found.build_id, AdoptedId):
+        return msgspec.structs.replace(found, build_id=GIVEN)
+    return found
 
 
 def _differences(
@@ -238,7 +242,7 @@ def _differences(
         if artifact is None or named is None:
             continue  # which a rule tells of
         build_id = named.build_id
-        if described.build_id not in (build_id, GIVEN):
+        if described.build_id not in (build_id, GIVEN) and not moment.is_adopted(ordinal):
             text = f"is of build ID {described.build_id}, and the index says {build_id}"
             yield Fault(f"blob {digest} {text}", digest, build_id)
         elif 1 << kind & _ELF_KINDS & ~kinds:

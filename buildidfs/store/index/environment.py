@@ -29,7 +29,7 @@ import lmdb
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
 from buildidfs.store import schema
 from buildidfs.store.errors import FULL, full, not_to_be_written, show, translated
-from buildidfs.store.schema import TABLES
+from buildidfs.store.schema import ADDED_TABLES, TABLES
 
 if TYPE_CHECKING:
     Table = lmdb._Database
@@ -176,10 +176,20 @@ class Environment:
 
     def _open_tables(self, create: bool) -> dict[str, Table]:
         if self.read_only:
-            return {name: self._lmdb.open_db(name.encode(), create=False) for name in TABLES}
+            tables = {}
+            for name in TABLES:
+                try:
+                    tables[name] = self._lmdb.open_db(name.encode(), create=False)
+                except lmdb.NotFoundError:
+                    if name not in ADDED_TABLES:
+                        raise
+            return tables
         with self._lmdb.begin(write=True) as txn:
             return {
-                name: self._lmdb.open_db(name.encode(), txn=txn, create=create) for name in TABLES
+                name: self._lmdb.open_db(
+                    name.encode(), txn=txn, create=create or name in ADDED_TABLES
+                )
+                for name in TABLES
             }
 
     # --- transactions ----------------------------------------------------------------------

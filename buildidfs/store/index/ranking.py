@@ -21,6 +21,7 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
         artifact.truncated,
         -artifact.trust,
         -belief(artifact),
+        artifact.adopted,  # a build ID that is in the file comes before one that is made of it
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
         -artifact.quality,

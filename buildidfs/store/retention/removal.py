@@ -31,6 +31,7 @@ from buildidfs.store.index.locations import PATH_KINDS, ROOT
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
 from buildidfs.store.write import uses
 from buildidfs.store.write.containers import ContainerPruner
+from buildidfs.store.write.identities import AliasWriter
 from buildidfs.store.write.locations import PathPruner
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter
@@ -148,6 +149,7 @@ class _Remover:
         self.ids = 0
         self._variants = VariantWriter(env, txn, self.counters, self.changed)
         self._uses = UseWriter(env, txn)
+        self._aliases = AliasWriter(env, txn)
 
     def remove(self, digest: Digest) -> None:
         """Remove the rows of one blob."""
@@ -163,6 +165,7 @@ class _Remover:
             self._txn.put(schema.U64.pack(ordinal), b"", db=self._tables["gone"])
             self.changed.add(ordinal)
         self._uses.remove(digest, row)
+        self._aliases.drop(digest)
         self._txn.delete(digest, db=self._tables["digests"])
         self.counters.blobs -= 1
         self.counters.blob_bytes -= row.size
@@ -191,6 +194,8 @@ class _Remover:
         ids = self._tables["ids"]
         if not named.kinds and self._txn.get(named.build_id, db=ids) == key:
             self._txn.delete(named.build_id, db=ids)
+            self._txn.delete(key, db=self._tables["adopted"])
+            self._txn.delete(key, db=self._tables["ambiguous"])
             self.ids += 1
 
 

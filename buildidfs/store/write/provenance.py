@@ -3,7 +3,8 @@
 
 An extended attribute of the blob holds it, written before the blob gets its name
 (`blobs.files.attach_origin`). msgpack: an array of the version of this format and an array of
-claims, see `Claim`.
+claims, see `Claim`; then an array of aliases, each an array of type and bytes, which blobs of
+earlier versions lack.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.model import Kind
+from buildidfs.model import Alias, AliasType, Kind
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index.queries import DAMAGE, prefixed
@@ -54,19 +55,23 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 class _Provenance(msgspec.Struct, array_like=True):
     version: int
     claims: tuple[Claim, ...]
+    aliases: tuple[tuple[int, bytes], ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Provenance)
 
 
-def pack(claims: Iterable[Claim]) -> bytes:
-    """Pack the claims believed most, as many as there is room for."""
+def pack(claims: Iterable[Claim], aliases: Iterable[Alias] = ()) -> bytes:
+    """Pack the aliases, and the claims believed most, as many as there is room for."""
+    named = tuple((int(each.type), each.value) for each in dict.fromkeys(aliases))
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
     chosen = chosen[:_MAX_CLAIMS]
-    while len(data := _encode(_Provenance(_VERSION, tuple(chosen)))) > files.MAX_ORIGIN_BYTES:
+    while True:
+        data = _encode(_Provenance(_VERSION, tuple(chosen), named))
+        if len(data) <= files.MAX_ORIGIN_BYTES:
+            return data
         chosen.pop()
-    return data
 
 
 def unpack(data: bytes) -> tuple[Claim, ...]:
@@ -78,10 +83,23 @@ def unpack(data: bytes) -> tuple[Claim, ...]:
     return found.claims if found.version == _VERSION else ()
 
 
+def aliases_in(data: bytes) -> tuple[Alias, ...]:
+    """The aliases that are kept beside a blob; nothing for what is damaged, or of another type."""
+    try:
+        found = _decoder.decode(data)
+        aliases = tuple(Alias(AliasType(kind), value) for kind, value in found.aliases)
+    except (msgspec.MsgspecError, ValueError):
+        return ()
+    sizes = all(0 < len(each.value) <= schema.MAX_ALIAS for each in aliases)
+    return aliases if found.version == _VERSION and sizes else ()
+
+
 def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
     """The claims to keep beside a blob, made from its captures."""
     claims: dict[BuildId, Claim] = {}
+    aliases: dict[Alias, None] = {}
     for new in captures:
+        aliases.update(dict.fromkeys(new.aliases))
         origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
         before = claims.get(new.build_id)
         believed = (origin.trust, origin.standing)
@@ -105,7 +123,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
             new.truncated,
             origin.standing,
         )
-    return pack(claims.values())
+    return pack(claims.values(), aliases)
 
 
 def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
@@ -140,7 +158,8 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
                 artifact.standing,
             )
         )
-    return pack(claims)
+    value = txn.get(digest, db=env.tables["identities"])
+    return pack(claims, () if value is None else schema.unpack_aliases(digest, value))
 
 
 def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:

@@ -7,13 +7,15 @@ when the map had to grow, and so that several processes may write to one store.
 
 from __future__ import annotations
 
-import itertools
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import (
+    Alias,
+    AliasType,
     Artifact,
     BuildId,
     Digest,
@@ -24,9 +26,11 @@ from buildidfs.model import (
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.environment import load_counters
+from buildidfs.store.index.queries import prefixed
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
+from buildidfs.store.write.identities import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.write.locations import PlaceWriter
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter, most_variants
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store.blobs.files import BlobFile, Blobs
     from buildidfs.store.index.environment import Environment, Txn
+
+#: Of each kind of a build ID that turns out to be shared, so many files get an adopted ID.
+_ADOPTED_MAX: Final = 256
 
 #: A stamp of the memo is brought up to date only when it is off by more: that saves a write.
 _STAMP_SLACK_S = 86_400
@@ -78,6 +85,7 @@ class Recorder:
         self._variants = VariantWriter(environment, txn, self.counters, self.changed)
         self._uses = UseWriter(environment, txn)
         self._memo = MemoWriter(environment, txn)
+        self._aliases = AliasWriter(environment, txn)
 
     def finish(self) -> None:
         """Write the counters, and beside the blobs what is new of them."""
@@ -93,7 +101,156 @@ class Recorder:
     # --- a capture -------------------------------------------------------------------------
 
     def capture(self, new: NewCapture) -> Outcome:
-        """Record one file whose blob is in place, unless it was removed from there meanwhile."""
+        """Record one file whose blob is in place, unless it was removed from there meanwhile.
+
+        It is recorded under all build IDs that it belongs to: an executable that shares its build
+        ID with unrelated ones under its adopted ID as well, a debug file without a build ID under
+        those of the binaries that name it.
+        """
+        outcome = self._capture(new)
+        if not outcome.ordinal or outcome.refused:
+            return outcome
+        digest = new.content.digest if isinstance(new.content, Staged) else new.content
+        for other, alias in new.codes:
+            is_there = self._txn.get(other, db=self._digests) is not None
+            if is_there and self._aliases.put(other, (alias,)):
+                self._variants.altered.add(other)
+        if new.shared is not None:
+            self._lend(digest, self._shared(new.shared), new.kinds, new.sighting)
+        elif Kind.EXECUTABLE in new.kinds:
+            self._learn(outcome, digest, new)
+        self._join(outcome.ordinal, digest, new)
+        return outcome
+
+    def _shared(self, build_id: BuildId) -> int:
+        """The number of a build ID that is known to be shared, of which nothing is served."""
+        ordinal = self._named(build_id)[0]
+        if not self._variants.is_ambiguous(ordinal):
+            self._variants.make_ambiguous(ordinal)
+        return ordinal
+
+    def _learn(self, outcome: Outcome, digest: Digest, new: NewCapture) -> None:
+        """Find out whether unrelated programs share a build ID, and give them adopted ones."""
+        ordinal = outcome.ordinal
+        if self._variants.is_ambiguous(ordinal):
+            self._adopt(digest, new.kinds, new.sighting)
+            return
+        best = self._variants.best(ordinal, Kind.EXECUTABLE)
+        if best is None or not outcome.new_variant or best.adopted:
+            return
+        others = self._variants.every(ordinal, Kind.EXECUTABLE)
+        if not is_shared_by(best, others, self._aliases):
+            return
+        kept = [
+            each
+            for kind in Kind
+            for each in islice(self._variants.every(ordinal, kind), _ADOPTED_MAX)
+        ]
+        self._variants.make_ambiguous(ordinal)
+        for each in kept:
+            self._adopt(each.digest, (each.kind,), None)
+
+    def _adopt(self, digest: Digest, kinds: tuple[Kind, ...], sighting: Sighting | None) -> None:
+        """Have a blob under its adopted ID as well."""
+        htl = self._aliases.value(digest, AliasType.HTL)
+        if htl:
+            self._lend(digest, self._named(BuildId(htl))[0], kinds, sighting)
+
+    def _join(self, ordinal: int, digest: Digest, new: NewCapture) -> None:
+        """Bring debug files without a build ID together with the binaries they belong to."""
+        aliases = dict(self._aliases.of(digest))
+        link, crc = aliases.get(AliasType.LINK, b""), aliases.get(AliasType.CRC32, b"")
+        if link and Kind.EXECUTABLE in new.kinds:
+            for debug in self._aliases.blobs(Alias(AliasType.CRC32, link[:4])):
+                if self._has_name(debug, link[4:]):
+                    self._give(debug, ordinal)
+        if crc:
+            name = new.sighting.origin.path.rpartition(b"/")[2]
+            for binary in self._aliases.blobs(Alias(AliasType.LINK, crc + name)):
+                for other in self._executables(binary):
+                    self._give(digest, other, new.sighting)
+        code = aliases.get(AliasType.CODE, b"")
+        if not code or aliases.get(AliasType.HTL) != new.build_id:
+            return
+        for twin in self._aliases.blobs(Alias(AliasType.CODE, code)):
+            for other in self._executables(twin):
+                if twin != digest and self._variants.is_adopted(other):
+                    self._give(digest, other, new.sighting)
+                    self._give(twin, ordinal)
+
+    def _executables(self, digest: Digest) -> list[int]:
+        """The build IDs that a blob is an executable of."""
+        row = self._digest_row(digest)
+        refs = [] if row is None else row.refs
+        return [ordinal for ordinal, kind, _ in refs if kind == Kind.EXECUTABLE][:MOST_JOINED]
+
+    def _has_name(self, digest: Digest, name: bytes) -> bool:
+        """Return True if a blob was seen under a name."""
+        row = self._digest_row(digest)
+        return row is not None and any(
+            origin.path.rpartition(b"/")[2] == name
+            for ordinal in {ref[0] for ref in row.refs}
+            for origin, _, _ in self._origins_of(digest, ordinal)
+        )
+
+    def _give(self, digest: Digest, ordinal: int, sighting: Sighting | None = None) -> None:
+        """Have a blob as debuginfo of a build ID, if one of the two has no build ID of its own."""
+        row = self._digest_row(digest)
+        own = next((ref for ref in row.refs if ref[1] == Kind.DEBUGINFO), None) if row else None
+        if own is None:
+            return
+        if self._variants.kept(*own).adopted or self._variants.is_adopted(ordinal):
+            self._lend(digest, ordinal, (Kind.DEBUGINFO,), sighting)
+
+    def _lend(
+        self, digest: Digest, ordinal: int, kinds: tuple[Kind, ...], sighting: Sighting | None
+    ) -> None:
+        """Record a blob under another build ID as well, with the places that it was seen at.
+
+        If it is there already, only the ``sighting`` is new.
+        """
+        row = self._digest_row(digest)
+        if row is None or not row.refs:
+            return
+        like, named = self._variants.kept(*row.refs[0]), self._ordinal_row(ordinal)
+        missing = [kind for kind in kinds if (ordinal, kind) not in {ref[:2] for ref in row.refs}]
+        for kind in missing:
+            number = named.next_variant[kind - 1]
+            if number > most_variants(like.trust):
+                return
+            named.next_variant[kind - 1] += 1
+            row.refs.append((ordinal, kind, number))
+            adopted = self._aliases.value(digest, AliasType.HTL) == named.build_id
+            self._variants.add(
+                msgspec.structs.replace(
+                    like, ordinal=ordinal, kind=kind, variant=number, adopted=adopted
+                )
+            )
+        if not missing:
+            for ref in row.refs:
+                if ref[0] == ordinal and sighting is not None:
+                    self._variants.raise_to(*ref, sighting.origin)
+            if sighting is not None:
+                self._see(digest, row, ordinal, named, sighting)
+            return
+        self._txn.put(digest, row.pack(), db=self._digests)
+        self._txn.put(schema.U64.pack(ordinal), named.pack(), db=self._ordinals)
+        named.kinds = self._variants.kinds(ordinal)
+        self._txn.put(schema.U64.pack(ordinal), named.pack(), db=self._ordinals)
+        for origin, first, last in self._origins_of(digest, like.ordinal):
+            for when in dict.fromkeys((first, last)):
+                self._see(digest, row, ordinal, named, Sighting(origin, when))
+
+    def _origins_of(self, digest: Digest, ordinal: int) -> list[tuple[Origin, int, int]]:
+        """The places of a blob under a build ID, each with the times it was seen there."""
+        found = []
+        for _, value in prefixed(self._txn, self._origins, schema.U64.pack(ordinal)):
+            of, _, origin, first, last = location_rows.unpack_origin(value)
+            if of == digest:
+                found.append((origin, first, last))
+        return found
+
+    def _capture(self, new: NewCapture) -> Outcome:
         if not new.kinds:
             raise ValueError("a capture has at least one kind")
         content = new.content
@@ -108,6 +265,10 @@ class Recorder:
                 self._described.add(digest)
         elif isinstance(content, Staged):
             self._refile(digest, row)
+        if self._aliases.put(digest, new.aliases) and not new_blob:
+            self._variants.altered.add(digest)
+        if new.shared == new.build_id:
+            self._shared(new.build_id)
         ordinal, named, new_id = self._named(new.build_id)
         # A file without a build ID of its own may stand for several. What one place says of it
         # under one of them is no reason to believe it, or to show it, under another.
@@ -269,6 +430,7 @@ class Recorder:
             new.segments,
             new.truncated,
             new.sighting.origin.standing,
+            self._aliases.value(digest, AliasType.HTL) == named.build_id,
         )
         if like is not None:
             artifact = msgspec.structs.replace(
@@ -410,7 +572,7 @@ class MemoWriter:
         """Drop those of a few rows that are of blobs which were removed."""
         with self._txn.cursor(self._seen) as cursor:
             found = cursor.set_range(place) or cursor.first()
-            rows = list(itertools.islice(cursor, _LOOKED_AT)) if found else []
+            rows = list(islice(cursor, _LOOKED_AT)) if found else []
         for key, value in rows:
             digest = value[schema.SEEN.size :]
             if digest and self._txn.get(digest, db=self._digests) is None:
@@ -421,6 +583,6 @@ class MemoWriter:
         with self._txn.cursor(self._seen) as cursor:
             rows = []
             if cursor.set_range(place) or cursor.first():
-                for key, value in itertools.islice(cursor, _CANDIDATES):
+                for key, value in islice(cursor, _CANDIDATES):
                     rows.append((value[:4], key))
         self._txn.delete(min(rows)[1], db=self._seen)

@@ -15,6 +15,8 @@ from buildidfs.store.index.queries import floor_in, floor_of, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, is_withheld, rank
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from buildidfs.model import Digest
     from buildidfs.store.index.environment import Environment, Txn
 
@@ -27,8 +29,9 @@ _CANDIDATES: Final = 8
 class VariantWriter:
     """Adds, changes and removes variants; the best one of each artifact is always in *artifacts*.
 
-    Debuginfo that is withheld (`queries.is_withheld`) is in *variants* alone. ``changed`` gets the
-    ordinals of which names, attributes or served bytes are others than before.
+    Debuginfo that is withheld (`ranking.is_withheld`), and all of a build ID that unrelated
+    programs share, is in *variants* alone. ``changed`` gets the ordinals of which names, attributes
+    or served bytes are others than before.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class VariantWriter:
         self._ordinals = environment.tables["ordinals"]
         self._ids = environment.tables["ids"]
         self._meta = environment.tables["meta"]
+        self._ambiguous = environment.tables["ambiguous"]
+        self._adopted = environment.tables["adopted"]
         self._counters = counters
         self._changed = changed
         #: Blobs of which something is served that was not, or in another way.
@@ -73,7 +78,33 @@ class VariantWriter:
     def add(self, artifact: Artifact) -> None:
         """Record a variant that is not there yet."""
         self.altered.add(artifact.digest)
+        if artifact.adopted:
+            self._txn.put(schema.U64.pack(artifact.ordinal), b"", db=self._adopted)
         self._place(artifact, self.best(artifact.ordinal, artifact.kind))
+
+    def is_ambiguous(self, ordinal: int) -> bool:
+        """Return True if unrelated programs have the build ID, so that nothing is served."""
+        return self._txn.get(schema.U64.pack(ordinal), db=self._ambiguous) is not None
+
+    def is_adopted(self, ordinal: int) -> bool:
+        """Return True if a file without a build ID of its own goes by the build ID."""
+        return self._txn.get(schema.U64.pack(ordinal), db=self._adopted) is not None
+
+    def make_ambiguous(self, ordinal: int) -> None:
+        """Serve nothing of a build ID any more."""
+        self._txn.put(schema.U64.pack(ordinal), b"", db=self._ambiguous)
+        self._changed.add(ordinal)
+        for kind in Kind:
+            self.choose(ordinal, kind)
+
+    def every(self, ordinal: int, kind: int) -> Iterator[Artifact]:
+        """The variants of an artifact in no order, served or not."""
+        best = self.best(ordinal, kind)
+        if best is not None:
+            yield best
+        rows = prefixed(self._txn, self._variants, schema.ORDINAL_KIND.pack(ordinal, kind))
+        for _, value in rows:
+            yield schema.unpack_artifact(ordinal, kind, value)
 
     def change(self, new: Artifact) -> None:
         """Replace the row of a variant by one that is no worse; call `choose` if it may be."""
@@ -190,6 +221,8 @@ class VariantWriter:
         return b"" if value is None else value[schema.NAME_AT :]
 
     def _is_withheld(self, artifact: Artifact) -> bool:
+        if self.is_ambiguous(artifact.ordinal):
+            return True
         if artifact.kind is not Kind.DEBUGINFO:
             return False
         floor = floor_of(self._txn, self._ordinals, self._meta, artifact.ordinal)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other names of blobs as they are read, and the one way from any name to a build ID."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.model import Alias, AliasType, BuildId, Digest
+from buildidfs.store import schema
+from buildidfs.store.index.queries import prefixed, whole
+
+if TYPE_CHECKING:
+    from buildidfs.store.index.environment import Environment, Table, Txn
+
+_MOST: Final = 64
+
+
+class Aliases:
+    """Reads of the aliases. A store of an earlier version that is only read has none."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+        self._identities = environment.tables.get("identities")
+        self._aliases = environment.tables.get("aliases")
+        self._adopted = environment.tables.get("adopted")
+        self._ambiguous = environment.tables.get("ambiguous")
+        self._digests = environment.tables["digests"]
+
+    @whole
+    def of(self, digest: Digest) -> tuple[Alias, ...]:
+        """The aliases of a blob."""
+        value = None if self._identities is None else self._env.get(self._identities, digest)
+        return () if value is None else schema.unpack_aliases(digest, value)
+
+    @whole
+    def blobs(self, kind: AliasType | None, value: bytes) -> list[Digest]:
+        """The blobs that have an alias, a few at most; with None, the one with that SHA-256."""
+        if kind is None:
+            is_there = self._env.get(self._digests, value) is not None
+            return [Digest(value)] if is_there else []
+        if self._aliases is None or len(value) > schema.MAX_ALIAS:
+            return []
+        prefix = schema.alias_prefix(Alias(kind, value))
+        with self._env.read() as txn:
+            keys = [key for key, _ in islice(prefixed(txn, self._aliases, prefix), _MOST)]
+        return [schema.alias_of(key)[1] for key in keys]
+
+    @whole
+    def ordinals(self, digest: Digest) -> list[int]:
+        """The numbers of the build IDs that a blob belongs to, those that are served first."""
+        with self._env.read() as txn:
+            value = txn.get(digest, db=self._digests)
+            if value is None:
+                return []
+            found = dict.fromkeys(ref[0] for ref in schema.DigestRow.unpack(value).refs)
+            return sorted(found, key=lambda ordinal: self._is_ambiguous(txn, ordinal))
+
+    def is_adopted(self, ordinal: int) -> bool:
+        """Return True if a file without a build ID of its own goes by the build ID."""
+        return self._has(self._adopted, ordinal)
+
+    def is_ambiguous(self, ordinal: int) -> bool:
+        """Return True if unrelated programs have the build ID, so that nothing is served."""
+        return self._has(self._ambiguous, ordinal)
+
+    def adopted_id(self, digest: Digest) -> BuildId | None:
+        """The ID by which bytes are found whose own build ID is no use; None if there is none."""
+        for alias in self.of(digest):
+            if alias.type is AliasType.HTL:
+                return BuildId(alias.value)
+        return None
+
+    def _has(self, table: Table | None, ordinal: int) -> bool:
+        return table is not None and self._env.get(table, schema.U64.pack(ordinal)) is not None
+
+    def _is_ambiguous(self, txn: Txn, ordinal: int) -> bool:
+        table = self._ambiguous
+        return table is not None and txn.get(schema.U64.pack(ordinal), db=table) is not None
