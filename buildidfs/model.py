@@ -333,6 +333,17 @@ class ContainerNames(msgspec.Struct, frozen=True):
         """``NAMESPACE/POD/NAME``, as far as they are known; empty if no name is."""
         return "/".join(part for part in (self.namespace, self.pod, self.name) if part)
 
+    def fits(self, text: str) -> bool:
+        """Return True if a user may mean the container by ``text``: its name, its pod, or both.
+
+        A pod may have its namespace before it.
+        """
+        parts = text.split("/")
+        own = (self.namespace, self.pod, self.name)
+        return all(parts) and parts in (
+            [self.name], [self.pod], list(own[:2]), list(own[1:]), list(own),
+        )  # fmt: skip
+
 
 NO_NAMES: Final = ContainerNames()
 

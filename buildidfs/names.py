@@ -59,6 +59,19 @@ DWZ_MARK = b"/.dwz/"
 MERGED = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
 """Directories of the root that are links into /usr where distributions have merged the two."""
 
+
+def merged(path: bytes) -> list[bytes]:
+    """The other name of a path below /lib, /bin and their like, where these are links into /usr.
+
+    The dynamic loader, and so ldd(1), go by the one, the kernel by the other.
+    """
+    is_in_usr = path.startswith(b"/usr/")
+    first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
+    if not first or first[0] not in MERGED:
+        return []
+    return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
+
+
 MAX_NAME = 255
 """NAME_MAX of Linux: no directory entry is longer."""
 

@@ -7,12 +7,14 @@ import contextlib
 import fnmatch
 import os
 import re
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from buildidfs import names
-from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.app import containers
+from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, Artifact, BuildId, Kind, Quality
 from buildidfs.store.errors import show
 
@@ -25,23 +27,6 @@ if TYPE_CHECKING:
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
-_LEAST_DIGITS: Final = 16
-_MOST_LABELS: Final = 5
-
-
-def named_build_id(store: Store, text: str) -> BuildId:
-    """A build ID that the store knows by its beginning, or one in full that it may get to know.
-
-    Raises `InvalidBuildId`, `AmbiguousBuildId`.
-    """
-    try:
-        return store.index.match(text)
-    except ArtifactMissing:
-        if len(text) < _LEAST_DIGITS:
-            raise InvalidBuildId(
-                f"nothing is known of build ID {text}: what is not here yet has to be given in full"
-            ) from None
-        return BuildId.from_hex(text.lower())
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -72,7 +57,9 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
 
 
 def _by_id(store: Store, text: str) -> Iterator[Chosen]:
-    build_id = store.index.match(text)
+    from buildidfs.app import resolve
+
+    build_id = resolve.build_id(store, text)
     yield from _blobs(store, store.index.ordinal(build_id) or 0, build_id)
     package = names.package_id(build_id)
     if package is not None and (ordinal := store.index.ordinal(package)) is not None:
@@ -143,16 +130,35 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
     return None
 
 
-def origin_filter(glob: str | None, container: str | None) -> Callable[[OriginRecord], bool] | None:
-    """The test that an origin has to pass, or None when every one does."""
-    if glob is None and container is None:
-        return None
-    from buildidfs.capture.origin.container import fits
+class Asked(NamedTuple):
+    """The artifacts that a user asks for: a pattern of paths, a container, a kind, and since when
+    they have been seen (Unix time in nanoseconds, 0 for ever).
+    """
 
-    pattern = re.compile(os.fsencode(fnmatch.translate(glob or "*")))
+    glob: str | None = None
+    container: str | None = None
+    kind: str | None = None
+    since_ns: int = 0
+
+    def __str__(self) -> str:
+        given = [("--path", self.glob), ("--container", self.container), ("--kind", self.kind)]
+        if self.since_ns:
+            at = time.localtime(self.since_ns // 1_000_000_000)
+            given.append(("--since", time.strftime("%Y-%m-%dT%H:%M:%S", at)))
+        return " ".join(f"{option} {value}" for option, value in given if value is not None)
+
+
+def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] | None:
+    """The test that an origin has to pass, or None when every one does."""
+    if asked.glob is None and asked.container is None and not asked.since_ns:
+        return None
+    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    is_meant = None if asked.container is None else containers.meant(store, asked.container)
 
     def wanted(record: OriginRecord) -> bool:
-        if container is not None and not fits(container, record.origin.container):
+        if record.last_seen_ns < asked.since_ns:
+            return False
+        if is_meant is not None and not is_meant(record.origin.container):
             return False
         return pattern.match(record.origin.path) is not None
 
@@ -212,40 +218,23 @@ def conflicts(
         )
 
 
-def why_no_conflicts(
-    store: Store, glob: str | None, container: str | None, kind: str | None
-) -> str:
+def why_no_conflicts(store: Store, asked: Asked) -> str:
     """Why no build ID with several variants was shown."""
-    if glob is kind is container is None or next(iter(store.index.conflicts()), None) is None:
+    if asked == Asked() or next(iter(store.index.conflicts()), None) is None:
         return "no build ID in this store has several variants"
-    return f"no build ID with several variants fits {_asked(glob, container, kind)}"
+    return f"no build ID with several variants fits {asked}"
 
 
-def why_no_artifacts(
-    store: Store, glob: str | None, container: str | None, kind: str | None
-) -> str:
+def why_no_artifacts(store: Store, asked: Asked) -> str:
     """Why no artifact was shown."""
     if not store.stats().blobs:
         return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
-    why = f"nothing in this store fits {_asked(glob, container, kind)}"
-    if container is not None and (labels := _labels(store)):
-        return f"{why}; there are some of {', '.join(labels)}"
-    if glob is not None:
+    why = f"nothing in this store fits {asked}"
+    if asked.container is not None:
+        return f"{why}; {containers.last_ones(store)}"
+    if asked.glob is not None:
         return f"{why}; a pattern has to match the whole path ('*/libc.so.6')"
     return why
-
-
-def _asked(glob: str | None, container: str | None, kind: str | None) -> str:
-    given = (("--path", glob), ("--container", container), ("--kind", kind))
-    return " ".join(f"{option} {value}" for option, value in given if value is not None)
-
-
-def _labels(store: Store) -> list[str]:
-    """The labels of a few containers that files were seen in."""
-    from itertools import islice
-
-    every = (each.label for each in store.containers.every())
-    return sorted(set(islice(every, _MOST_LABELS)))
 
 
 class Known(NamedTuple):

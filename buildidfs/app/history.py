@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from buildidfs import names
+from buildidfs.app import containers
 from buildidfs.capture.origin import container
-from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId
 from buildidfs.model import BuildId
 from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.process.mapped_by import Mapper
-    from buildidfs.config import Settings
     from buildidfs.model import Origin
     from buildidfs.store import JournalRecord, OriginRecord, Store
 
@@ -55,29 +52,18 @@ def at_path(
 ) -> list[Place]:
     """Every build ID that was seen at that path or one of the ``others``, the last seen first.
 
-    ``label`` is a container as a user names it, see `container.fits`. Reads rows of that path only,
-    and of its other name where /usr is merged (`merged`); what the store holds is found whatever it
-    is there: executable, debug file, vDSO or kallsyms.
+    ``label`` is a container as a user names it, see `containers.meant`. Reads rows of that path
+    only, and of its other name where /usr is merged (`names.merged`); what the store holds is found
+    whatever it is there: executable, debug file, vDSO or kallsyms.
     """
     found = _Places(store, label)
-    for each in dict.fromkeys(name for one in (path, *others) for name in (one, *merged(one))):
+    spellings = (name for one in (path, *others) for name in (one, *names.merged(one)))
+    for each in dict.fromkeys(spellings):
         number = _number(store, each)
         if number is not None:
             found.held(number, each)
         found.journal(store.journal.at(None, each))
     return found.last_first()
-
-
-def merged(path: bytes) -> list[bytes]:
-    """The other name of a path below /lib, /bin and their like, where these are links into /usr.
-
-    The dynamic loader, and so ldd(1), go by the one, the kernel by the other.
-    """
-    is_in_usr = path.startswith(b"/usr/")
-    first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
-    if not first or first[0] not in names.MERGED:
-        return []
-    return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
 
 
 def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
@@ -96,61 +82,12 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
     return found.last_first()
 
 
-def of_build_id(store: Store, text: str) -> tuple[BuildId, list[Place]]:
-    """The build ID that ``text`` means, and every place it was seen at, the last one first.
-
-    ``text`` may be the beginning of one that the store has or had bytes of; one that is in the
-    journal only has to be whole. Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
-    """
+def of_build_id(store: Store, build_id: BuildId) -> list[Place]:
+    """Every place that a build ID was seen at, the last one first."""
     found = _Places(store, None)
-    try:
-        build_id = store.index.match(text)
-    except ArtifactMissing as missing:
-        try:
-            build_id = BuildId.from_hex(text)
-        except InvalidBuildId:
-            raise missing from None
-        records = store.journal.of(build_id)
-        if not records:
-            raise
-    else:
-        records = store.journal.of(build_id)
-        found.origins(build_id, store.index.origins(store.index.ordinal(build_id) or 0))
-    found.journal(records)
-    return build_id, found.last_first()
-
-
-def who_maps(settings: Settings, text: str) -> tuple[list[Mapper], list[Unreadable]]:
-    """The processes that have a file mapped whose build ID begins so; and who is not to be seen.
-
-    By container, then by process. Raises `InvalidBuildId`, and `AmbiguousBuildId` if what is mapped
-    has several such build IDs.
-    """
-    from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.process.mapped_by import Mapper, Mappers
-
-    digits = text.lower()
-    if not digits or any(digit not in "0123456789abcdef" for digit in digits):
-        raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")
-    scan = Mappers(
-        lambda build_id, _: build_id.hex().startswith(digits),
-        container_namespaces=settings.container.namespaces,
-    )
-    found: list[Mapper] = []
-    refused: list[Unreadable] = []
-    for item in scan:
-        if isinstance(item, Unreadable):
-            refused.append(item)
-        elif isinstance(item, Mapper):
-            found.append(item)
-    if any(mapper.build_id.hex() == digits for mapper in found):
-        found = [mapper for mapper in found if mapper.build_id.hex() == digits]
-    distinct = sorted({mapper.build_id.hex() for mapper in found})
-    if len(distinct) > 1:
-        more = ", ..." if len(distinct) > 3 else ""
-        raise AmbiguousBuildId(f"{digits} is ambiguous: {', '.join(distinct[:3])}{more}")
-    found.sort(key=lambda mapper: (mapper.container, mapper.pid, mapper.path))
-    return found, refused
+    found.origins(build_id, store.index.origins(store.index.ordinal(build_id) or 0))
+    found.journal(store.journal.of(build_id))
+    return found.last_first()
 
 
 class _Places:
@@ -158,7 +95,7 @@ class _Places:
 
     def __init__(self, store: Store, label: str | None) -> None:
         self._store = store
-        self._label = label
+        self._is_meant = None if label is None else containers.meant(store, label)
         self._found: dict[tuple[bytes, bytes, str, str], Place] = {}
         self._held: dict[bytes, bool] = {}
 
@@ -194,7 +131,7 @@ class _Places:
         self, build_id: BuildId, path: bytes, label: str, host: str,
         record: OriginRecord | JournalRecord,
     ) -> None:  # fmt: skip
-        if self._label is not None and not container.fits(self._label, label):
+        if self._is_meant is not None and not self._is_meant(label):
             return
         first, last = record.first_seen_ns, record.last_seen_ns
         place = self._found.get((build_id, path, label, host))
@@ -248,7 +185,7 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
 
 
 def journal_filter(
-    globs: tuple[str, ...], label: str | None, names: tuple[str, ...] | None
+    store: Store, globs: tuple[str, ...], label: str | None, names: tuple[str, ...] | None
 ) -> Callable[[JournalRow], bool]:
     """Return the test that a row has to pass."""
     if not globs and label is None:
@@ -259,8 +196,10 @@ def journal_filter(
     exact = {os.fsencode(glob) for glob in globs}
     patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
 
+    is_meant = None if label is None else containers.meant(store, label)
+
     def wanted(row: JournalRow) -> bool:
-        if label is not None and not container.fits(label, row_container(row, names)):
+        if is_meant is not None and not is_meant(row_container(row, names)):
             return False
         path = _path(row)
         return not patterns or path in exact or any(pattern.match(path) for pattern in patterns)

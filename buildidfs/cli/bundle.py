@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import (
     counted,
     evicted_fields,
@@ -39,6 +39,7 @@ _SHOWN = 20
             "buildidfs bundle --include-inputs core.1234 -o crash.tar.zst",
             "tar --zstd -xOf crash.tar.zst sources.jsonl",
             "buildidfs bundle 8e9f 12ab -o - | ssh there 'cat > two.tar.zst'",
+            "buildidfs bundle --container shop/cart-7d9f -o cart.tar.zst",
             "buildidfs mount --bundle perf.tar.zst /mnt",
         ],
         {
@@ -49,7 +50,8 @@ _SHOWN = 20
         },
     ),
 )
-@click.argument("what", metavar="FILE|ID...", nargs=-1, required=True, type=AnyPath())
+@click.argument("what", metavar="FILE|ID|PATH...", nargs=-1, type=AnyPath())
+@container_option("Pack all that was captured of this container.", multiple=True)
 @click.option(
     "-o", "--output", metavar="FILE", required=True, type=AnyPath(), help="Where to; - is a pipe."
 )
@@ -62,15 +64,17 @@ _SHOWN = 20
 def bundle(
     session: Session,
     what: tuple[str, ...],
+    containers: tuple[str, ...],
     output: str,
     include_inputs: bool,
     no_sources: bool,
     json_: bool,
 ) -> int:
     """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
-    profiles and core files name, or that are given, into FILE: a tar archive in zstd. With them
-    goes a list of the source files to get for them. Files of a profile without build IDs are
-    looked up as `buildidfs repair` does it.
+    profiles and core files name, that containers had, or that are given, into FILE: a tar archive
+    in zstd. With them goes a list of the source files to get for them. Files of a profile without
+    build IDs are looked up as `buildidfs repair` does it. A PATH where no file is means the build
+    ID that was seen there last.
 
     `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
     an attempt that was cut off has left in FILE.partial is used.
@@ -79,12 +83,14 @@ def bundle(
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import IncompleteError, UsageError
 
+    if not what and not containers:
+        raise click.UsageError("nothing to pack: give profiles, core files, IDs or --container")
     if output == "-" and sys.stdout.isatty():
         raise UsageError("not writing a bundle to the terminal; use -o FILE")
     if output == "-" and json_:
         raise UsageError("--json would go into the bundle; use -o FILE")
     with session.open_store() as store:
-        wanted, inputs = _wanted(session, store, what)
+        wanted, inputs = _wanted(session, store, what, containers)
         for path in inputs:
             if output != "-" and os.path.exists(output) and os.path.samefile(path, output):
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
@@ -129,26 +135,27 @@ def bundle(
 
 
 def _wanted(
-    session: Session, store: Store, what: tuple[str, ...]
+    session: Session, store: Store, what: tuple[str, ...], labels: tuple[str, ...]
 ) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
     """The build IDs that are meant, with their paths, and the files that name them."""
+    from buildidfs.app import containers, resolve
     from buildidfs.app.inputs import build_ids_named
-    from buildidfs.errors import InvalidBuildId, UsageError
 
     wanted: dict[BuildId, bytes] = {}
+    for label in labels:
+        for container in containers.find(store, label):
+            wanted = containers.build_ids(store, container) | wanted
     inputs: dict[bytes, Named] = {}
     for each in what:
         path = os.fsencode(each)
-        if os.path.exists(path):
+        build_id = None if os.path.exists(path) else resolve.unless_file(store, each)
+        if build_id is None:
             with session.progress("Looking up", "record") as progress:
                 named = inputs[path] = build_ids_named(store, path, progress=progress)
-            for build_id, name in named.paths.items():
-                wanted.setdefault(build_id, name)
+            for each_id, name in named.paths.items():
+                wanted.setdefault(each_id, name)
         else:
-            try:
-                wanted.setdefault(store.index.match(each), b"")
-            except InvalidBuildId:
-                raise UsageError(f"{printable(path)}: No such file, and not a build ID") from None
+            wanted.setdefault(build_id, b"")
     return wanted, inputs
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from click.shell_completion import CompletionItem
 
+    from buildidfs.app.containers import Names
     from buildidfs.cli.progress import Line
     from buildidfs.config import Settings
     from buildidfs.model import Origin
@@ -255,13 +258,95 @@ namespaces_option = click.option(
 )
 
 
-def whose_fields(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> dict[str, object]:
+class ContainerArgument(click.types.StringParamType):
+    """A container: its label, the beginning of its ID, or a name that people have for it."""
+
+    name = "container"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete from names and labels of the containers in the store."""
+        from click.shell_completion import CompletionItem
+
+        from buildidfs.store import Store
+
+        globals_ = ctx.find_root().params
+        session = Session(globals_.get("store"), globals_.get("config"), 0)
+        try:
+            with Store.open(session.store_path, read_only=True) as store:
+                every = [(each.called.shown, each.label) for each in store.containers.every()]
+        except BuildIdFsError:
+            return []
+        found = sorted({text for both in every for text in both if text})
+        return [CompletionItem(text) for text in found if text.startswith(incomplete)][:100]
+
+
+def container_option(
+    help_: str = "Only what was seen in this container: its name, pod, label, or start of its ID.",
+    *,
+    multiple: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the option ``--container``; with ``multiple`` it gets ``containers``."""
+    return click.option(
+        "--container",
+        *(("containers",) if multiple else ()),
+        metavar="NAME",
+        type=ContainerArgument(),
+        multiple=multiple,
+        help=help_,
+    )
+
+
+_SECOND: Final = 1_000_000_000
+_AGO: Final = re.compile(r"(\d{1,9})([smhdw])")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_EPOCH: Final = re.compile(r"@(\d{1,10})(?:\.(\d{1,9}))?")
+
+
+def point_in_time(text: str, now_ns: int) -> int:
+    """A point in time as a user says it, in nanoseconds of Unix time.
+
+    So long ago (``90s``, ``10m``, ``2h``, ``3d``, ``1w``), a date with or without a time (ISO
+    8601; local unless it has an offset), or ``@`` and seconds of Unix time. Raises ValueError.
+    """
+    if found := _AGO.fullmatch(text):
+        return max(now_ns - int(found[1]) * _UNITS[found[2]] * _SECOND, 0)
+    if found := _EPOCH.fullmatch(text):
+        return int(found[1]) * _SECOND + int((found[2] or "").ljust(9, "0"))
+    from datetime import datetime
+
+    try:
+        return max(int(datetime.fromisoformat(text).timestamp()) * _SECOND, 0)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
+    if value is None:
+        return 0
+    try:
+        return point_in_time(value, time.time_ns())
+    except ValueError:
+        raise click.BadParameter(
+            f"not a time: {value!r}; try 10m, 2h, 3d, 2026-11-22 or @1700000000", ctx, param
+        ) from None
+
+
+since_option = click.option(
+    "--since", metavar="T", callback=_since, help="Only what was seen since (10m, 2h, 3d, a date)."
+)
+
+
+def whose_fields(
+    seen: Origin | JournalRecord, names: tuple[str, ...] | None, called: Names
+) -> dict[str, object]:
     """Return the JSON fields for the container, host and scanner of a sighting."""
     from buildidfs.app.history import container_of
     from buildidfs.capture.origin import container
 
     return {
-        "container": container_of(seen, names),
+        **called.fields(container_of(seen, names)),
         "cgroup": seen.cgroup.decode("utf-8", "replace"),
         "cgroup_id": seen.cgroup_id,
         "mnt_ns_id": seen.mnt_ns_id,

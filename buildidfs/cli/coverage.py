@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app.containers import Names
 from buildidfs.cli import table
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields
@@ -99,12 +100,23 @@ def coverage(
             found = inputs.coverage_of_processes(store, session.settings, progress=progress)
         else:
             found = inputs.coverage_of_file(store, os.fsencode(file), progress=progress)
-    return show(found, layout=layout, json_=json_, fail_under=fail_under, quiet=session.is_quiet)
+        names = Names(store)
+        for row in found.rows:
+            names.of(row.container)  # while the store is open
+    return show(
+        found,
+        names=names,
+        layout=layout,
+        json_=json_,
+        fail_under=fail_under,
+        quiet=session.is_quiet,
+    )
 
 
 def show(
     coverage: Coverage,
     *,
+    names: Names | None = None,
     layout: table.Layout | None = None,
     json_: bool,
     fail_under: float | None,
@@ -115,11 +127,11 @@ def show(
     That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
     have; 3 if not all of the input could be read, else 0.
     """
-    layout = layout or table.Layout()
+    layout, names = layout or table.Layout(), names or Names()
     if json_:
-        _json(coverage, layout)
+        _json(coverage, names, layout)
     elif not quiet:
-        _text(coverage, layout)
+        _text(coverage, names, layout)
     if coverage.incomplete:
         click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
     if fail_under and not coverage.weight:
@@ -135,8 +147,9 @@ def show(
     return IncompleteError.exit_code if coverage.incomplete else 0
 
 
-def _json(coverage: Coverage, layout: table.Layout) -> None:
-    rows = layout.choose(_columns(coverage.weight), coverage.worst_first())
+def _json(coverage: Coverage, names: Names, layout: table.Layout) -> None:
+    columns = table.named(_columns(coverage.weight), names.short)
+    rows = layout.choose(columns, coverage.worst_first())
     json_line(
         {
             "unit": coverage.unit,
@@ -149,14 +162,14 @@ def _json(coverage: Coverage, layout: table.Layout) -> None:
             },
             "notes": coverage.notes,
             "incomplete": coverage.incomplete,
-            "rows": [_fields(row) for row in rows],
+            "rows": [_fields(row, names) for row in rows],
         }
     )
 
 
-def _fields(row: Row) -> dict[str, object]:
+def _fields(row: Row, names: Names) -> dict[str, object]:
     return {
-        "container": row.container,
+        **names.fields(row.container),
         **path_fields(row.path),
         "build_id": None if row.build_id is None else row.build_id.hex(),
         "weight": row.weight,
@@ -167,8 +180,8 @@ def _fields(row: Row) -> dict[str, object]:
     }
 
 
-def _text(coverage: Coverage, layout: table.Layout) -> None:
-    columns = _columns(coverage.weight)
+def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
+    columns = table.named(_columns(coverage.weight), names.short)
     layout.print(columns, coverage.worst_first(), most=_SHOWN)
     if layout.has_template:
         return

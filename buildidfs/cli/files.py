@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import (
+    AnyPath,
+    BuildIdArgument,
+    Session,
+    container_option,
+    exit_status,
+)
 from buildidfs.cli.output import report_scan
 from buildidfs.errors import UsageError
 
@@ -73,6 +79,7 @@ def add(
     epilog=exit_status(
         [
             "buildidfs get 8e9f -o libc.so.6",
+            "buildidfs get /app/server --container web -o server",
             "buildidfs get --kind debuginfo 8e9fd827446c24067541ac5390e6f527fb5947bb > libc.debug",
         ],
         {
@@ -82,7 +89,8 @@ def add(
         },
     ),
 )
-@click.argument("id_", metavar="ID", type=BuildIdArgument())
+@click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
+@container_option("Take for PATH what was seen there in this container.")
 @click.option(
     "--kind",
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
@@ -90,18 +98,21 @@ def add(
 )
 @click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
 @click.pass_obj
-def get(session: Session, id_: str, kind: str | None, output: str | None) -> None:
-    """Write the bytes kept under build ID (a unique prefix is enough), verified first.
+def get(
+    session: Session, id_: str, container: str | None, kind: str | None, output: str | None
+) -> None:
+    """Write the bytes kept under build ID (a unique prefix is enough), or of PATH, verified first.
 
     FILE appears whole or not at all. Writing to a terminal is refused.
     """
+    from buildidfs.app import resolve
     from buildidfs.errors import UsageError
     from buildidfs.store import export
 
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
-        artifact = _choose(store, store.index.match(id_), kind)
+        artifact = _choose(store, resolve.build_id(store, id_, container), kind)
         if output is None:
             export.to_stream(store, artifact, sys.stdout.buffer)
         else:

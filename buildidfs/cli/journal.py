@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from buildidfs.app import history
+from buildidfs.app.containers import Names
 from buildidfs.cli import table
-from buildidfs.cli.common import Session, exit_status, namespaces_option, whose_fields
+from buildidfs.cli.common import (
+    Session,
+    container_option,
+    exit_status,
+    namespaces_option,
+    since_option,
+    whose_fields,
+)
 from buildidfs.cli.output import json_line, moment, path_fields
 from buildidfs.cli.table import Column
 from buildidfs.store.run_files import Lost
@@ -26,10 +32,6 @@ if TYPE_CHECKING:
     Row = JournalRecord | Lost
 
 _MOST_LABELS = 5
-_SECOND = 1_000_000_000
-_AGO = re.compile(r"(\d{1,9})([smhdw])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_EPOCH = re.compile(r"@(\d{1,10})(?:\.(\d{1,9}))?")
 
 
 class _Line(NamedTuple):
@@ -65,35 +67,6 @@ def _columns(*, lost: bool) -> tuple[Column[_Line], ...]:
 _COLUMNS: Final = _columns(lost=False)
 
 
-def point_in_time(text: str, now_ns: int) -> int:
-    """A point in time as a user says it, in nanoseconds of Unix time.
-
-    So long ago (``90s``, ``10m``, ``2h``, ``3d``, ``1w``), a date with or without a time (ISO
-    8601; local unless it has an offset), or ``@`` and seconds of Unix time. Raises ValueError.
-    """
-    if found := _AGO.fullmatch(text):
-        return max(now_ns - int(found[1]) * _UNITS[found[2]] * _SECOND, 0)
-    if found := _EPOCH.fullmatch(text):
-        return int(found[1]) * _SECOND + int((found[2] or "").ljust(9, "0"))
-    from datetime import datetime
-
-    try:
-        return max(int(datetime.fromisoformat(text).timestamp()) * _SECOND, 0)
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
-
-
-def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
-    if value is None:
-        return 0
-    try:
-        return point_in_time(value, time.time_ns())
-    except ValueError:
-        raise click.BadParameter(
-            f"not a time: {value!r}; try 10m, 2h, 3d, 2026-11-22 or @1700000000", ctx, param
-        ) from None
-
-
 @click.command(
     "journal",
     short_help="Show which build ID was seen where and when.",
@@ -111,10 +84,8 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
         },
     ),
 )
-@click.option(
-    "--since", metavar="T", callback=_since, help="Only what was seen since (10m, 2h, 3d, a date)."
-)
-@click.option("--container", metavar="LABEL", help="Only what was seen in this container.")
+@since_option
+@container_option()
 @click.option(
     "--path", "globs", metavar="GLOB", multiple=True, help="Only what was seen at such a path."
 )
@@ -139,17 +110,20 @@ def journal(
     it had no room for them while they could still be had at that path, and lost, with the reason,
     where a watch saw a file and could not take it.
     """
-    columns = _columns(lost=lost)
     labels = set[str]()
     with session.open_store() as store:
-        wanted = history.journal_filter(globs, container, names)
+        called = Names(store)
+        columns = table.named(_columns(lost=lost), called.short)
+        wanted = history.journal_filter(store, globs, container, names)
         lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
         if json_:
-            shown = _as_json(layout.choose(columns, lines), names)
+            shown = _as_json(layout.choose(columns, lines), names, called)
         else:
             shown = layout.print(columns, lines)
         if not shown:
-            session.say_why_empty(_why_empty(store, since, lost, labels))
+            session.say_why_empty(
+                _why_empty(store, since, lost, {called.short(label) for label in labels})
+            )
 
 
 def _lines(
@@ -164,7 +138,7 @@ def _lines(
         label = history.row_container(row, names)
         if not wanted(row):
             if len(labels) < _MOST_LABELS:
-                labels.add(label or "the host")
+                labels.add(label)
         elif isinstance(row, Lost):
             yield _Line(
                 row, row.build_id or None, row.time_ns, label, "lost", row.raw_path, row.count,
@@ -177,13 +151,13 @@ def _lines(
             yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
 
 
-def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None) -> int:
+def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None, called: Names) -> int:
     count = 0
     for count, line in enumerate(lines, 1):  # noqa: B007
         if isinstance(line.row, Lost):
-            _lost_json(line.row)
+            _lost_json(line.row, called)
         else:
-            _json(line.row, line.state == "held", names)
+            _json(line.row, line.state == "held", names, called)
     sys.stdout.flush()
     return count
 
@@ -191,7 +165,8 @@ def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None) -> int:
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     """Why no row was shown, of those there are from ``since`` on in containers with ``labels``."""
     if labels:
-        return f"no row fits what was asked for; there are some of {', '.join(sorted(labels))}"
+        some = ", ".join(sorted(label or "the host" for label in labels))
+        return f"no row fits what was asked for; there are some of {some}"
     last = history.last_in_journal(store, lost=lost)
     if not last and lost:
         return "no watch on this store has lost a file"
@@ -205,7 +180,7 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
 
 
-def _lost_json(row: Lost) -> None:
+def _lost_json(row: Lost, called: Names) -> None:
     json_line(
         {
             "build_id": row.build_id or None,
@@ -213,7 +188,7 @@ def _lost_json(row: Lost) -> None:
             "held": False,
             "lost": row.reason,
             "count": row.count,
-            "container": row.container,
+            **called.fields(row.container),
             "mnt_ns_id": row.mnt_ns_id,
             "host": row.host,
             "last_seen": row.time_ns / 1e9,
@@ -221,7 +196,7 @@ def _lost_json(row: Lost) -> None:
     )
 
 
-def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None:
+def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None, called: Names) -> None:
     json_line(
         {
             "build_id": row.build_id.hex(),
@@ -229,7 +204,7 @@ def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None) -> None
             "held": held,
             "noted": None if row.noted is None else _identity(row.noted),
             "lost": None,
-            **whose_fields(row, names),
+            **whose_fields(row, names, called),
             "boot_id": row.boot.hex(),
             "first_seen": row.first_seen_ns / 1e9,
             "last_seen": row.last_seen_ns / 1e9,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from buildidfs.app.containers import Names
 from buildidfs.cli import table
-from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line, path_fields, printable, size
+from buildidfs.cli.common import Session, container_option, exit_status, since_option
+from buildidfs.cli.output import json_line, one_line, path_fields, printable, size
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     epilog=exit_status(
         [
             "buildidfs list --path '*/libc.so.6'",
-            "buildidfs list --container docker:0f5c3e8d1b2a --json",
+            "buildidfs list --container web --since 2h --json",
             "buildidfs list --kind debuginfo",
             "buildidfs list --conflicts",
         ],
@@ -74,7 +75,8 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     ),
 )
 @click.option("--path", "glob", metavar="GLOB", help="Only files seen at such a path ('*/libc*').")
-@click.option("--container", metavar="LABEL", help="Only files seen in this container.")
+@container_option()
+@since_option
 @click.option(
     "--kind",
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
@@ -88,6 +90,7 @@ def list_(
     session: Session,
     glob: str | None,
     container: str | None,
+    since: int,
     kind: str | None,
     conflicts: bool,
     layout: table.Layout,
@@ -100,24 +103,27 @@ def list_(
     """
     from buildidfs.app import catalog
 
-    wanted = catalog.origin_filter(glob, container)
     shown = False
     with session.open_store() as store:
+        names = Names(store)
+        asked = catalog.Asked(glob, container, kind, since)
+        wanted = catalog.origin_filter(store, asked)
         if conflicts:
             for conflict in catalog.conflicts(store, kind, wanted):
                 shown = True
-                (_conflict_as_json if json_ else _conflict_as_text)(conflict)
+                (_conflict_as_json if json_ else _conflict_as_text)(conflict, names)
             sys.stdout.flush()
             if not shown:
-                session.say_why_empty(catalog.why_no_conflicts(store, glob, container, kind))
+                session.say_why_empty(catalog.why_no_conflicts(store, asked))
             return
         rows = _rows(catalog.artifacts(store, kind, wanted))
+        columns = table.named(_COLUMNS, names.short)
         if json_:
-            shown = _as_json(layout.choose(_COLUMNS, rows))
+            shown = _as_json(layout.choose(columns, rows), names)
         else:
-            shown = layout.print(_COLUMNS, rows) > 0
+            shown = layout.print(columns, rows) > 0
         if not shown:
-            session.say_why_empty(catalog.why_no_artifacts(store, glob, container, kind))
+            session.say_why_empty(catalog.why_no_artifacts(store, asked))
 
 
 def _rows(found: Iterable[tuple[BuildId, Artifact, OriginRecord]]) -> Iterator[_Listed]:
@@ -125,7 +131,7 @@ def _rows(found: Iterable[tuple[BuildId, Artifact, OriginRecord]]) -> Iterator[_
         yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
 
 
-def _as_json(rows: Iterable[_Listed]) -> bool:
+def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
     """Print an object for each artifact; return True if there is any."""
     shown = False
     for row in rows:
@@ -137,7 +143,7 @@ def _as_json(rows: Iterable[_Listed]) -> bool:
                     "kind": artifact.kind.name.lower(),
                     "sha256": artifact.digest.hex(),
                     "size": artifact.size,
-                    "container": record.origin.container,
+                    **names.fields(record.origin.container),
                     "last_seen": record.last_seen_ns / 1e9,
                     **path_fields(record.origin.path),
                 }
@@ -146,7 +152,7 @@ def _as_json(rows: Iterable[_Listed]) -> bool:
     return shown
 
 
-def _conflict_as_json(conflict: Conflict) -> None:
+def _conflict_as_json(conflict: Conflict, names: Names) -> None:
     json_line(
         {
             "build_id": conflict.build_id.hex(),
@@ -160,8 +166,11 @@ def _conflict_as_json(conflict: Conflict) -> None:
                     "first_seen": artifact.first_seen_ns / 1e9,
                     "served": artifact.variant == conflict.served,
                     "why": why,
-                    "container": None if record is None else record.origin.container,
-                    **({"path": None} if record is None else path_fields(record.origin.path)),
+                    **(
+                        {"container": None, "path": None}
+                        if record is None
+                        else names.fields(record.origin.container) | path_fields(record.origin.path)
+                    ),
                 }
                 for artifact, why, record in conflict.variants
             ],
@@ -169,12 +178,12 @@ def _conflict_as_json(conflict: Conflict) -> None:
     )
 
 
-def _conflict_as_text(conflict: Conflict) -> None:
+def _conflict_as_text(conflict: Conflict, names: Names) -> None:
     sys.stdout.write(f"{conflict.build_id.hex():40}  {conflict.kind.name.lower()}\n")
     for artifact, why, record in conflict.variants:
         where = "" if record is None else printable(record.origin.path)
         if record is not None and record.origin.container:
-            where += f"  ({printable(record.origin.container.encode())})"
+            where += f"  ({one_line(names.short(record.origin.container))})"
         sys.stdout.write(
             f"  {'' if artifact.variant == conflict.served else 'not '}served: {why}\n"
             f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app import running
+from buildidfs.app.containers import Names
 from buildidfs.cli import table
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import counted, json_line, path_fields, printable
+from buildidfs.cli.common import (
+    AnyPath,
+    BuildIdArgument,
+    Session,
+    container_option,
+    exit_status,
+    since_option,
+)
+from buildidfs.cli.output import counted, json_line, moment, path_fields, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
 
@@ -19,6 +28,15 @@ if TYPE_CHECKING:
     from buildidfs.app.history import Place
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
+
+
+def _package(row: Mapper) -> str | None:
+    """The package of a mapped file; of a deleted one that which is installed now."""
+    if not row.package.name:
+        return None
+    now = "now " if row.deleted else ""
+    return f"{now}{row.package.name} {row.package.version}".rstrip()
+
 
 _PLACES: Final[tuple[Column[Place], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
@@ -34,6 +52,7 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
     Column("pid", "PID", lambda row: row.pid, table.COUNT),
     Column("comm", "COMMAND", lambda row: row.comm, table.BYTES),
     Column("deleted", "FILE", lambda row: "deleted" if row.deleted else "present", table.TEXT),
+    Column("package", "PACKAGE", _package, table.LABEL),
     Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
     Column("path", "PATH", lambda row: row.path, table.PATH),
 )
@@ -52,7 +71,8 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
     ),
 )
 @click.argument("path", metavar="PATH", type=AnyPath())
-@click.option("--container", metavar="LABEL", help="Only what was seen in this container.")
+@container_option()
+@since_option
 @click.option("--glob", "is_glob", is_flag=True, help="PATH is a pattern ('*/libc.so.6').")
 @table.options(_PLACES)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
@@ -61,6 +81,7 @@ def which(
     session: Session,
     path: str,
     container: str | None,
+    since: int,
     is_glob: bool,
     layout: table.Layout,
     json_: bool,
@@ -81,29 +102,34 @@ def which(
             # The name that ldd prints is a link, and the kernel tells what that leads to.
             here = [os.fsencode(os.path.realpath(path))] if container is None else []
             places = history.at_path(store, os.fsencode(path), container, others=here)
-    if not places:
+        recent = [place for place in places if place.last_seen_ns >= since]
+        _print_places(recent, layout, json_, Names(store))
+    if not recent:
         where = "" if container is None else f" in container {container}"
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
-        text = printable(os.fsencode(f"nothing was ever seen at {path}{where}{hint}"))
+        if places:
+            hint = f" since {moment(since)}; the last time was {moment(places[0].last_seen_ns)}"
+        ever = "" if places else "ever "
+        text = printable(os.fsencode(f"nothing was {ever}seen at {path}{where}{hint}"))
         raise ArtifactMissing(text)
-    _print_places(places, layout, json_)
 
 
-def _print_places(places: list[Place], layout: table.Layout, json_: bool) -> None:
+def _print_places(places: list[Place], layout: table.Layout, json_: bool, names: Names) -> None:
+    columns = table.named(_PLACES, names.short)
     if not json_:
-        layout.print(_PLACES, places)
+        layout.print(columns, places)
         return
-    for place in layout.choose(_PLACES, places):
-        json_line(place_fields(place))
+    for place in layout.choose(columns, places):
+        json_line(_place_fields(place, names))
     sys.stdout.flush()
 
 
-def place_fields(place: Place) -> dict[str, object]:
+def _place_fields(place: Place, names: Names) -> dict[str, object]:
     """Return the JSON fields of a place."""
     return {
         "build_id": place.build_id.hex(),
         **path_fields(place.path),
-        "container": place.container,
+        **names.fields(place.container),
         "host": place.host,
         "held": place.held,
         "first_seen": place.first_seen_ns / 1e9,
@@ -117,7 +143,9 @@ def place_fields(place: Place) -> dict[str, object]:
     epilog=exit_status(
         [
             "buildidfs where 8e9f",
-            "buildidfs where --live 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "buildidfs where /usr/lib/x86_64-linux-gnu/libcrypto.so.3",
+            "buildidfs where --live --path '*/libcrypto.so*'",
+            "buildidfs where --live --deleted",
             "buildidfs where --live --json 8e9f | jq .pid",
         ],
         {
@@ -128,49 +156,78 @@ def place_fields(place: Place) -> dict[str, object]:
         },
     ),
 )
-@click.argument("id_", metavar="ID", type=BuildIdArgument())
+@click.argument("id_", metavar="[ID|PATH]", required=False, type=BuildIdArgument())
+@container_option()
 @click.option("--live", is_flag=True, help="The processes that have it mapped now; needs no store.")
+@click.option(
+    "--path", "glob", metavar="GLOB", help="With --live: files at such a path ('*/libssl.so*')."
+)
+@click.option("--deleted", is_flag=True, help="With --live: files that lost the mapped path.")
 @table.options(_PLACES, _MAPPERS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def where(session: Session, id_: str, live: bool, layout: table.Layout, json_: bool) -> int:
-    """Show every place where a build ID was seen (a unique prefix is enough), the last one first.
+def where(
+    session: Session,
+    id_: str | None,
+    container: str | None,
+    live: bool,
+    glob: str | None,
+    deleted: bool,
+    layout: table.Layout,
+    json_: bool,
+) -> int:
+    """Show every place where a build ID, or the file at PATH, was seen, the last one first.
 
     Also where its bytes could not be had. With --live, the processes that have it mapped at this
-    moment: who still runs this libc?
+    moment, or any file that --path and --deleted choose, with the package that has put the file at
+    this path in their root: who still runs the old libcrypto? Package and version of a deleted file
+    are those of the file that has its place now.
     """
     if live:
-        return _print_mappers(session, id_, layout, json_)
-    from buildidfs.app import history
+        if id_ is None and glob is None and not deleted:
+            raise click.UsageError("--live wants an ID, a PATH, --path or --deleted")
+        asked = running.Asked(id_, glob, container, deleted)
+        return _print_mappers(session, asked, layout, json_)
+    if glob is not None or deleted:
+        raise click.UsageError("--path and --deleted go with --live; see buildidfs which --glob")
+    if id_ is None:
+        raise click.UsageError("where wants an ID or a PATH")
+    from buildidfs.app import history, resolve
 
     with session.open_store() as store:
-        _, places = history.of_build_id(store, id_)
-    _print_places(places, layout, json_)
+        places = history.of_build_id(store, resolve.build_id(store, id_, container))
+        _print_places(places, layout, json_, Names(store))
     return 0
 
 
-def _print_mappers(session: Session, text: str, layout: table.Layout, json_: bool) -> int:
-    """Print the processes that map a build ID; return the exit status."""
-    from buildidfs.app import history
-
-    mappers, refused = history.who_maps(session.settings, text)
+def _print_mappers(
+    session: Session, asked: running.Asked, layout: table.Layout, json_: bool
+) -> int:
+    """Print the processes that map what was asked for; return the exit status."""
+    mappers, refused = running.who_maps(session.settings, asked)
+    names = Names()
+    for mapper in mappers:
+        names.of(mapper.container, mapper.cgroup)
+    columns = table.named(_MAPPERS, names.short)
     if json_:
-        for mapper in layout.choose(_MAPPERS, mappers):
+        for mapper in layout.choose(columns, mappers):
             json_line(
                 {
                     "build_id": mapper.build_id.hex(),
                     "pid": mapper.pid,
                     "comm": mapper.comm.decode("utf-8", "replace"),
-                    "container": mapper.container,
+                    **names.fields(mapper.container),
                     **path_fields(mapper.path),
                     "deleted": mapper.deleted,
+                    "package": mapper.package.name or None,
+                    "package_version": mapper.package.version or None,
                 }
             )
         sys.stdout.flush()
     else:
-        layout.print(_MAPPERS, mappers)
+        layout.print(columns, mappers)
     if not mappers:
-        session.say_why_empty(f"no process has {text} mapped")
+        session.say_why_empty(f"no process has {asked} mapped")
     return _report_refused(refused)
 
 

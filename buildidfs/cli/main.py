@@ -46,6 +46,7 @@ _LAST = 2
         "mount": "mount:mount",
         "unmount": "mount:unmount",
         "list": "list:list_",
+        "containers": "containers:containers",
         "show": "show:show",
         "journal": "journal:journal",
         "which": "lookup:which",

@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from buildidfs.cli import table
-from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, path_fields, printable
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
     from buildidfs.model import BuildId
     from buildidfs.store import Pin, Store
-
-_HEX = re.compile(r"[0-9a-fA-F]+")
 
 
 class _Listed(NamedTuple):
@@ -48,6 +45,7 @@ class KeptArgument(BuildIdArgument):
             "buildidfs pin 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "buildidfs pin perf.data core.4711",
             "buildidfs pin --name incident-42 8e9f perf.data",
+            "buildidfs pin --container shop/cart-7d9f --name incident-42",
             "buildidfs pin --list",
         ],
         {
@@ -58,6 +56,7 @@ class KeptArgument(BuildIdArgument):
     ),
 )
 @click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
+@container_option("Keep all that was captured of this container so far.", multiple=True)
 @click.option("--name", metavar="NAME", help="Say for what; unpin --name takes all of it back.")
 @click.option("--list", "list_", is_flag=True, help="List what is pinned.")
 @table.options(_COLUMNS)
@@ -66,6 +65,7 @@ class KeptArgument(BuildIdArgument):
 def pin(
     session: Session,
     what: tuple[str, ...],
+    containers: tuple[str, ...],
     name: str | None,
     list_: bool,
     layout: table.Layout,
@@ -76,12 +76,14 @@ def pin(
     FILE is a profile of perf(1) or a core file: every build ID that it names is kept, under the
     path of the file; of a binary its own. Files of a profile without build IDs are looked up as
     `buildidfs repair` does it. What is not in the store yet is kept when it comes; it has to be
-    given in full. What consists of hex digits is taken for a build ID, not for a file.
+    given in full. What consists of hex digits is taken for a build ID, not for a file. A path where
+    no file is means the build ID that was seen there last. With --container the build IDs are kept
+    under the name that is given for the container: unpin --name takes them back.
     """
     from buildidfs.errors import IncompleteError
 
     if list_:
-        if what:
+        if what or containers:
             raise click.UsageError("--list goes without build IDs and files; with --name at most")
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
@@ -90,9 +92,11 @@ def pin(
         return 0
     if json_ or layout.is_given:
         raise click.UsageError("--json and the options of tables belong to --list")
-    if not what:
-        raise click.UsageError("nothing to pin: give build IDs or files, or --list")
+    if not what and not containers:
+        raise click.UsageError("nothing to pin: give build IDs, files or --container, or --list")
     with session.open_store() as store:
+        for each in containers:
+            _pin_container(session, store, each, name)
         lacking = [_pin(session, store, each, name) for each in what]
     return IncompleteError.exit_code if any(lacking) else 0
 
@@ -118,7 +122,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
     A build ID stays as long as it is pinned for anything else.
     """
-    from buildidfs.app import catalog
+    from buildidfs.app import resolve
     from buildidfs.errors import ArtifactMissing
 
     if not what and not name:
@@ -126,13 +130,15 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
     missed = 0
     with session.open_store() as store:
         for each in what:
-            if _HEX.fullmatch(each):
-                build_id = catalog.named_build_id(store, each)
+            if not resolve.is_path(each):
+                build_id = resolve.future_build_id(store, each)
                 count = store.unpin([build_id])
                 for other in store.pins.of(build_id):
                     click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
             else:
                 count = store.unpin_name(_name_of(each))
+                if not count and not os.path.lexists(each):
+                    count = store.unpin([resolve.build_id(store, each)])
             missed += _unpinned(session, each, count)
         for each in name:
             missed += _unpinned(session, each, store.unpin_name(os.fsencode(each)))
@@ -151,13 +157,14 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     """Pin what one argument means; True if it is a file of which some build IDs are not known."""
-    from buildidfs.app import catalog, inputs
+    from buildidfs.app import inputs, resolve
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError
 
     label = None if name is None else os.fsencode(name)
-    if _HEX.fullmatch(what):
-        build_ids = [catalog.named_build_id(store, what)]
+    build_id = resolve.unless_file(store, what)
+    if build_id is not None:
+        build_ids = [build_id]
         _report(session, what, build_ids, store.pin(build_ids, label or b""))
         return False
     path = os.fsencode(what)
@@ -170,6 +177,19 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     new = store.pin(build_ids, _name_of(what) if label is None else label)
     _report(session, what, build_ids, new)
     return report_nameless(path, named)
+
+
+def _pin_container(session: Session, store: Store, text: str, name: str | None) -> None:
+    """Pin all build IDs of the containers that a user means."""
+    from buildidfs.app import containers
+
+    found = {
+        build_id
+        for each in containers.find(store, text)
+        for build_id in containers.build_ids(store, each)
+    }
+    build_ids = sorted(found)
+    _report(session, text, build_ids, store.pin(build_ids, os.fsencode(name or text)))
 
 
 def _name_of(path: str) -> bytes:

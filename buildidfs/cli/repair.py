@@ -78,12 +78,12 @@ def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
 
     Raises `UsageError`.
     """
-    from buildidfs.app import catalog
+    from buildidfs.app import resolve
 
     path, _, build_id = text.rpartition("=")
     if not path.startswith("/"):
         raise click.UsageError(f"--assign wants PATH=ID with an absolute path, not {text!r}")
-    return os.fsencode(path), catalog.named_build_id(store, build_id)
+    return os.fsencode(path), resolve.future_build_id(store, build_id)
 
 
 def _json(done: Repaired) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.cli.common import AnyPath, LazyGroup, Session, exit_status
+from buildidfs.cli.common import AnyPath, LazyGroup, Session, container_option, exit_status
 from buildidfs.cli.output import counted, one_line, path_fields, printable, report_scan
 from buildidfs.errors import IncompleteError
 
@@ -51,12 +51,8 @@ def scan() -> None:
     ),
 )
 @click.option("--pid", "pids", metavar="PID", type=int, multiple=True, help="Only this process.")
-@click.option(
-    "--container",
-    "containers",
-    metavar="LABEL",
-    multiple=True,
-    help="Only this container: its label, or the beginning of its ID.",
+@container_option(
+    "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option("--containers-only", is_flag=True, help="Leave out the processes of the host.")
 @click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")

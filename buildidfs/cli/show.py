@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app.containers import Names
 from buildidfs.app.history import container_of
 from buildidfs.cli.common import (
     BuildIdArgument,
     Session,
+    container_option,
     exit_status,
     namespaces_option,
     whose_fields,
 )
-from buildidfs.cli.output import counted, json_line, moment, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, moment, one_line, path_fields, printable, size
 
 if TYPE_CHECKING:
     from buildidfs.app.catalog import Known
@@ -32,6 +34,7 @@ _PLACES: Final = 20
     epilog=exit_status(
         [
             "buildidfs show 8e9f",
+            "buildidfs show /usr/lib/x86_64-linux-gnu/libc.so.6",
             "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "buildidfs show --namespaces mnt,pid 8e9f",
         ],
@@ -41,34 +44,41 @@ _PLACES: Final = 20
         },
     ),
 )
-@click.argument("id_", metavar="ID", type=BuildIdArgument())
+@click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
+@container_option("Take for PATH what was seen there in this container.")
 @click.option("--all", "all_", is_flag=True, help="Print all variants and places.")
 @namespaces_option
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def show(
-    session: Session, id_: str, all_: bool, names: tuple[str, ...] | None, json_: bool
+    session: Session,
+    id_: str,
+    container: str | None,
+    all_: bool,
+    names: tuple[str, ...] | None,
+    json_: bool,
 ) -> None:
-    """Show all that is known of a build ID (a unique prefix is enough).
+    """Show all that is known of a build ID (a unique prefix is enough), or of the file at PATH.
 
     Its variants, the one that is served first, and when they were last of use; where each was
     seen, newest first; what is missing for a debugger; and for whom it is pinned. Without --all
     only the first variants and the newest places are printed, and the others counted.
     """
-    from buildidfs.app import catalog
+    from buildidfs.app import catalog, resolve
     from buildidfs.model import Kind
 
     with session.open_store() as store:
-        build_id = store.index.match(id_)
+        build_id = resolve.build_id(store, id_, container)
         ordinal = store.index.ordinal(build_id) or 0
         variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
         origins = store.index.origins(ordinal)
         known = catalog.known(store, build_id, variants)
-    shown = {kind: kept for kind, kept in variants.items() if kept}
-    if json_:
-        _as_json(build_id, shown, origins, known, names)
-    else:
-        _as_text(build_id, shown, origins, known, names, bounded=not all_)
+        shown = {kind: kept for kind, kept in variants.items() if kept}
+        called = Names(store)
+        if json_:
+            _as_json(build_id, shown, origins, known, names, called)
+        else:
+            _as_text(build_id, shown, origins, known, names, called, bounded=not all_)
 
 
 def _as_json(
@@ -77,6 +87,7 @@ def _as_json(
     origins: list[OriginRecord],
     known: Known,
     names: tuple[str, ...] | None,
+    called: Names,
 ) -> None:
     json_line(
         {
@@ -107,7 +118,7 @@ def _as_json(
                     **path_fields(record.origin.path),
                     "kinds": [kind.name.lower() for kind in record.kinds],
                     "sha256": record.digest.hex(),
-                    **whose_fields(record.origin, names),
+                    **whose_fields(record.origin, names, called),
                     "device": record.origin.identity.dev,
                     "inode": record.origin.identity.ino,
                     "first_seen": record.first_seen_ns / 1e9,
@@ -140,6 +151,7 @@ def _as_text(
     origins: list[OriginRecord],
     known: Known,
     names: tuple[str, ...] | None,
+    called: Names,
     *,
     bounded: bool,
 ) -> None:
@@ -158,7 +170,7 @@ def _as_text(
         click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
     click.echo("seen")
     for record in origins[: _PLACES if bounded else None]:
-        where = printable(container_of(record.origin, names).encode()) or "the host"
+        where = one_line(called.long(container_of(record.origin, names)))
         click.echo(
             f"  {printable(record.origin.path)}\n"
             f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
-_REQUEST: Final = re.compile(r"([0-9A-Fa-f]+)\+0[xX]([0-9A-Fa-f]{1,16})")
+_REQUEST: Final = re.compile(r"(.+)\+0[xX]([0-9A-Fa-f]{1,16})")
 # Addresses without a name before a symbolizer was asked. The remedy depends on all of the text.
 _NO_MAPPING = "no mapping"
 _NO_BUILD_ID = "no build ID"
@@ -170,10 +170,11 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
     if found is None:
         shown = printable(text[:200].encode("utf-8", "surrogateescape"))
         raise UsageError(f"not ID+0xADDR: {shown!r}")
-    digits = found[1].lower()
-    build_id = known.get(digits)
+    build_id = known.get(found[1])
     if build_id is None:
-        build_id = known[digits] = store.index.match(digits)
+        from buildidfs.app import resolve
+
+        build_id = known[found[1]] = resolve.build_id(store, found[1])
     return _Request(text, build_id, int(found[2], 16))
 
 

@@ -66,6 +66,20 @@ class Column(NamedTuple, Generic[Row]):
     least: int = 0
 
 
+def named(columns: Sequence[Column[Row]], short: Callable[[str], str]) -> tuple[Column[Row], ...]:
+    """Return the columns with the names of containers, by their labels, instead of these."""
+    return tuple(
+        each._replace(value=functools.partial(_named, short, each.value))
+        if each.field == "container"
+        else each
+        for each in columns
+    )
+
+
+def _named(short: Callable[[str], str], label: Callable[[Row], str], row: Row) -> str:
+    return short(label(row))
+
+
 def ago(nanoseconds: int, now: float | None = None) -> str:
     """Return a time as an age: ``3 min ago``; a date if that is long ago, or to come."""
     past = int((time.time() if now is None else now) - nanoseconds // 1_000_000_000)

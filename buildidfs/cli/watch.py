@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, path_fields, size
 
 if TYPE_CHECKING:
@@ -65,12 +65,8 @@ _LOST = (
     ),
 )
 @click.option("--no-scan", is_flag=True, help="Leave out what runs already.")
-@click.option(
-    "--container",
-    "containers",
-    metavar="LABEL",
-    multiple=True,
-    help="Only this container: its label, or the beginning of its ID.",
+@container_option(
+    "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option(
     "--exclude", metavar="GLOB", multiple=True, help="Not what has such a path in its container."

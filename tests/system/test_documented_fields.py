@@ -13,7 +13,7 @@ import pytest
 
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import sighting
+from tests.support.captures import capture, commit, sighting
 from tests.support.children import cat_program, copied_cat
 from tests.support.commands import ROOT
 from tests.support.corewriter import Mapped, core_file
@@ -44,6 +44,7 @@ def output_section() -> dict[str, str]:
         "pin --list", "prune", "gc", "status",
         "scan perf-data", "scan image", "coverage", "repair",
         "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
+        "containers",
         "check", "journal", "which", "where --live", "where", "symbolize", "stats",
     )  # fmt: skip
     start = rf"^{indent(page)}(?=(?:{'|'.join(names)})\b)"
@@ -128,6 +129,7 @@ def test_fields_are_in_the_page(
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
         "watch": [],
         "list": ["list"],
+        "containers": ["containers"],
         "show": ["show", build_id[::-1].hex()],
         "journal": ["journal"],
         "stats": ["stats"],
@@ -137,6 +139,7 @@ def test_fields_are_in_the_page(
     with Store.create(buildidfs.store) as store:
         store.pin([BuildId(build_id[::-1])], b"caf\xe9")
         store.note_seen([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
+        commit(store, capture(store, b"bytes", at=sighting(b"/app", container="docker:0123")))
     for name, words in commands.items():
         context = copied_cat(tmp_path / "cat") if "--live" in words else contextlib.nullcontext()
         if name == "watch":

@@ -58,7 +58,7 @@ def test_empty_store(empty: BuildIdFs, words: str, why: str, json_: bool) -> Non
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("list --container nope", "there are some of docker:010101010101"),
+        ("list --container nope", "the last containers seen are docker:010101010101"),
         ("list --path app", "a pattern has to match the whole path"),
         ("list --kind vdso", "nothing in this store fits --kind vdso"),
         ("list --conflicts --path /bin/app", "no build ID in this store has several variants"),
@@ -132,6 +132,9 @@ def test_repair_keeps_the_time_of_the_profile_and_the_profile(
         assert profile.read_bytes() == content
 
 
+NOTHING_KNOWN = "is no file, no build ID, and nothing was ever seen there"
+
+
 def test_bundle_tells_a_missing_file_and_what_captures_the_rest(
     filled: BuildIdFs, tmp_path: Path
 ) -> None:
@@ -139,7 +142,7 @@ def test_bundle_tells_a_missing_file_and_what_captures_the_rest(
     for absent in ("perf.data", "./core.1", "zz"):
         done = filled("bundle", absent, "-o", out, check=False)
         assert done.rc == 2
-        assert done.err == f"buildidfs: {absent}: No such file, and not a build ID\n"
+        assert done.err == f"buildidfs: {absent} {NOTHING_KNOWN}\n"
     assert "1 artifact of 1 build ID," in filled("bundle", "abcdef", "-o", out).err
     write = PerfWriter()
     profile = tmp_path / "perf.data"

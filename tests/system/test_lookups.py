@@ -202,7 +202,7 @@ def test_who_runs_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = sorted(line.split("\t") for line in text.splitlines())
     assert rows == sorted(
         [build_id, str(row["pid"]), row["comm"], "deleted" if row["deleted"] else "present",
-         row["container"] or "-", row["path"]]
+         "-", row["container"] or "-", row["path"]]
         for row in found.values()
     )  # fmt: skip
     assert not program.store.exists()

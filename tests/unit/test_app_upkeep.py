@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from buildidfs import config
-from buildidfs.app import catalog, inputs, upkeep
+from buildidfs.app import inputs, upkeep
 from buildidfs.app.upkeep import Scrubbing
 from buildidfs.config import RetentionSettings
-from buildidfs.errors import AmbiguousBuildId, InvalidBuildId, StoreFull, UsageError
+from buildidfs.errors import StoreFull, UsageError
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
@@ -92,20 +92,6 @@ def test_upkeep_goes_on_after_a_failure(
 
 
 # --- pins ----------------------------------------------------------------------------------------
-
-
-def test_build_ids_may_be_unknown_in_full_only(store: Store) -> None:
-    known = BuildId(bytes.fromhex("abcdef0123"))
-    store.commit([capture(store, b"x", known), capture(store, b"y", bytes.fromhex("abcdef99"))])
-    assert catalog.named_build_id(store, "abcdef01") == known
-    unknown = "AB" * 20
-    assert catalog.named_build_id(store, unknown) == BuildId.from_hex(unknown)
-    with pytest.raises(AmbiguousBuildId):
-        catalog.named_build_id(store, "abcd")
-    with pytest.raises(InvalidBuildId, match="has to be given in full"):
-        catalog.named_build_id(store, "1234")
-    with pytest.raises(InvalidBuildId):
-        catalog.named_build_id(store, "1" * 41)
 
 
 def test_a_core_file_names_what_was_mapped(store: Store, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from buildidfs.cli.journal import point_in_time
+from buildidfs.cli.common import point_in_time
 from buildidfs.cli.output import moment
 from tests.support.captures import NOW, SECOND
 

@@ -27,7 +27,7 @@ from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import PendingFiles
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Missed
 from buildidfs.capture.live.sightings import LiveSightings
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import container, container_names
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -302,7 +302,10 @@ class Watch(Listener):
         if self._excluded is not None and self._excluded.match(origin.path):
             return False
         wanted = self._options.containers
-        return not wanted or any(container.fits(text, origin.container) for text in wanted)
+        if not wanted:
+            return True
+        names = container_names.names_of(origin)
+        return any(container.fits(text, origin.container, names) for text in wanted)
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
         self._tell(Event("captured", sighting, build_id))

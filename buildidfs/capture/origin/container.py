@@ -8,15 +8,16 @@ one is decided by its namespaces alone, which it cannot imitate; the label is fo
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import UsageError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces as its_namespaces
-from buildidfs.model import FileIdentity, NamespaceSet, Trust
+from buildidfs.model import NO_NAMES, ContainerNames, FileIdentity, NamespaceSet, Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 _NAMES: Final = NamespaceSet.__struct_fields__
 _GROUP_OR_OTHER_WRITE: Final = 0o022
@@ -89,18 +90,29 @@ def label_by(
     return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
 
 
-def choose(wanted: Iterable[str], labels: Collection[str]) -> frozenset[str]:
+def choose(
+    wanted: Iterable[str],
+    labels: Collection[str],
+    called: Mapping[str, ContainerNames] = MappingProxyType({}),
+) -> frozenset[str]:
     """Return the labels of the containers that a user has named.
 
     Each may be a whole label, or the beginning of the part after the colon that no other
     container shares; an ID longer than what labels show (docker's 64 digits) is understood.
-    Raises `UsageError` for one that fits none of ``labels``, or more than one.
+    ``called`` has the names of labels, of which each means all containers that have it.
+    Raises `UsageError` for one that fits none of ``labels``, or for a beginning of several.
     """
-    return frozenset(_choose_one(text, labels) for text in wanted)
+    found: set[str] = set()
+    for text in wanted:
+        named = {label for label in labels if label in called and called[label].fits(text)}
+        found |= named or {_choose_one(text, labels)}
+    return frozenset(found)
 
 
-def fits(text: str, label: str) -> bool:
+def fits(text: str, label: str, names: ContainerNames = NO_NAMES) -> bool:
     """Return True if the user's ``text`` may name the container ``label``; see `choose`."""
+    if names.fits(text):
+        return True
     manager, colon, its_id = text.rpartition(":")
     if not its_id or (colon and not label.startswith(f"{manager}:")):
         return text == label

@@ -16,8 +16,10 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
+from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_of_sight
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
+from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.model import BuildId
 
@@ -36,7 +38,8 @@ class Mapper(msgspec.Struct, frozen=True):
     """A process that has a file mapped, executable.
 
     ``path`` is the file's in the root of the process, ``deleted`` says that it has lost that name,
-    ``comm`` is the name of the process. ``container`` is empty on the host.
+    ``comm`` is the name of the process. ``container`` is empty on the host, ``cgroup`` the path of
+    its control group. ``package`` is the one that has installed a file at that path.
     """
 
     build_id: BuildId
@@ -45,6 +48,8 @@ class Mapper(msgspec.Struct, frozen=True):
     container: str
     path: bytes
     deleted: bool
+    cgroup: bytes = b""
+    package: Package = UNKNOWN
 
 
 class Nameless(msgspec.Struct, frozen=True):
@@ -53,12 +58,14 @@ class Nameless(msgspec.Struct, frozen=True):
     pid: int
     container: str
     path: bytes
+    cgroup: bytes = b""
 
 
 class Mappers:
     """One pass over all processes: who maps what is ``wanted``, and who may not be looked at.
 
-    With ``nameless`` also what has no build ID. ``container_namespaces`` say what a container is,
+    With ``nameless`` also what has no build ID, with ``packages`` also the package of each file.
+    ``container_namespaces`` say what a container is,
     ``initial`` are the host's. ``ways`` and ``patience`` are for tests.
     """
 
@@ -67,6 +74,7 @@ class Mappers:
         wanted: Callable[[BuildId, Mapping], bool],
         *,
         nameless: bool = False,
+        packages: bool = False,
         container_namespaces: Collection[str] = ("mnt",),
         initial: NamespaceSet | None = None,
         ways: Ways | None = None,
@@ -74,6 +82,7 @@ class Mappers:
     ) -> None:
         self._wanted = wanted
         self._nameless = nameless
+        self._packages = PackageNotes() if packages else None
         self._container_namespaces = tuple(container_namespaces)
         self._initial = initial or namespaces.initial()
         self._ways = ways or Ways()
@@ -114,7 +123,8 @@ class Mappers:
             process.look(self._initial, self._container_namespaces)
             comm = procfs.comm(process.fd)
             return [
-                _found(process, comm, build_id, mapping) for (build_id, _), mapping in found.items()
+                self._found(process, comm, build_id, mapping)
+                for (build_id, _), mapping in found.items()
             ]
         return []
 
@@ -159,20 +169,25 @@ class Mappers:
         except OSError:
             return None
 
+    def _found(
+        self, process: Process, comm: bytes, build_id: BuildId | None, mapping: Mapping
+    ) -> Mapper | Nameless:
+        path = process.path_in_root(mapping)
+        container, cgroup = process.container, process.surroundings.cgroup
+        if build_id is None:
+            return Nameless(process.pid, container, path, cgroup)
+        package = UNKNOWN
+        if self._packages is not None:
+            package = self._packages.owner(process, path)
+        return Mapper(
+            build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package
+        )
+
     def _ask(self, mapping: Mapping, look: Callable[[], BuildId | None]) -> BuildId | None:
         """The result of ``look``, which may wait for the filesystem. Raises as that does."""
         if not self._devices.may_not_answer(mapping.dev):
             return look()
         return self._patience.ask(mapping.dev, look, lambda answer: None)
-
-
-def _found(
-    process: Process, comm: bytes, build_id: BuildId | None, mapping: Mapping
-) -> Mapper | Nameless:
-    path = process.path_in_root(mapping)
-    if build_id is None:
-        return Nameless(process.pid, process.container, path)
-    return Mapper(build_id, process.pid, comm, process.container, path, mapping.deleted)
 
 
 def _look_into(process: Process, mapping: Mapping) -> BuildId | None:

@@ -29,6 +29,7 @@ from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Ope
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.builder import Surroundings
+from buildidfs.capture.origin.container_names import names_of_cgroup
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
@@ -45,6 +46,7 @@ from buildidfs.model import (
     PUBLIC_ACCESS,
     Access,
     BuildId,
+    ContainerNames,
     FileIdentity,
     Kind,
     NamespaceSet,
@@ -139,7 +141,8 @@ class ProcScanner:
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
         if self._containers:
-            wanted = container.choose(self._containers, scan.labels(pids))
+            called = scan.containers(pids)
+            wanted = container.choose(self._containers, called.keys(), called)
         yield from scan.vdso()
         for number, pid in enumerate(pids):
             self.share = number / len(pids)
@@ -188,19 +191,20 @@ class _Scan:
         self._reach = Reach(keep_s=SCAN_KEEP_S)
         self._unasking_reach = Reach(ask=False, keep_s=SCAN_KEEP_S)
 
-    def labels(self, pids: Sequence[int]) -> frozenset[str]:
-        """The labels of all containers that can be seen."""
-        labels = set()
+    def containers(self, pids: Sequence[int]) -> dict[str, ContainerNames]:
+        """The labels of all containers that can be seen, with their names."""
+        found: dict[str, ContainerNames] = {}
         for pid in pids:
             try:
                 with Process(pid, self._ways) as process:
                     if procfs.is_kernel_thread(process.fd):
                         continue  # kdevtmpfs has a mount namespace of its own
                     process.look(self._initial, self._container_namespaces)
-                    labels.add(process.container)
+                    if process.container and process.container not in found:
+                        found[process.container] = names_of_cgroup(process.surroundings.cgroup)
             except OSError:
                 continue
-        return frozenset(labels - {""})
+        return found
 
     def vdso(self) -> Iterator[Found]:
         """The vDSO of our own word size, which is that of every container, too."""

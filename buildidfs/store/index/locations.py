@@ -285,6 +285,11 @@ class ContainerTree:
         value = self._env.get(self._containers, schema.U32.pack(number))
         return None if value is None else unpack_container(number, value)[0]
 
+    def labelled(self, label: str) -> Container | None:
+        """The first container with a label: the one that no other has to be told apart from."""
+        number = self.number(spelled(label))
+        return None if number is None else self.get(number)
+
     def every(self, after: int = 0) -> Iterator[Container]:
         """All containers in order of numbers, behind ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):

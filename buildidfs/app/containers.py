@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers as people know them: their names, what the store has of each, and who is meant."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from buildidfs.app.coverage import Holdings
+from buildidfs.errors import ArtifactMissing
+from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
+from buildidfs.store import Container
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.store import Store
+
+_MOST_LABELS = 5
+
+
+class Names:
+    """The names of containers by label, from a store if there is one; each is looked up once."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+        self._known: dict[str, ContainerNames] = {"": NO_NAMES}
+
+    def of(self, label: str, cgroup: bytes = b"") -> ContainerNames:
+        """Return the names of a container. With ``cgroup`` it runs: its engine is looked at, too.
+
+        `NO_NAMES` if none are known.
+        """
+        names = self._known.get(label)
+        if names is None:
+            kept = None if self._store is None else self._store.containers.labelled(label)
+            names = NO_NAMES if kept is None else kept.called
+            if cgroup and not names.shown:
+                from buildidfs.capture.origin import container_names
+
+                running = container_names.names_of_cgroup(cgroup)
+                names = names if running == NO_NAMES else running
+            self._known[label] = names
+        return names
+
+    def short(self, label: str) -> str:
+        """Return the name of a container, or its label if it has no name that is known."""
+        return self.of(label).shown or label
+
+    def long(self, label: str) -> str:
+        """Return name, label and image, as far as they are known; ``the host`` for no label."""
+        if not label:
+            return "the host"
+        names = self.of(label)
+        image = names.image.partition("\n")[0]
+        if names.shown:
+            return f"{names.shown} ({label}{f', {image}' if image else ''})"
+        return f"{label} ({image})" if image else label
+
+    def fields(self, label: str) -> dict[str, object]:
+        """Return the JSON fields for a container."""
+        names = self.of(label)
+        return {
+            "container": label,
+            "container_name": names.name or None,
+            "pod": names.pod or None,
+            "pod_namespace": names.namespace or None,
+            "image": names.image.partition("\n")[0] or None,
+        }
+
+
+def meant(store: Store, text: str) -> Callable[[str], bool]:
+    """Return the test that the label of a container has to pass to be the one a user means.
+
+    ``text`` may be a label, the beginning of an ID, or a name of those that `ContainerNames.fits`
+    knows.
+    """
+    from buildidfs.capture.origin.container import fits
+
+    named = {each.label for each in store.containers.every() if each.called.fits(text)}
+    return lambda label: label in named or fits(text, label)
+
+
+def last_ones(store: Store) -> str:
+    """Say which containers were seen last."""
+    last = heapq.nlargest(
+        _MOST_LABELS, store.containers.every(), key=lambda each: each.last_seen_ns
+    )
+    if not last:
+        return "nothing was captured of a container yet"
+    shown = ", ".join(each.called.shown or each.label for each in last)
+    return f"the last containers seen are {shown}"
+
+
+def find(store: Store, text: str) -> list[Container]:
+    """Return the containers that a user means, the one seen last first.
+
+    Raises `ArtifactMissing`.
+    """
+    is_meant = meant(store, text)
+    found = [each for each in store.containers.every() if is_meant(each.label)]
+    if not found:
+        raise ArtifactMissing(f"no container {text} was seen; {last_ones(store)}")
+    return sorted(found, key=lambda each: -each.last_seen_ns)
+
+
+def build_ids(store: Store, container: Container) -> dict[BuildId, bytes]:
+    """Return the build IDs of the files of a container, each with one of its paths there."""
+    found: dict[BuildId, bytes] = {}
+    for ordinal, _, _, path in _files(store, container.number):
+        build_id = store.index.build_id(ordinal)
+        if build_id is not None:
+            found.setdefault(build_id, path)
+    return found
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """A container and what the store has of it.
+
+    ``build_ids`` is their number and ``size`` the bytes of the different files. The shares (0 to 1)
+    are those of the build IDs whose executable can be read, that have symbols, or debuginfo.
+    """
+
+    container: Container
+    build_ids: int
+    size: int
+    executable: float
+    symbols: float
+    debuginfo: float
+
+
+def contents(store: Store, container: Container, holdings: Holdings) -> Contents:
+    """Count what the store has of a container."""
+    sizes: dict[Digest, int] = {}
+    ordinals: set[int] = set()
+    for ordinal, kind, variant, _ in _files(store, container.number):
+        ordinals.add(ordinal)
+        artifact = store.index.artifact_variant(ordinal, kind, variant)
+        if artifact is not None:
+            sizes[artifact.digest] = artifact.size
+    counts = [0, 0, 0]
+    for build_id in filter(None, map(store.index.build_id, ordinals)):
+        row = holdings.row("", b"", build_id, 1)
+        counts[0] += row.executable
+        counts[1] += row.symbols >= Quality.SYMTAB
+        counts[2] += row.debuginfo
+    whole = len(ordinals) or 1
+    shares = (count / whole for count in counts)
+    return Contents(container, len(ordinals), sum(sizes.values()), *shares)
+
+
+def last_seen(
+    store: Store, wanted: Callable[[Container], bool], limit: int
+) -> tuple[list[Contents], int]:
+    """Return the containers seen last, at most ``limit`` (0: all), and the number of all wanted."""
+    every = [each for each in store.containers.every() if wanted(each)]
+    chosen = heapq.nlargest(limit or len(every), every, key=lambda each: each.last_seen_ns)
+    holdings = Holdings(store)
+    return [contents(store, each, holdings) for each in chosen], len(every)
+
+
+def _files(store: Store, number: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """The files of a container: ordinal, kind, variant and path."""
+    waiting: list[tuple[int, bytes]] = [(0, b"")]
+    while waiting:
+        directory, path = waiting.pop()
+        for entry in store.containers.children(number, directory):
+            its = path + b"/" + entry.name
+            if entry.directory > directory:
+                waiting.append((entry.directory, its))
+            elif not entry.directory:
+                yield entry.ordinal, entry.kind, entry.variant, its

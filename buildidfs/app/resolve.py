@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build ID that a user means: by its first digits, or by the path of a file that has it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.app import history
+from buildidfs.app.containers import Names
+from buildidfs.capture.unresponsive.file_helper import check_readable
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
+from buildidfs.model import BuildId
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from buildidfs.app.history import Place
+    from buildidfs.store import Store
+
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
+_LEAST_DIGITS: Final = 16
+_MOST_SHOWN: Final = 4
+
+
+def is_path(text: str) -> bool:
+    """Return True if a user means a file by ``text``: what consists of hex digits is a build ID."""
+    return bool(text) and not _HEX.fullmatch(text)
+
+
+def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
+    """Return the build ID that a user means: the beginning of one that is known, or a path.
+
+    A path means the file that is there now, if the store knows it, else the last one that was seen
+    there: on this host, or in containers if all had the same build ID. ``container`` is the one
+    that is meant. An ID that is in the journal only has to be whole. Raises `InvalidBuildId`,
+    `AmbiguousBuildId`, `ArtifactMissing`.
+    """
+    if is_path(text):
+        return _at_path(store, text, container)
+    try:
+        return store.index.match(text)
+    except ArtifactMissing as missing:
+        try:
+            whole = BuildId.from_hex(text)
+        except InvalidBuildId:
+            raise missing from None
+        if not store.journal.of(whole):
+            raise
+        return whole
+
+
+def future_build_id(store: Store, text: str) -> BuildId:
+    """Return the same, or one in full that the store may get to know."""
+    try:
+        return build_id(store, text)
+    except ArtifactMissing:
+        if is_path(text):
+            raise
+        if len(text) < _LEAST_DIGITS:
+            raise InvalidBuildId(
+                f"nothing is known of build ID {text}: what is not here yet has to be given in full"
+            ) from None
+        return BuildId.from_hex(text.lower())
+
+
+def unless_file(store: Store, text: str) -> BuildId | None:
+    """Return the build ID that a user means, None if it is that of a file which has to be read.
+
+    Such a file names build IDs: a profile, a core file, a binary. Raises as `future_build_id`, and
+    `UsageError` for a path of which nothing is known.
+    """
+    if is_path(text) and os.path.lexists(text):
+        return None
+    try:
+        return future_build_id(store, text)
+    except (ArtifactMissing, InvalidBuildId):
+        if not is_path(text):
+            raise
+        shown = show(os.fsencode(text))
+        raise UsageError(
+            f"{shown} is no file, no build ID, and nothing was ever seen there"
+        ) from None
+
+
+def _at_path(store: Store, text: str, container: str | None) -> BuildId:
+    path = os.fsencode(text)
+    here = [] if container is not None else [os.path.abspath(path), os.path.realpath(path)]
+    places = history.at_path(store, path, container, others=here)
+    present = None if container is not None else _present(path)
+    if present is not None and (places or store.index.ordinal(present) is not None):
+        known = {place.build_id for place in places}
+        if present in known or store.index.ordinal(present) is not None:
+            return present
+    on_host = [place for place in places if not place.container]
+    distinct = {place.build_id: place for place in reversed(on_host[:1] or places)}
+    if len(distinct) == 1:
+        return next(iter(distinct))
+    if distinct:
+        raise AmbiguousBuildId(_several(store, path, list(reversed(distinct.values()))))
+    if present is not None:
+        raise ArtifactMissing(
+            f"{show(path)} has build ID {present}, of which nothing is known:"
+            f" buildidfs add {show(path)} captures it"
+        )
+    if b"/" not in path and not os.path.lexists(path):
+        raise InvalidBuildId(f"neither a build ID, nor the start of one, nor a path: {text!r}")
+    where = "" if container is None else f" in container {container}"
+    name = os.path.basename(text)
+    raise ArtifactMissing(
+        f"nothing was ever seen at {show(path)}{where}; for a part of a path try"
+        f" buildidfs which --glob '*/{show(os.fsencode(name))}'"
+    )
+
+
+def _present(path: bytes) -> BuildId | None:
+    """The build ID of the file that is at a path now; None if it has none, or is not to be read."""
+    from buildidfs.capture import elf_file
+
+    try:
+        check_readable(path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            found = elf_file.identify(file.fileno())
+    except (OSError, UsageError):
+        return None
+    return found if isinstance(found, BuildId) else None
+
+
+def _several(store: Store, path: bytes, places: list[Place]) -> str:
+    names = Names(store)
+    shown = [
+        f"{place.build_id.hex()[:12]} in {names.short(place.container) or 'the host'}"
+        for place in places[:_MOST_SHOWN]
+    ]
+    more = ", ..." if len(places) > _MOST_SHOWN else ""
+    return (
+        f"{len(places)} build IDs were seen at {show(path)}: {', '.join(shown)}{more};"
+        " give one of them, or the container"
+    )

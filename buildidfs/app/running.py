@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that have certain files mapped at this moment. Needs no store."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.origin import container_names
+from buildidfs.capture.origin.container import fits
+from buildidfs.capture.process.mapped_by import Mapper, Mappers
+from buildidfs.errors import AmbiguousBuildId, InvalidBuildId
+from buildidfs.names import merged
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.config import Settings
+    from buildidfs.model import BuildId, Mapping
+
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
+_MOST_SHOWN: Final = 3
+
+
+class Asked(NamedTuple):
+    """The mapped files that a user asks for; all that is given has to fit.
+
+    ``id_or_path`` is the beginning of a build ID, or a path, ``glob`` a pattern of paths, in which
+    ``*`` matches slashes, too. ``deleted`` files have lost the path that they were mapped by.
+    """
+
+    id_or_path: str | None = None
+    glob: str | None = None
+    container: str | None = None
+    deleted: bool = False
+
+    def __str__(self) -> str:
+        what = "a file" if self.id_or_path is None else show(os.fsencode(self.id_or_path))
+        where = "" if self.glob is None else f" at {show(os.fsencode(self.glob))}"
+        lost = " that was deleted" if self.deleted else ""
+        inside = "" if self.container is None else f" in container {self.container}"
+        return f"{what}{where}{lost}{inside}"
+
+
+def who_maps(settings: Settings, asked: Asked) -> tuple[list[Mapper], list[Unreadable]]:
+    """Return the processes that map what is asked for, and those that could not be looked at.
+
+    By container, then by process. Raises `InvalidBuildId`, and `AmbiguousBuildId` if what is mapped
+    has several build IDs with the digits that were given.
+    """
+    text = asked.id_or_path
+    digits = text.lower() if text is not None and _HEX.fullmatch(text) else ""
+    scan = Mappers(
+        _test(asked, digits), packages=True, container_namespaces=settings.container.namespaces
+    )
+    found: list[Mapper] = []
+    refused: list[Unreadable] = []
+    for item in scan:
+        if isinstance(item, Unreadable):
+            refused.append(item)
+        elif isinstance(item, Mapper) and _is_in(asked.container, item):
+            found.append(item)
+    if digits:
+        found = _only(digits, found)
+    found.sort(key=lambda mapper: (mapper.container, mapper.pid, mapper.path))
+    return found, refused
+
+
+def _test(asked: Asked, digits: str) -> Callable[[BuildId, Mapping], bool]:
+    """Return the test that a mapping has to pass."""
+    paths: frozenset[bytes] = frozenset()
+    if asked.id_or_path is not None and not digits:
+        path = os.fsencode(asked.id_or_path)
+        if b"/" not in path and not os.path.lexists(path):
+            raise InvalidBuildId(
+                f"neither a build ID, nor the start of one, nor a path: {asked.id_or_path!r}"
+            )
+        names = (path, os.path.abspath(path), os.path.realpath(path))
+        paths = frozenset(each for name in names for each in (name, *merged(name)))
+    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+
+    def wanted(build_id: BuildId, mapping: Mapping) -> bool:
+        return (
+            build_id.hex().startswith(digits)
+            and (not paths or mapping.path in paths)
+            and pattern.match(mapping.path) is not None
+            and (mapping.deleted or not asked.deleted)
+        )
+
+    return wanted
+
+
+def _is_in(container: str | None, mapper: Mapper) -> bool:
+    if container is None:
+        return True
+    names = container_names.names_of_cgroup(mapper.cgroup)
+    return fits(container, mapper.container, names)
+
+
+def _only(digits: str, found: list[Mapper]) -> list[Mapper]:
+    """Return those with one build ID. Raises `AmbiguousBuildId`."""
+    if any(mapper.build_id.hex() == digits for mapper in found):
+        return [mapper for mapper in found if mapper.build_id.hex() == digits]
+    distinct = sorted({mapper.build_id.hex() for mapper in found})
+    if len(distinct) > 1:
+        more = ", ..." if len(distinct) > _MOST_SHOWN else ""
+        shown = ", ".join(distinct[:_MOST_SHOWN])
+        raise AmbiguousBuildId(f"{digits} is ambiguous: {shown}{more}")
+    return found

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package that a file of a process belongs to, by the notes in the root of that process.
+
+The notes are claims of whoever made the container, and for people. They are read below the root of
+the process only, in bounded amounts, and left alone if their filesystem does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from buildidfs import names
+from buildidfs.capture.unresponsive.filesystems import Patience
+from buildidfs.formats import package_notes
+from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.linux import openat2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.capture.process.process import Process
+
+_DPKG_LISTS: Final = b"/var/lib/dpkg/info"
+_DPKG_STATUS: Final = b"/var/lib/dpkg/status"
+_DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
+_APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
+
+_WAIT_S: Final = 5.0
+_MOST_LISTS: Final = 20_000
+_LIST_MAX: Final = 16 << 20
+_MOST_BYTES: Final = 128 << 20
+_MOST_ROOTS: Final = 4
+_MOST_ANSWERS: Final = 1 << 16
+
+_Root = tuple[int, int, int]
+_Owner: TypeAlias = "Callable[[list[bytes]], Package]"
+
+
+class PackageNotes:
+    """The notes below the roots of processes, each read once."""
+
+    def __init__(self, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience(_WAIT_S)
+        self._roots: dict[_Root, list[_Owner]] = {}
+        self._known: dict[tuple[_Root, bytes], Package] = {}
+
+    def owner(self, process: Process, path: bytes) -> Package:
+        """Return the package that has installed a file at ``path`` in the root of a process.
+
+        `UNKNOWN` if no notes say so. Does not raise.
+        """
+        try:
+            status = os.fstat(process.root_fd)
+        except OSError:
+            return UNKNOWN
+        root = status.st_dev, status.st_ino, process.mount_namespace
+        known = self._known.get((root, path))
+        if known is None:
+            if len(self._known) >= _MOST_ANSWERS:
+                self._known.clear()
+            paths = _spellings(path)
+            found = (owner(paths) for owner in self._read(process, root))
+            known = next((each for each in found if each != UNKNOWN), UNKNOWN)
+            self._known[root, path] = known
+        return known
+
+    def _read(self, process: Process, root: _Root) -> list[_Owner]:
+        notes = self._roots.get(root)
+        if notes is None:
+            fd = os.dup(process.root_fd)  # a thread that waits for an answer keeps it
+            try:
+                notes = self._patience.ask((0, root[2]), lambda: _all(fd), lambda answer: None)
+            except (TimeoutError, RuntimeError):
+                notes = []
+            while len(self._roots) >= _MOST_ROOTS:
+                del self._roots[next(iter(self._roots))]
+            self._roots[root] = notes
+        return notes
+
+
+def _all(root_fd: int) -> list[_Owner]:
+    """Read the notes of all package managers below a root, and close its descriptor."""
+    try:
+        return [*_dpkg(root_fd), *_apk(root_fd)]
+    finally:
+        os.close(root_fd)
+
+
+def _dpkg(root_fd: int) -> Iterator[_Owner]:
+    lists = package_notes.dpkg_lists(_dpkg_lists(root_fd))
+    if lists:
+        status = _content(root_fd, _DPKG_STATUS)
+        yield functools.partial(_dpkg_owner, lists, status)
+    parts = {
+        name: _content(root_fd, _DPKG_PARTS + b"/" + name) for name in _names(root_fd, _DPKG_PARTS)
+    }
+    if parts:
+        status = b"\n\n".join(parts.values())
+        sums = package_notes.dpkg_lists(
+            (name.removesuffix(b".md5sums"), package_notes.md5sums_as_list(text))
+            for name, text in parts.items()
+            if name.endswith(b".md5sums")
+        )
+        yield functools.partial(_dpkg_owner, sums, status)
+
+
+def _dpkg_owner(lists: bytes, status: bytes, paths: list[bytes]) -> Package:
+    name = package_notes.dpkg_owner(lists, paths)
+    return package_notes.dpkg_version(status, name) if name else UNKNOWN
+
+
+def _dpkg_lists(root_fd: int) -> Iterator[tuple[bytes, bytes]]:
+    left = _MOST_BYTES
+    for name in _names(root_fd, _DPKG_LISTS):
+        if name.endswith(b".list"):
+            text = _content(root_fd, _DPKG_LISTS + b"/" + name)
+            left -= len(text)
+            if left < 0:
+                return
+            yield name.removesuffix(b".list"), text
+
+
+def _apk(root_fd: int) -> Iterator[_Owner]:
+    for path in _APK:
+        installed = _content(root_fd, path)
+        if installed:
+            yield functools.partial(package_notes.apk_owner, installed)
+
+
+def _spellings(path: bytes) -> list[bytes]:
+    """A path, and its other name where /usr is merged: a package has one of them in its list."""
+    return [path, *names.merged(path)]
+
+
+def _content(root_fd: int, path: bytes) -> bytes:
+    """The content of a regular file below a root; empty if there is none, or too much of it."""
+    with contextlib.suppress(OSError):
+        fd = openat2.open_regular_in_root(root_fd, path)
+        with open(fd, "rb") as file:
+            data = file.read(_LIST_MAX + 1)
+        return data if len(data) <= _LIST_MAX else b""
+    return b""
+
+
+def _names(root_fd: int, path: bytes) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        fd = openat2.open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                return [os.fsencode(entry.name) for entry in islice(entries, _MOST_LISTS)]
+        finally:
+            os.close(fd)
+    return []

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs containers``: the containers that files were captured of, by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.cli import table
+from buildidfs.cli.common import ContainerArgument, Session, exit_status, since_option
+from buildidfs.cli.output import counted, json_line, moment
+from buildidfs.cli.table import Column
+
+if TYPE_CHECKING:
+    from buildidfs.app.containers import Contents
+
+_SHOWN: Final = 50
+
+_COLUMNS: Final[tuple[Column[Contents], ...]] = (
+    Column("name", "NAME", lambda row: row.container.called.shown or None, table.LABEL),
+    Column("container", "CONTAINER", lambda row: row.container.label, table.LABEL),
+    Column("image", "IMAGE", lambda row: _image(row), table.LABEL, 100),
+    Column("first_seen", "FIRST SEEN", lambda row: row.container.first_seen_ns, table.AGE, 120),
+    Column("last_seen", "SEEN", lambda row: row.container.last_seen_ns, table.AGE),
+    Column("build_ids", "IDS", lambda row: row.build_ids, table.COUNT),
+    Column("size", "SIZE", lambda row: row.size, table.SIZE),
+    Column("executable", "BINARIES", lambda row: row.executable, table.SHARE, 140),
+    Column("symbols", "SYMBOLS", lambda row: row.symbols, table.SHARE),
+    Column("debuginfo", "DEBUGINFO", lambda row: row.debuginfo, table.SHARE, 140),
+)
+
+
+def _image(row: Contents) -> str | None:
+    return row.container.called.image.partition("\n")[0] or None
+
+
+@click.command(
+    "containers",
+    short_help="List containers by name, with what is captured of each.",
+    epilog=exit_status(
+        [
+            "buildidfs containers",
+            "buildidfs containers shop/cart-7d9f",
+            "buildidfs containers --since 2h --json",
+            "buildidfs containers --all --sort -size",
+        ],
+        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
+    ),
+)
+@click.argument("names", metavar="NAME...", nargs=-1, type=ContainerArgument())
+@since_option
+@click.option("--all", "all_", is_flag=True, help=f"Not only the {_SHOWN} seen last.")
+@table.options(_COLUMNS)
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def containers(
+    session: Session,
+    names: tuple[str, ...],
+    since: int,
+    all_: bool,
+    layout: table.Layout,
+    json_: bool,
+) -> None:
+    """List the containers that files were captured of, the one seen last first.
+
+    They may be gone. NAME is a name that people have for it, its pod (NAMESPACE/POD), its label, or
+    the beginning of its ID. The names are those that Docker, Podman, CRI-O or containerd had for
+    it. Images and packages that were scanned are listed as well. The shares are those of the build
+    IDs of a container whose binary can be read, that have symbols, and that have debuginfo.
+    """
+    from buildidfs.app import containers as known
+    from buildidfs.errors import ArtifactMissing
+
+    with session.open_store() as store:
+        tests = [known.meant(store, name) for name in names]
+        rows, count = known.last_seen(
+            store,
+            lambda each: (
+                each.last_seen_ns >= since
+                and (not tests or any(test(each.label) for test in tests))
+            ),
+            0 if all_ else _SHOWN,
+        )
+        if json_:
+            for row in layout.choose(_COLUMNS, rows):
+                json_line(_fields(row))
+            sys.stdout.flush()
+        else:
+            layout.print(_COLUMNS, rows)
+        if count > len(rows):
+            session.say_why_empty(f"{counted(count - len(rows), 'more container')}, see --all")
+        if rows:
+            return
+        when = f" since {moment(since)}" if since else ""
+        if names:
+            raise ArtifactMissing(
+                f"no container {' or '.join(names)} was seen{when}; {known.last_ones(store)}"
+            )
+        session.say_why_empty(
+            f"no container was seen{when}; {known.last_ones(store)}"
+            if when
+            else "nothing was captured of a container yet: buildidfs scan proc, or buildidfs up"
+        )
+
+
+def _fields(row: Contents) -> dict[str, object]:
+    container = row.container
+    name, *digest = container.called.image.split("\n")
+    return {
+        "container": container.label,
+        "container_name": container.called.name or None,
+        "pod": container.called.pod or None,
+        "pod_namespace": container.called.namespace or None,
+        "image": name or None,
+        "image_id": digest[0] if digest else None,
+        "id": container.id or None,
+        "mount_name": container.name.decode("utf-8", "replace"),
+        "host": container.host or None,
+        "first_seen": container.first_seen_ns / 1e9,
+        "last_seen": container.last_seen_ns / 1e9,
+        "build_ids": row.build_ids,
+        "bytes": row.size,
+        "coverage": {
+            "executable": round(row.executable, 6),
+            "symbols": round(row.symbols, 6),
+            "debuginfo": round(row.debuginfo, 6),
+        },
+    }

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notes of package managers on installed files: dpkg and apk.
+
+Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list); distroless,
+private/pkg (status.d); apk-tools, src/database.c (installed).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_UNPRINTABLE: Final = re.compile(r"[^\w.:+~^-]", re.ASCII)
+_TEXT_MAX: Final = 128
+
+
+class Package(msgspec.Struct, frozen=True):
+    """An installed package; both are empty if none is known, and fit to be shown on a terminal."""
+
+    name: str = ""
+    version: str = ""
+
+
+UNKNOWN: Final = Package()
+
+
+def shown(text: bytes) -> str:
+    """A name or a version, fit to be shown on a terminal."""
+    return _UNPRINTABLE.sub("?", text[:_TEXT_MAX].decode("ascii", "replace"))
+
+
+def dpkg_lists(lists: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Join the lists of files of packages, each with its name, for `dpkg_owner`."""
+    return b"".join(b"\0" + name + b"\n" + text + b"\n" for name, text in lists)
+
+
+def dpkg_owner(lists: bytes, paths: Iterable[bytes]) -> bytes:
+    """Return the name of the package that has one of the paths, maybe ``NAME:ARCHITECTURE``.
+
+    Empty if none has.
+    """
+    for path in paths:
+        at = lists.find(b"\n" + path + b"\n") if b"\n" not in path else -1
+        if at >= 0:
+            start = lists.rfind(b"\0", 0, at) + 1
+            return lists[start : lists.index(b"\n", start)]
+    return b""
+
+
+def md5sums_as_list(text: bytes) -> bytes:
+    """Return the paths in a file of checksums (``HASH  usr/lib/x``), one on a line."""
+    found = (line.partition(b"  ")[2] for line in text.split(b"\n"))
+    return b"\n".join(b"/" + path.removeprefix(b"./") for path in found if path)
+
+
+def dpkg_version(status: bytes, name: bytes) -> Package:
+    """Return a package with its version, by the paragraph that dpkg's status has of it."""
+    plain, _, architecture = name.partition(b":")
+    version = b""
+    for paragraph in _paragraphs(status, b"Package: " + plain + b"\n"):
+        fields = dict(_fields(paragraph, b": "))
+        if not architecture or fields.get(b"Architecture") == architecture:
+            version = fields.get(b"Version", b"")
+            break
+    return Package(shown(plain), shown(version))
+
+
+def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
+    """Return the package of apk's that has one of the paths."""
+    for path in paths:
+        directory, _, name = path.lstrip(b"/").rpartition(b"/")
+        if not name or b"\n" in path:
+            continue
+        wanted = b"\nR:" + name + b"\n"
+        at = installed.find(wanted)
+        while at >= 0:
+            above = installed.rfind(b"\nF:", 0, at)
+            if above >= 0 and installed.startswith(directory + b"\n", above + 3):
+                start = installed.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in installed[:at] else 0
+                fields = dict(_fields(installed[start:at], b":"))
+                return Package(shown(fields.get(b"P", b"")), shown(fields.get(b"V", b"")))
+            at = installed.find(wanted, at + 1)
+    return UNKNOWN
+
+
+def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:
+    """Yield the paragraphs that begin with a line."""
+    at = 0 if text.startswith(line) else text.find(b"\n\n" + line)
+    while at >= 0:
+        start = at + 2 if at or not text.startswith(line) else 0
+        end = text.find(b"\n\n", start)
+        yield text[start : end if end >= 0 else len(text)]
+        at = text.find(b"\n\n" + line, start)
+
+
+def _fields(paragraph: bytes, colon: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the fields of a paragraph, the last one of a name first."""
+    for line in reversed(paragraph.split(b"\n")):
+        name, found, value = line.partition(colon)
+        if found:
+            yield name, value

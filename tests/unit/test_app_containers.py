@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.app.containers: containers by the names that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.app import containers
+from buildidfs.app.coverage import Holdings
+from buildidfs.errors import ArtifactMissing
+from buildidfs.model import BuildId, ContainerNames, Quality
+from buildidfs.store import Store
+from tests.support.captures import NOW, SECOND, capture, commit, sighting
+
+WEB = "docker:0123456789ab"
+CART = "k8s:fedcba987654"
+CALLED = {
+    WEB: ContainerNames("web", image="nginx:1.27\nsha256:00"),
+    CART: ContainerNames("server", "cart-7d9f", "shop"),
+}
+IDS = {WEB: "0123456789ab" + "0" * 52, CART: "fedcba987654" + "0" * 52}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        made.name_containers(lambda origin: CALLED[origin.container])
+        for number, label in enumerate((WEB, CART, WEB), 1):
+            group = f"/docker/{IDS[label]}".encode()
+            seen = sighting(
+                b"/bin/app%d" % number,
+                container=label,
+                cgroup=group,
+                seen_ns=NOW + number * 120 * SECOND,
+            )
+            quality = Quality.SYMTAB if number == 1 else Quality.DYNSYM
+            build_id = bytes([number]) * 20
+            new = capture(made, b"bytes %d" % number, build_id, at=seen, quality=quality)
+            commit(made, new)
+        yield made
+
+
+def test_names_of_labels(store: Store) -> None:
+    names = containers.Names(store)
+    assert names.short(WEB) == "web"
+    assert names.short(CART) == "shop/cart-7d9f/server"
+    assert names.short("mnt:1") == "mnt:1"
+    assert names.short("") == ""
+    assert names.long(WEB) == f"web ({WEB}, nginx:1.27)"
+    assert names.long("") == "the host"
+    assert names.fields(CART) == {
+        "container": CART, "container_name": "server", "pod": "cart-7d9f", "pod_namespace": "shop",
+        "image": None,
+    }  # fmt: skip
+    assert containers.Names().short(WEB) == WEB
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("web", WEB),
+        ("0123", WEB),
+        (WEB, WEB),
+        ("server", CART),
+        ("cart-7d9f", CART),
+        ("shop/cart-7d9f", CART),
+        ("cart-7d9f/server", CART),
+        ("shop/cart-7d9f/server", CART),
+    ],
+)
+def test_container_that_is_meant(store: Store, text: str, label: str) -> None:
+    assert [each.label for each in containers.find(store, text)] == [label]
+
+
+@pytest.mark.parametrize("text", ["we", "shop", "shop/", "", "shop/server", "nginx:1.27"])
+def test_container_that_is_not_meant(store: Store, text: str) -> None:
+    with pytest.raises(ArtifactMissing, match="the last containers seen are web, shop/cart-7d9f"):
+        containers.find(store, text)
+
+
+def test_contents_of_containers(store: Store) -> None:
+    (web, cart), count = containers.last_seen(store, lambda each: True, 0)
+    assert count == 2
+    assert (web.container.label, cart.container.label) == (WEB, CART)
+    assert (web.build_ids, web.size, web.executable, web.symbols) == (2, 14, 1.0, 0.5)
+    assert (cart.build_ids, cart.symbols, cart.debuginfo) == (1, 0.0, 0.0)
+    assert set(containers.build_ids(store, web.container)) == {
+        BuildId(bytes([number]) * 20) for number in (1, 3)
+    }
+
+
+def test_most_containers_are_counted_only(store: Store) -> None:
+    rows, count = containers.last_seen(store, lambda each: True, 1)
+    assert [row.container.label for row in rows] == [WEB]
+    assert count == 2
+
+
+def test_removed_files_do_not_count(store: Store) -> None:
+    (web,) = containers.find(store, "web")
+    for build_id in containers.build_ids(store, web):
+        artifact = store.index.artifact(store.index.ordinal(build_id) or 0, 1)
+        assert artifact is not None
+        store.remove([artifact.digest])
+    after = [each for each in store.containers.every() if each.label == WEB]
+    assert [containers.contents(store, each, Holdings(store)).size for each in after] in ([], [0])
+
+
+def test_names_of_a_container_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def engine(cgroup: bytes) -> ContainerNames:
+        asked.append(cgroup)
+        return CALLED[WEB]
+
+    monkeypatch.setattr("buildidfs.capture.origin.container_names.names_of_cgroup", engine)
+    names = containers.Names()
+    assert names.of(WEB, b"/docker/x").name == "web"
+    assert names.short(WEB) == "web"
+    assert asked == [b"/docker/x"]
