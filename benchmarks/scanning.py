@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import urllib.request
@@ -243,9 +244,9 @@ def command_start(bench: Bench) -> Iterator[Row]:
     if listed < 10:
         raise RuntimeError(f"buildidfs list printed {listed} lines for ten build IDs")
     yield Row(
-        "buildidfs list of ten items, time against the bare imports", "<", 1.5,
-        min(ours) / min(theirs),
-        detail=f"{min(ours) * 1000:.0f} ms, imports {min(theirs) * 1000:.0f} ms",
+        "buildidfs list of ten items, time against the bare imports", "<", 1.35,
+        statistics.median(ours) / statistics.median(theirs),
+        detail=f"{min(ours) * 1000:.0f} ms, imports {min(theirs) * 1000:.0f} ms at best",
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m buildidfs`` is the ``buildidfs`` command."""
 
-from buildidfs.cli.main import main
+from buildidfs.cli.main import run
 
-raise SystemExit(main())
+run()

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import functools
 import os
-import signal
 from collections.abc import Callable
 from struct import Struct
 from typing import Final
@@ -113,6 +112,8 @@ def has_writer(fd: int) -> bool | None:
     On an overlay False covers open descriptors alone: a shared mapping belongs to the file of the
     layer below, whose writers the overlay does not count. See `has_no_writer`.
     """
+    import signal  # short commands never need it
+
     try:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             return None

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from buildidfs.cli.main import cli
 from buildidfs.store import Store
 
@@ -33,6 +35,33 @@ def test_list_imports_no_other_command(tmp_path: Path) -> None:
     assert not {name for name in ours if name.startswith(("buildidfs.mount", "buildidfs.view"))}
     # Each of these takes a tenth of the time of the command.
     assert {"ctypes", "hashlib", "logging", "pyfuse3", "trio", "rich"}.isdisjoint(modules)
+
+
+_END = """
+import atexit, sys, threading
+from buildidfs.cli import main
+atexit.register(print, "exit function")
+def last():
+    threading.main_thread().join()
+    print("thread")
+def fail_in_the_middle():
+    print("half of the output", end="")
+    return 3
+main.main = fail_in_the_middle
+if "thread" in sys.argv:
+    threading.Thread(target=last).start()
+main.run()
+"""
+
+
+@pytest.mark.parametrize("thread", [[], ["thread"]])
+def test_process_ends_with_its_output_exit_functions_and_threads(thread: list[str]) -> None:
+    command = [sys.executable, "-c", _END, *thread]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 3, run.stderr
+    expected = "half of the output" + "".join(f"{each}\n" for each in [*thread, "exit function"])
+    assert run.stdout == expected
+    assert run.stderr == ""
 
 
 def test_scan_lists_its_commands_in_the_order_of_the_manual() -> None:

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError
-from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId, Kind, NamespaceSet, Origin, fingerprint
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.queries import DAMAGE, damaged, prefixed, whole
@@ -239,6 +238,8 @@ def token_of(origin: Origin) -> bytes:
         known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
     elif origin.container:
         known = as_bytes(image_of(origin).partition(":")[2][:12])
+        from buildidfs.formats.container import cgroup  # most commands never need it
+
         place = b"" if known else cgroup.place(origin.cgroup)
         known = fingerprint(place)[:6].hex().encode() if place else known
     if origin.container and origin.scanner == _BUNDLE:  # it says what it likes
