@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import time
@@ -26,48 +25,19 @@ if TYPE_CHECKING:
     from buildidfs.store import JournalRecord, Store
 
 
-STORE_HELP = (
-    "The store's directory.  [default: /var/lib/buildidfs as root, else $XDG_DATA_HOME/buildidfs]"
-)
-CONFIG_HELP = (
-    "Configuration file, see buildidfs.toml(5).  [default: /etc/buildidfs.toml, or"
-    " $XDG_CONFIG_HOME/buildidfs.toml when not root]"
-)
-HOSTNAME_HELP = (
-    "What to call this machine in what is captured.  [default: its own name; in a container"
-    " $NODE_NAME, or the name of the host]"
-)
+_ANYWHERE = "--store, --config, --hostname, -v and -q may stand here, too: see buildidfs --help"
 
 
-def exit_status(examples: Sequence[str], codes: Mapping[int, str]) -> str:
+def exit_status(
+    examples: Sequence[str], codes: Mapping[int, str], *, of_program: bool = False
+) -> str:
     """The end of a help text: examples, then what the exit codes mean."""
     lines = ["\b", "EXAMPLES:", *(f"  {line}" for line in examples), ""]
     lines += ["\b", "EXIT STATUS:", "  0   all is well"]
     lines += [f"  {code:<3} {meaning}" for code, meaning in codes.items()]
+    if not of_program:
+        lines += ["", _ANYWHERE]
     return "\n".join(lines)
-
-
-class LazyGroup(click.Group):
-    """A group whose sub-commands are imported when they are called or listed.
-
-    ``lazy`` maps a command's name to ``module:attribute`` below ``buildidfs.cli``.
-    """
-
-    def __init__(self, *args: object, lazy: dict[str, str] | None = None, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # click's own, passed on
-        self._lazy = lazy or {}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self._lazy, *self.commands]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        target = self._lazy.get(cmd_name)
-        if target is None:
-            return super().get_command(ctx, cmd_name)
-        module, attribute = target.split(":")
-        command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)
-        return command
 
 
 class Session:
@@ -82,6 +52,18 @@ class Session:
         self._config = config
         self._settings: Settings | None = None
         if verbosity != 0:
+            self.start_logging()
+
+    def override(self, name: str, value: str | int) -> None:
+        """Take a global option that stands behind the command."""
+        if name == "store":
+            self._store = str(value)
+        elif name == "config":
+            self._config = str(value)
+        elif name == "hostname":
+            self._hostname = str(value)
+        else:
+            self.verbosity += int(value) if name == "verbose" else -int(value)
             self.start_logging()
 
     @property

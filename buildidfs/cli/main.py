@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from buildidfs import __version__
-from buildidfs.cli.common import (
-    CONFIG_HELP,
-    HOSTNAME_HELP,
-    STORE_HELP,
-    LazyGroup,
-    Session,
-    exit_status,
-)
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.group import GLOBAL_OPTIONS, LazyGroup, version_option
 from buildidfs.errors import BuildIdFsError, Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -39,36 +32,47 @@ _LAST = 2
 @click.group(
     cls=LazyGroup,
     lazy={
-        "up": "service:up",
-        "down": "service:down",
-        "status": "service:status",
-        "scan": "scan:scan",
-        "add": "files:add",
-        "remove": "removal:remove",
-        "watch": "watch:watch",
-        "mount": "mount:mount",
-        "unmount": "mount:unmount",
-        "list": "list:list_",
-        "containers": "containers:containers",
-        "show": "show:show",
-        "journal": "journal:journal",
-        "which": "lookup:which",
-        "where": "lookup:where",
-        "symbolize": "symbolize:symbolize",
-        "get": "files:get",
-        "coverage": "coverage:coverage",
-        "repair": "repair:repair",
-        "bundle": "bundle:bundle",
-        "import": "bundle:import_",
-        "pin": "pin:pin",
-        "unpin": "pin:unpin",
-        "prune": "removal:prune",
-        "gc": "removal:gc",
-        "compress": "removal:compress",
-        "stats": "stats:stats",
-        "check": "check:check",
-        "doctor": "doctor:doctor",
+        "Capture": {
+            "up": "service:up",
+            "down": "service:down",
+            "watch": "watch:watch",
+            "scan": "scan:scan",
+            "add": "files:add",
+        },
+        "Look up": {
+            "mount": "mount:mount",
+            "unmount": "mount:unmount",
+            "list": "list:list_",
+            "containers": "containers:containers",
+            "show": "show:show",
+            "get": "files:get",
+            "which": "lookup:which",
+            "where": "lookup:where",
+            "journal": "journal:journal",
+            "symbolize": "symbolize:symbolize",
+        },
+        "Profiles and core files": {
+            "coverage": "coverage:coverage",
+            "repair": "repair:repair",
+            "bundle": "bundle:bundle",
+            "import": "bundle:import_",
+        },
+        "Keep and remove": {
+            "pin": "pin:pin",
+            "unpin": "pin:unpin",
+            "prune": "removal:prune",
+            "remove": "removal:remove",
+            "compress": "removal:compress",
+            "gc": "removal:gc",
+        },
+        "Health": {
+            "status": "service:status",
+            "stats": "stats:stats",
+            "doctor": "doctor:doctor",
+            "check": "check:check",
+        },
     },
+    params=[*GLOBAL_OPTIONS, version_option()],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=exit_status(
         ["buildidfs scan proc", "buildidfs mount /buildid", "ls /buildid"],
@@ -82,14 +86,9 @@ _LAST = 2
             40: "mounting, serving or unmounting failed",
             60: "a privilege is missing; the message names it",
         },
+        of_program=True,
     ),
 )
-@click.option("--store", metavar="DIR", envvar="BUILDIDFS_STORE", help=STORE_HELP)
-@click.option("--config", metavar="FILE", help=CONFIG_HELP)
-@click.option("--hostname", metavar="NAME", help=HOSTNAME_HELP)
-@click.option("-v", "--verbose", count=True, help="Say what is being done; -vv for everything.")
-@click.option("-q", "--quiet", count=True, help="Show errors only.")
-@click.version_option(__version__, prog_name="buildidfs", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(
     ctx: click.Context,
@@ -155,14 +154,8 @@ def _report_usage(error: click.ClickException) -> int:
     text = " ".join(error.format_message().split()).removesuffix(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context is not None else "buildidfs"
-    if isinstance(error, click.NoSuchOption) and error.option_name in _global_options():
-        text, command = f"{error.option_name} stands before the command", "buildidfs"
     click.echo(f"buildidfs: {text[:1].lower()}{text[1:]} (see {command} --help)", err=True)
     return error.exit_code
-
-
-def _global_options() -> set[str]:
-    return {name for option in cli.params for name in option.opts}
 
 
 def _report(error: Exception) -> int:

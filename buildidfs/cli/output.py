@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""x"""
+"""Values in the forms that people and programs get, and the reports of several commands."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.cli.common import AnyPath, LazyGroup, Session, container_option, exit_status
+from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
+from buildidfs.cli.group import LazyGroup
 from buildidfs.cli.output import counted, one_line, path_fields, printable, report_scan
 from buildidfs.errors import IncompleteError
 

@@ -51,6 +51,7 @@ _LOST = (
 
 @click.command(
     "watch",
+    short_help="Capture each binary when it is mapped.",
     epilog=exit_status(
         [
             "buildidfs watch",

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -320,12 +321,52 @@ def test_errors_are_one_line_whatever_is_named(store: Path, code: int, words: li
     assert rb"\x1b[31m\nevil" in done.stderr
 
 
-def test_where_a_global_option_stands_is_said(store: Path) -> None:
-    for words in (["list", "--store", str(store)], ["scan", "proc", "-q"]):
-        done = run(*words, code=2)
-        option = words[-1] if words[0] == "scan" else words[1]
-        assert f"{option} stands before the command" in done.stderr.decode()
+def test_global_options_stand_anywhere(store: Path, tree: Path, tmp_path: Path) -> None:
+    listed = run("--store", store, "list").stdout
+    assert listed
+    assert run("list", "--store", store).stdout == listed
+    assert run("--store", tmp_path / "none", "list", f"--store={store}").stdout == listed
+    env = {"BUILDIDFS_STORE": str(store)}
+    assert run("--store", tmp_path / "none", "list", code=11, env=env).stdout == b""
+    assert run("list", "--store", tmp_path / "none", code=11, env=env).stdout == b""
+    new = tmp_path / "new"
+    assert run("scan", "--store", new, "tree", "-q", tree).stdout == b""
+    assert run("scan", "tree", tree, "--store", new, "-vv").stderr
+    # A command that has such an option itself keeps it.
+    assert b"keep  " in run("prune", "-n", "-v", "--store", new).stdout
     assert b"no such option" in run("list", "--nonsense", code=2).stderr
+    config = tmp_path / "bad.toml"
+    config.write_text("stroe = 1")
+    assert b"stroe" in run("list", "--store", store, "--config", config, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("lst", "'list'"), ("ls", "'list'"), ("rm", "'remove'"), ("umount", "'unmount'"),
+        ("proc", "'scan proc'"), ("perfdata", "'scan perf-data'"), ("scan pakage", "'package'"),
+        ("list --pth x", "--path"), ("list --stor x", "--store"),
+    ],
+)  # fmt: skip
+def test_mistyped_words_have_a_suggestion(words: str, meant: str) -> None:
+    error = run(*words.split(), code=2).stderr.decode()
+    assert meant in error
+    assert error.count("\n") == 1
+
+
+def test_no_suggestion_is_made_up() -> None:
+    said = run("xyzzy", code=2).stderr
+    assert said == b"buildidfs: no such command 'xyzzy' (see buildidfs --help)\n"
+
+
+def test_help_has_each_command_in_one_section() -> None:
+    lines = run("--help").stdout.decode().splitlines()
+    headings = ["Capture:", "Look up:", "Profiles and core files:", "Keep and remove:", "Health:"]
+    assert [line for line in lines if line in headings] == headings
+    body = lines[lines.index("Capture:") : lines.index("  EXAMPLES:")]
+    named = [line.split()[0] for line in body if line.startswith("  ")]
+    assert sorted(named) == sorted(cli.list_commands(click.Context(cli)))
+    assert not [line for line in body if line.endswith("...")]
 
 
 def test_closed_streams_do_no_harm(store: Path, tree: Path) -> None:

@@ -28,7 +28,7 @@ def test_list_imports_no_other_command(tmp_path: Path) -> None:
     modules = run.stderr.splitlines()[-1].split()
     assert "buildidfs.cli.list" in modules
     ours = {name for name in modules if name.startswith("buildidfs.")}
-    expected = {"main", "common", "output", "list", "table", "terminal"}
+    expected = {"main", "common", "group", "output", "list", "table", "terminal"}
     assert {name for name in ours if name.startswith("buildidfs.cli.")} == {
         f"buildidfs.cli.{name}" for name in expected
     }

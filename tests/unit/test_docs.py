@@ -117,9 +117,14 @@ def test_command_is_in_the_page(path: str) -> None:
     used = [line for line in synopsis.split("buildidfs ") if line.startswith(f"{path} ")]
     assert len(used) == 1, synopsis
     assert has_table(LEAVES[path]) == ("TABLE-OPTION" in used[0])
-    for parameter in LEAVES[path].params:
+    for parameter in own_parameters(LEAVES[path]):
         if not is_table_option(parameter, LEAVES[path]):
             assert any(text in used[0] for text in _spellings(parameter)), parameter.name
+
+
+def own_parameters(command: click.Command) -> list[click.Parameter]:
+    """The parameters without the global options, which each command takes."""
+    return [each for each in command.params if not getattr(each, "hidden", False)]
 
 
 TABLE_OPTIONS = {"--sort", "--limit", "--format", "--no-trunc"}
@@ -159,7 +164,7 @@ def command_texts() -> dict[str, str]:
 @pytest.mark.parametrize("path", ["", *LEAVES])
 def test_options_are_in_the_page(path: str) -> None:
     text = command_texts()[path]
-    for option in COMMANDS[path].params:
+    for option in own_parameters(COMMANDS[path]):
         if isinstance(option, click.Option) and not is_table_option(option, COMMANDS[path]):
             for spelling in (*option.opts, *option.secondary_opts):
                 assert re.search(rf"(?<![\w-]){re.escape(spelling)}(?![\w-])", text), spelling
