@@ -355,6 +355,30 @@ class Sighting(msgspec.Struct, frozen=True):
     seen_ns: int
 
 
+class JitProcess(msgspec.Struct, frozen=True):
+    """A process with generated code, and the file in which it writes the names of that code.
+
+    ``origin`` is where that file is; ``pid`` is the number of the process here, ``ns_pid`` the
+    number that it has itself. ``start_ticks`` is when it began, in clock ticks since the boot with
+    that ID (hexadecimal), and ``start_ns`` the same as Unix time. ``machine`` is the e_machine of
+    its code.
+    """
+
+    pid: int
+    ns_pid: int
+    start_ticks: int
+    start_ns: int
+    boot_id: str
+    comm: str
+    machine: int
+    origin: Origin
+
+    @property
+    def name(self) -> bytes:
+        """The name that mappings of its generated code get in a profile."""
+        return b"[jit:%d]" % self.pid
+
+
 class ByteRange(msgspec.Struct, frozen=True, array_like=True):
     """``size`` bytes from ``offset`` of a file."""
 

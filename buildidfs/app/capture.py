@@ -50,13 +50,28 @@ def scan_processes(
     found = ProcessFiles(
         store, settings, pids=pids, containers=containers, containers_only=containers_only
     )
-    return Ingest(store).run(found, progress, lambda: found.share)
+    summary = Ingest(store).run(found, progress, lambda: found.share)
+    if found.generated:
+        _keep_names(store, settings, found.generated)
+    return summary
+
+
+def _keep_names(store: Store, settings: Settings, pids: Sequence[int]) -> None:
+    """Keep the names of generated code that processes have written so far."""
+    from buildidfs.capture.process.jit_files import JitFinder
+    from buildidfs.capture.unresponsive.file_helper import FileHelper
+    from buildidfs.capture.unresponsive.filesystems import SlowMounts
+
+    with FileHelper() as helper:
+        finder = JitFinder(settings.container.namespaces, SlowMounts(), helper)
+        finder.keep(store.jit_maps, pids)
 
 
 class ProcessFiles:
     """The files that `scan_processes` captures, for callers that want only some of them.
 
-    ``share`` is the part of the processes that was looked at, 0 to 1, or None.
+    ``share`` is the part of the processes that was looked at, 0 to 1, or None. ``generated`` are
+    those that may run generated code.
     """
 
     def __init__(
@@ -74,6 +89,7 @@ class ProcessFiles:
         self._containers = containers
         self._containers_only = containers_only
         self._scanner: ProcScanner | None = None
+        self.generated: list[int] = []
 
     @property
     def share(self) -> float | None:
@@ -95,6 +111,7 @@ class ProcessFiles:
                 containers_only=self._containers_only,
                 container_namespaces=namespaces,
                 as_owner=reads_as_owner,
+                generated=self.generated.append,
             )
             yield from self._scanner
         if self._pids is None and self._containers is None and not self._containers_only:

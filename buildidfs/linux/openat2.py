@@ -50,14 +50,16 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     return walk_in_root(root_fd, path, flags)
 
 
-def open_cached_in_root(root_fd: int, path: bytes) -> int:
+def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
     """Pin what is at ``path`` of the root ``root_fd`` (O_PATH) without asking any filesystem.
+
+    ``flags`` may hold O_NOFOLLOW.
 
     So it never waits for a server, whatever is on the way. Where something is mounted, the kernel
     has the way there in memory. Raises OSError: EAGAIN if it had to ask, EINVAL or ENOSYS where
     it cannot be told not to (before Linux 5.12).
     """
-    return _open_cached(root_fd, path, os.O_PATH | os.O_CLOEXEC)
+    return _open_cached(root_fd, path, flags | os.O_PATH | os.O_CLOEXEC)
 
 
 def _open_cached(root_fd: int, path: bytes, flags: int) -> int:

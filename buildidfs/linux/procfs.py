@@ -129,6 +129,25 @@ def groups(pid_fd: int) -> list[int]:
     return _status_numbers(pid_fd, b"Groups:")
 
 
+def innermost_pid(pid_fd: int) -> int:
+    """The number that the process has in its own PID namespace. Raises OSError."""
+    return _status_numbers(pid_fd, b"NSpid:")[-1]
+
+
+def start_ticks(pid_fd: int) -> int:
+    """When the process began, in clock ticks since the boot of the host. Raises OSError."""
+    return int(_stat_fields(pid_fd)[19])
+
+
+def root_user(pid_fd: int) -> int:
+    """The user who is root in the user namespace of the process; -1 if none is. Raises OSError."""
+    for line in read_text(pid_fd, b"uid_map").splitlines():
+        inside, outside, _ = (int(number) for number in line.split())
+        if inside == 0:
+            return outside
+    return -1
+
+
 def _status_numbers(pid_fd: int, key: bytes) -> list[int]:
     for line in read_text(pid_fd, b"status").splitlines():
         if line.startswith(key):

@@ -40,21 +40,27 @@ _ADDRESS_LIMIT = 1 << 64
 _DELETED = b" (deleted)"
 
 
-def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:
-    """The executable mappings that have a file behind them, by ascending address.
+def executable_mappings(maps_fd: int, *, only_files: bool) -> Iterator[Mapping]:
+    """The executable mappings by ascending address; ``only_files`` those with a file behind them.
+
+    Anonymous memory has an inode number of 0.
 
     ``maps_fd`` is what `procfs.open_maps` gives. A name longer than 4095 bytes is not to be had:
     such a mapping has an empty path. What the process maps meanwhile may or may not be seen.
 
     Raises OSError: ENOTTY where the kernel lacks the query, ESRCH when the process is gone.
     """
-    for start, end, offset, inode, major, minor, name in _query(
-        maps_fd, _EXECUTABLE | _FILE_BACKED
-    ):
+    flags = _EXECUTABLE | _FILE_BACKED if only_files else _EXECUTABLE
+    for start, end, offset, inode, major, minor, name in _query(maps_fd, flags):
         deleted = name.endswith(_DELETED)
         if deleted:
             name = name[: -len(_DELETED)]
         yield Mapping(start, end, True, offset, (major, minor), inode, name, deleted)
+
+
+def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:
+    """`executable_mappings` of files."""
+    return executable_mappings(maps_fd, only_files=True)
 
 
 def vdso(maps_fd: int) -> tuple[int, int] | None:

@@ -29,6 +29,7 @@ from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index, Pins
+from buildidfs.store.jit_maps import JitMaps
 from buildidfs.store.values import Held, StoreStats
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Store:
     Its parts answer questions, each answer being true of one moment: ``index`` about build IDs and
     artifacts, ``paths`` and ``file_names`` about the paths files were seen at, ``containers`` about
     the files of each container, ``journal`` about sightings, ``pins`` about pins, ``blobs`` about
-    the bytes.
+    the bytes, ``jit_maps`` about the names of generated code.
     """
 
     def __init__(self, path: bytes, env: Environment, files: Blobs, *, read_only: bool) -> None:
@@ -79,6 +80,7 @@ class Store:
         self.containers = ContainerTree(env, self.index)
         self.journal = Journal(env)
         self.pins = Pins(env)
+        self.jit_maps = JitMaps(path)
         self._env: Environment | None = env
         self._files = files
         self._used: set[Digest] = set()

@@ -21,13 +21,15 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.app.live.jit import JitFollower
 from buildidfs.app.live.state import STOPPED, Event, Losses, WatchOptions, WatchState, added
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import PendingFiles
-from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Missed
+from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Generated, Lost, Missed
 from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin import container, container_names
+from buildidfs.capture.process.jit_files import JitFinder
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found
     from buildidfs.capture.live.protocol import Message
     from buildidfs.capture.unresponsive.as_owner import AsOwner
-    from buildidfs.model import BuildId, Sighting
+    from buildidfs.model import BuildId, Origin, Sighting
     from buildidfs.store import Store
 
 
@@ -102,6 +104,8 @@ class Watch(Listener):
         self._caught = CaughtFiles(
             store, self._live, self._pending, self, self._sightings, self._slow
         )
+        finder = JitFinder(options.container_namespaces, self._slow, self._helper)
+        self._jit = JitFollower(store, finder, self._is_wanted_at)
         self._scans = Scans(self._look)
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
@@ -128,6 +132,7 @@ class Watch(Listener):
         except CapabilityError as error:
             self._mode = "polling"
             self._less((f"{error}: scanning every {POLL_S:g} s instead", *_blind_spots()))
+        self._jit.start()
         self._scans.start()
         if self._mode == "polling":
             self._scans.every(POLL_S)
@@ -197,6 +202,7 @@ class Watch(Listener):
         self._restart_at = None
         self._watcher.close()
         self._scans.close()
+        self._jit.close()
         with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
             self._live.flush(_DRAIN_S)
         self._live.close()
@@ -233,6 +239,8 @@ class Watch(Listener):
     def _heard(self, message: Message, fd: int) -> None:
         if isinstance(message, Caught):
             self._caught.take(message, fd)
+        elif isinstance(message, Generated):
+            self._jit.met(message.pid)
         elif isinstance(message, Counts):
             self._counts = message
         elif isinstance(message, Lost):
@@ -291,6 +299,7 @@ class Watch(Listener):
             container_namespaces=namespaces,
             as_owner=self._as_owner,
             helper=self._helper,
+            generated=self._jit.met,
         )
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
@@ -298,7 +307,9 @@ class Watch(Listener):
     # --- what becomes of files ------------------------------------------------------------
 
     def is_wanted(self, sighting: Sighting) -> bool:
-        origin = sighting.origin
+        return self._is_wanted_at(sighting.origin)
+
+    def _is_wanted_at(self, origin: Origin) -> bool:
         if self._excluded is not None and self._excluded.match(origin.path):
             return False
         wanted = self._options.containers

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import process_table
 from buildidfs.capture.live.process_table import Home
-from buildidfs.capture.live.protocol import Counts, Lost
+from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
 from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped
+from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx, syscalls
 from buildidfs.linux.threads import Closer
@@ -128,6 +129,11 @@ Grip = tuple[Mapped, Home, int, OSError | None]
 _OPEN_FILES: Final = 1024
 _WAITING: Final = 8192
 _SPARE_FILES: Final = 256
+# A process that goes on making code is told of again after this: it may be another program.
+_GENERATED_AGAIN_NS: Final = 10_000_000_000
+_MOST_GENERATED: Final = 1 << 14
+# Memory that is mapped as a file: memfds, and shared anonymous memory.
+_MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 
 class State:
@@ -156,6 +162,7 @@ class State:
         self.tasks = process_table.Tasks()
         self.counts = Counts()
         self.ended = False
+        self._generated: dict[int, int] = {}
 
     def waiting(self) -> int:
         """How many files were got hold of and are not handed on; without the lock."""
@@ -172,14 +179,28 @@ class State:
             self.tasks.forked(record.pid, record.parent, record.time)
         elif isinstance(record, Exited):
             self.tasks.exited(record.pid, record.time)
+            self._generated.pop(record.pid, None)
         elif isinstance(record, Entered):
             self.tasks.entered(record.pid, record.namespaces, record.time)
+        elif isinstance(record, GeneratedRecord):
+            self.tell_generated(record.pid, record.time)
         elif isinstance(record, LostRecords):
             self.counts.lost += record.count
             self.tasks.forget()
             self.outbox.put(Lost(record.count, "events came faster than they could be read"))
         else:
             assert isinstance(record, Mapped)
+
+    def tell_generated(self, pid: int, time: int) -> None:
+        """Say that a process generates code; JIT compilers change their memory all the time."""
+        told = self._generated.get(pid)
+        if told is not None and time - told < _GENERATED_AGAIN_NS:
+            return
+        if len(self._generated) >= _MOST_GENERATED:
+            self._generated.clear()
+        self._generated[pid] = time
+        self.outbox.put(Generated(pid))
+        self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
         """Find out what takes system calls; without the lock."""
@@ -215,6 +236,8 @@ class Lookout:
             for record in records:
                 if isinstance(record, Mapped):
                     found.append((record, state.tasks.home_at(record.pid, record.time)))
+                    if record.path.startswith(_MEMORY):
+                        state.tell_generated(record.pid, record.time)
                 else:
                     state.apply(record)
         if state.shares.is_pressed:

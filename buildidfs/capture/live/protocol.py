@@ -114,7 +114,13 @@ class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
     paths: tuple[bytes, ...]
 
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded
+class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A process has made memory executable that is of no file."""
+
+    pid: int
+
+
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated
 
 # Of build IDs: bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,11 @@ _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EP
 
 # A mapping that is not where it was: the process has gone on, or is gone.
 _MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+# Memory that is mapped as a file: memfds, and shared anonymous memory.
+_MEMORY: Final = (b"/memfd:", b"/dev/zero")
+
+_DUMP: Final = re.compile(rb"(?:^|/)jit-\d{1,10}\.dump$")
 
 _DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
@@ -69,7 +75,8 @@ class Ways:
 class Process:
     """A process pinned by the descriptor of its directory in /proc; a context manager.
 
-    Attributes other than ``pid`` and ``fd`` are there after `look`.
+    Attributes other than ``pid`` and ``fd`` are there after `look`; ``has_generated_code`` is after
+    `executable_mappings`, and says that the process may run code that is in no ELF file.
     """
 
     def __init__(self, pid: int, ways: Ways) -> None:
@@ -80,6 +87,7 @@ class Process:
         self.root_path = b"/"
         self._root_fd = -1
         self._all_mappings: list[Mapping] | None = None
+        self.has_generated_code = False
         self.fd = procfs.open_pid(pid)
 
     def __enter__(self) -> Process:
@@ -154,18 +162,23 @@ class Process:
 
     def executable_mappings(self) -> list[Mapping]:
         """Its executable mappings of files; empty for threads of the kernel. Raises OSError."""
+        every = self._executable_mappings()
+        self.has_generated_code = any(_is_generated(mapping) for mapping in every)
+        return [mapping for mapping in every if mapping.inode]
+
+    def _executable_mappings(self) -> list[Mapping]:
         self._all_mappings = None
         if self._ways.query:
             maps_fd = procfs.open_maps(self.fd)
             try:
-                return list(procmap_query.executable_file_mappings(maps_fd))
+                return list(procmap_query.executable_mappings(maps_fd, only_files=False))
             except OSError as error:
                 if error.errno not in _NO_QUERY:
                     raise
                 self._ways.query = False
             finally:
                 os.close(maps_fd)
-        return [mapping for mapping in self._mappings() if mapping.executable and mapping.inode]
+        return [mapping for mapping in self._mappings() if mapping.executable]
 
     def _mappings(self) -> list[Mapping]:
         if self._all_mappings is None:
@@ -322,6 +335,18 @@ class Process:
         except OSError:
             return None
         return answer if isinstance(answer, BuildId) and not is_shared(answer) else None
+
+
+def _is_generated(mapping: Mapping) -> bool:
+    """Return True for a mapping in which a JIT compiler may have put code."""
+    if mapping.inode:
+        return mapping.path.startswith(_MEMORY) or is_dump(mapping.path)
+    return not mapping.path.startswith(b"[") or mapping.path.startswith(b"[anon")
+
+
+def is_dump(path: bytes) -> bool:
+    """Return True for the path of a dump of a JIT compiler."""
+    return _DUMP.search(path) is not None
 
 
 def out_of_sight() -> list[Unreadable]:

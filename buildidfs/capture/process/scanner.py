@@ -57,7 +57,7 @@ from buildidfs.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.model import Mapping
@@ -83,7 +83,8 @@ class ProcScanner:
     namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
     it; without, that is `Unreadable`. ``helper`` is asked for what is on filesystems that may not
     answer, and stays the caller's. ``may_have_ended`` passes over those of ``pids`` that are gone,
-    because the caller found them some time ago. ``ways`` and ``patience`` are for tests.
+    because the caller found them some time ago. ``generated`` hears of each process that may run
+    generated code. ``ways`` and ``patience`` are for tests.
 
     Iterating raises `UsageError` for a container that is not there, or not the only one. A process
     that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
@@ -104,6 +105,7 @@ class ProcScanner:
         patience: Patience | None = None,
         helper: FileHelper | None = None,
         may_have_ended: bool = False,
+        generated: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self._memo = memo
         self._helper = helper
@@ -117,6 +119,7 @@ class ProcScanner:
         self._ways = ways
         self._patience = patience or Patience()
         self._as_owner = as_owner
+        self._generated = generated
         self.share: float | None = None
         """The part of the processes that was looked at, 0 to 1; None before the first."""
 
@@ -137,6 +140,7 @@ class ProcScanner:
             self._patience,
             FuseFiles(self._memo, helper, self._as_owner),
             helper,
+            self._generated,
         )
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
@@ -168,8 +172,10 @@ class _Scan:
         patience: Patience,
         fuse: FuseFiles,
         helper: FileHelper,
+        generated: Callable[[int], None],
     ) -> None:
         self._memo = memo
+        self._generated = generated
         self._host = host
         self._initial = initial
         self._container_namespaces = container_namespaces
@@ -235,6 +241,8 @@ class _Scan:
                         return
                     if wanted is not None and process.container not in wanted:
                         return
+                    if process.has_generated_code:
+                        self._generated(pid)
                     self._note_mounts(process)
                     try:
                         yield from self._files(process, mappings)

@@ -10,7 +10,7 @@ Source: perf_event_open(2), include/uapi/linux/perf_event.h, tools/lib/perf/incl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -99,6 +99,13 @@ class Mapped(msgspec.Struct, frozen=True, gc=False):
     tid: int = 0
 
 
+class Generated(msgspec.Struct, frozen=True, gc=False):
+    """Memory without a file was made executable: a process may put code there."""
+
+    time: int
+    pid: int
+
+
 class Forked(msgspec.Struct, frozen=True, gc=False):
     """A process began; it has the mappings of its parent if ``inherits``."""
 
@@ -140,7 +147,7 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-Record = Mapped | Forked | Exited | Entered | Lost
+Record = Mapped | Generated | Forked | Exited | Entered | Lost
 """A record of a ring."""
 
 Event = Mapped | Forked | Executed | Entered | Lost
@@ -166,6 +173,8 @@ def _entered(layout: _Layout, data: bytes, at: int, stop: int, time: int) -> Ent
     return Entered(time, pid, NamespaceSet(*inodes))
 
 
+_Decode = Callable[[bytes, int, int, int], Record | None]
+
 # --- rings ---------------------------------------------------------------------------------------
 
 
@@ -173,7 +182,8 @@ def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
     """The records in whole bytes of a ring, in its order; others are passed over.
 
     So are those of processes outside the PID namespace that the events were opened in: all of them
-    have the number 0. With ``paths`` so are mappings without a path, which each program has one of.
+    have the number 0. With ``paths`` so are mappings without a path, which each program has one of,
+    but for anonymous memory, of which nothing but the process is told.
     Ends early at what is no record: the kernel writes whole ones only.
     """
     unpack = _NATIVE.header.unpack_from
@@ -182,9 +192,11 @@ def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
         kind, misc, size = unpack(data, position)
         if size < _HEADER or position + size > end:
             return
-        decode = _DECODERS.get(kind)
+        decode: _Decode | None = _DECODERS.get(kind)
         if paths and kind == MMAP2 and not _has_path(data, position + _MMAP2_NAME):
             decode = None
+            if _is_anonymous(data, position + _MMAP2_NAME):
+                decode = _ring_generated
         if decode is not None:
             record = decode(data, position, size, misc)
             if record is not None:
@@ -194,6 +206,16 @@ def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
 
 def _has_path(data: bytes, name: int) -> bool:
     return data[name : name + 1] == b"/" and data[name + 1 : name + 2] != b"/"
+
+
+def _is_anonymous(data: bytes, name: int) -> bool:
+    return data[name : name + len(_ANONYMOUS)] == _ANONYMOUS
+
+
+def _ring_generated(data: bytes, position: int, size: int, misc: int) -> Generated | None:
+    pid, _ = _UNPACK_THREAD(data, position + _HEADER)
+    (time,) = _UNPACK_TIME(data, position + size - _TIME)
+    return Generated(time, pid) if pid else None
 
 
 def _ring_mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
@@ -262,7 +284,9 @@ def _ring_lost(data: bytes, position: int, size: int, misc: int) -> Lost | None:
 
 _UNPACK_MMAP2: Final = _NATIVE.mmap2.unpack_from
 _UNPACK_TIME: Final = _NATIVE.word.unpack_from
-_DECODERS: Final = {
+_UNPACK_THREAD: Final = _NATIVE.thread.unpack_from
+_ANONYMOUS: Final = b"//anon\0"
+_DECODERS: Final[dict[int, _Decode]] = {
     _LOST: _ring_lost,
     EXIT: _ring_exited,
     FORK: _ring_forked,
@@ -348,11 +372,17 @@ class Rewriter:
         self._layouts = layouts
         self._order = order
 
-    def mapped(self, raw: Raw, build_id: bytes = b"", name: bytes | None = None) -> bytes:
+    def mapped(
+        self,
+        raw: Raw,
+        build_id: bytes = b"",
+        name: bytes | None = None,
+        offset: int | None = None,
+    ) -> bytes:
         """A mapping's record with ``build_id`` (at most `MAX_ID` bytes), as the kernel makes it.
 
-        Without, it keeps what it says of its file. ``name`` replaces the path. The record grows or
-        shrinks by a multiple of 8 bytes.
+        Without, it keeps what it says of its file. ``name`` replaces the path, ``offset`` the
+        offset in the file. The record grows or shrinks by a multiple of 8 bytes.
         """
         kind, misc, data, at, size, *_ = raw
         trailer = self._layouts.trailer(data, at, size)[0]
@@ -360,8 +390,11 @@ class Rewriter:
         if name is None:
             name = data[at + begin : at + size - trailer].partition(b"\0")[0]
         body = data[at + _HEADER : at + begin]
+        fixed = _NATIVE.mmap.size
+        if offset is not None:
+            word = Struct(f"{self._order}Q")
+            body = body[: fixed - word.size] + word.pack(offset) + body[fixed:]
         if build_id:
-            fixed = _NATIVE.mmap.size
             union = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(MAX_ID, b"\0")
             rest = body[fixed + len(union) :] or Struct(f"{self._order}II").pack(
                 _PROT_READ_EXEC, _MAP_PRIVATE

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the names of generated code while its processes live, and once more when each ends.
+
+The catcher tells which processes have mapped anonymous memory executable; all others cost nothing.
+Each of them is looked at a few times soon, since a compiler makes its file before or after the
+first mapping, and once a minute from then on. A descriptor of the process says when it ends, and
+the open file still has all names then, whatever became of its filesystem.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import logging
+import os
+import select
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import BuildIdFsError
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.capture.process.jit_files import JitFile, JitFinder
+    from buildidfs.model import Origin
+    from buildidfs.store import Store
+
+EACH_S: Final = 60.0
+"""Between two looks at a process, in seconds."""
+
+_FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
+_MOST: Final = 1024
+_MOST_OF_A_SHARE: Final = 256
+_MOST_TOLD: Final = 4096
+# Of one look, and of the looks at all processes of a container in a minute.
+_MOST_BYTES: Final = 32 << 20
+_MOST_BYTES_OF_A_SHARE: Final = 64 << 20
+_END_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Followed:
+    """A process, the number of looks at it, and its open files."""
+
+    __slots__ = ("files", "looks", "pid", "pidfd", "share")
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.looks = 0
+        self.files: dict[tuple[int, int], JitFile] = {}
+        self.share = ""
+
+
+class JitFollower:
+    """Keeps in ``store`` the names of the processes that it is told of, in a thread of its own.
+
+    ``is_wanted`` is asked about the origin of each file. ``most`` processes are followed at once, a
+    quarter of them of one container.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        finder: JitFinder,
+        is_wanted: Callable[[Origin], bool] = lambda origin: True,
+    ) -> None:
+        self._store = store
+        self._finder = finder
+        self._is_wanted = is_wanted
+        self._told: deque[int] = deque(maxlen=_MOST_TOLD)
+        self._lock = threading.Lock()
+        self._wake = -1
+        self._followed: dict[int, _Followed] = {}  # by number
+        self._by_fd: dict[int, _Followed] = {}
+        self._shares: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._minute = 0.0
+        self._due: list[tuple[float, int, int]] = []  # time, number, descriptor of the process
+        self._ending = False
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-jit")
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread.start()
+        if self._told:
+            self._notify()
+
+    def met(self, pid: int) -> None:
+        """A process has mapped memory without a file executable. Does not wait."""
+        self._told.append(pid)
+        self._notify()
+
+    def close(self) -> None:
+        """Keep what is new of all processes, and end; safe to call twice."""
+        self._ending = True
+        self._notify()
+        if self._wake < 0:
+            return
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            with self._lock:
+                wake, self._wake = self._wake, -1
+            os.close(wake)
+
+    def _notify(self) -> None:
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    # --- the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        while not self._ending:
+            try:
+                self._turn()
+            except Exception:
+                # The top of this thread: names of one process must not end those of all others.
+                _log.exception("names of generated code could not be kept")
+        for followed in list(self._followed.values()):
+            self._end(followed)
+        self._epoll.close()
+
+    def _turn(self) -> None:
+        timeout = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        for fd, _ in self._epoll.poll(timeout):
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+            elif (followed := self._by_fd.get(fd)) is not None:
+                self._end(followed)
+        while self._told:
+            self._follow(self._told.popleft())
+        while self._due and self._due[0][0] <= time.monotonic() and not self._ending:
+            _, pid, pidfd = heapq.heappop(self._due)
+            followed = self._followed.get(pid)
+            if followed is not None and followed.pidfd == pidfd:
+                self._look(followed)
+                self._plan(followed)
+
+    def _follow(self, pid: int) -> None:
+        known = self._followed.get(pid)
+        if known is not None:
+            if not known.files and known.looks >= len(_FIRST_LOOKS_S):
+                self._look(known)  # it may be another program by now
+            return
+        if len(self._followed) >= _MOST:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                _log.info("names of generated code of process %d are not kept: %s", pid, error)
+            return
+        followed = self._followed[pid] = self._by_fd[pidfd] = _Followed(pid, pidfd)
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._look(followed)
+        self._plan(followed)
+
+    def _plan(self, followed: _Followed) -> None:
+        """Have a process looked at again, soon if it is new and has no file yet."""
+        if followed.pid not in self._followed:
+            return
+        looks = followed.looks
+        soon = not followed.files and looks < len(_FIRST_LOOKS_S)
+        wait = _FIRST_LOOKS_S[looks] if soon else EACH_S
+        heapq.heappush(self._due, (time.monotonic() + wait, followed.pid, followed.pidfd))
+
+    def _look(self, followed: _Followed) -> None:
+        """Open what files a process has by now, and keep what is new in them."""
+        followed.looks += 1
+        try:
+            found = self._finder.find(followed.pid)
+        except OSError:
+            return  # it is ending, which its descriptor tells
+        for file in found:
+            if file.file in followed.files or not self._admits(followed, file):
+                file.close()
+            else:
+                followed.files[file.file] = file
+        self._keep(followed)
+
+    def _admits(self, followed: _Followed, file: JitFile) -> bool:
+        """Return True if a file is wanted, and its container has not too many already."""
+        origin = file.process.origin
+        if not self._is_wanted(origin):
+            return False
+        if not followed.files:
+            share = origin.container or f"uid {origin.identity.uid}"
+            if self._shares[share] >= _MOST_OF_A_SHARE:
+                return False
+            self._shares[share] += 1
+            followed.share = share
+        return len(followed.files) < 4
+
+    def _keep(self, followed: _Followed) -> None:
+        now = time.monotonic()
+        if now - self._minute >= EACH_S:
+            self._minute = now
+            self._bytes.clear()
+        for file in followed.files.values():
+            most = min(_MOST_BYTES, _MOST_BYTES_OF_A_SHARE - self._bytes[followed.share])
+            if most <= 0:
+                return
+            try:
+                size = file.read(self._store.jit_maps, most)
+            except (OSError, BuildIdFsError) as error:
+                self._failed(file, error)
+                continue
+            self._bytes[followed.share] += size
+            if not size:
+                self._store.jit_maps.alive(file.process)
+
+    def _failed(self, file: JitFile, error: Exception) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        path = show(file.process.origin.path)
+        _log.log(level, "names of generated code in %s are not kept: %s", path, error)
+
+    def _end(self, followed: _Followed) -> None:
+        """A process has ended: keep the rest, and let go of its files."""
+        self._keep(followed)
+        for file in followed.files.values():
+            file.close()
+        if followed.files:
+            self._shares[followed.share] -= 1
+        del self._followed[followed.pid], self._by_fd[followed.pidfd]
+        self._epoll.unregister(followed.pidfd)
+        os.close(followed.pidfd)

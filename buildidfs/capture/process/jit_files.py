@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files in which a process writes the names of its generated code, kept open while it lives.
+
+JIT compilers write ``/tmp/perf-PID.map`` (text) or ``jit-PID.dump``, of which they map a page
+executable so that profilers find it. Both go with the container. A map is opened in the root of its
+process, without following a symbolic link, and a dump by its mapping. Only a regular file counts
+that belongs to the user of the process, or to root of its user namespace. The open file can be read
+after the process and its mount namespace are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from buildidfs.capture.process.process import Process, Ways, is_dump
+from buildidfs.capture.unresponsive.filesystems import Patience
+from buildidfs.formats.perf.jit import Dump
+from buildidfs.linux import machine, namespaces, openat2, procfs, statx
+from buildidfs.model import OWNER, JitProcess, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from buildidfs.capture.unresponsive.file_helper import FileHelper
+    from buildidfs.capture.unresponsive.filesystems import SlowMounts
+    from buildidfs.model import FileIdentity, Mapping
+
+PART_BYTES: Final = 1 << 20
+"""The most that is read of a map at once."""
+
+_UNCACHED: Final = frozenset((errno.EAGAIN, errno.EINVAL, errno.ENOSYS))
+_MACHINES: Final = {"x86_64": 62, "aarch64": 183, "s390x": 22, "ppc64le": 21, "riscv64": 243}
+_MAX_FILE_BYTES: Final = 1 << 30
+_MOST_BYTES: Final = 32 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Where the names go; `store.jit_maps.JitMaps` is one."""
+
+    def write(self, process: JitProcess, at: int, text: bytes) -> int:
+        """Keep a part of a map; returns where the next one belongs, -1 to begin again."""
+
+
+class JitFile:
+    """One open file with names. ``path_fd`` is an O_PATH descriptor, ``fd`` one to read from, or -1
+    where the filesystem may not answer: then ``helper`` makes a copy each time.
+    """
+
+    def __init__(
+        self, process: JitProcess, path_fd: int, fd: int, helper: FileHelper, *, dump: bool
+    ) -> None:
+        self.process = process
+        self._path_fd = path_fd
+        self._fd = fd
+        self._helper = helper
+        self._is_dump = dump
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._at = 0  # bytes of the file that were read
+        self._kept = 0  # bytes of the map that are kept
+        self._dump = Dump()
+
+    @property
+    def file(self) -> tuple[int, int]:
+        """Device and inode."""
+        identity = self.process.origin.identity
+        return identity.dev, identity.ino
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        for fd in (self._fd, self._path_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._path_fd = -1
+
+    def read(self, keeper: Keeper, most: int) -> int:
+        """Give ``keeper`` up to about ``most`` bytes of what is new; returns how many there were.
+
+        Raises OSError, and what the keeper raises.
+        """
+        fd, close = self._fd, False
+        if fd < 0:
+            identity = self.process.origin.identity
+            device = os.major(identity.dev), os.minor(identity.dev)
+            size = self._helper.look(device, self._path_fd).size
+            if size == self._at:
+                return 0
+            if size > _MAX_FILE_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            _, fd = self._helper.copy(device, self._path_fd, size)
+            close = True
+        try:
+            if os.fstat(fd).st_size < self._at:  # it was begun anew
+                self._at, self._dump = 0, Dump()
+            return self._read(fd, keeper, most)
+        finally:
+            if close:
+                os.close(fd)
+
+    def _read(self, fd: int, keeper: Keeper, most: int) -> int:
+        total = 0
+        for _ in range(2):
+            kept = 1
+            for text, at in self._parts(fd, most - total):
+                kept = keeper.write(self.process, self._kept, text)
+                if kept <= 0:
+                    break
+                self._kept, self._at = kept, at
+                total += len(text)
+            if kept > 0:
+                return total
+            self._rewind()  # it is gone, or there was no room: what is kept is not written again
+            if not kept:
+                break
+        return total
+
+    def _parts(self, fd: int, most: int) -> Iterator[tuple[bytes, int]]:
+        """Yield what is new as lines of a map, each part with where in the file it ends."""
+        if self._is_dump:
+            yield from self._dumped(fd, most)
+            return
+        at, end = self._at, self._at + most
+        while at < end:
+            text = os.pread(fd, min(PART_BYTES, end - at), at)
+            whole = text.rfind(b"\n") + 1
+            if not whole:
+                return  # a line that is not whole, or is far too long to be one
+            at += whole
+            yield text[:whole], at
+
+    def _dumped(self, fd: int, most: int) -> Iterator[tuple[bytes, int]]:
+        def read_at(offset: int, size: int) -> bytes:
+            return os.pread(fd, size, offset)
+
+        size = os.fstat(fd).st_size
+        lines, length = [], 0
+        for line in self._dump.lines(read_at, size, most):
+            lines.append(line)
+            length += len(line)
+            if length >= PART_BYTES:
+                yield b"".join(lines), self._dump.at
+                lines, length = [], 0
+        if lines:
+            yield b"".join(lines), self._dump.at
+
+
+class JitFinder:
+    """Finds the files of processes; ``container_namespaces`` says what a container is.
+
+    ``slow`` knows the mounts that may not answer, whose files ``helper`` reads.
+    """
+
+    def __init__(
+        self, container_namespaces: Collection[str], slow: SlowMounts, helper: FileHelper
+    ) -> None:
+        self._host = machine.host_name()
+        self._initial = namespaces.initial()
+        self._container_namespaces = tuple(container_namespaces)
+        self._slow = slow
+        self._helper = helper
+        self._patience = Patience()
+        self._ways = Ways()
+        self._boot_id = statx.boot_id().hex()
+
+    def find(self, pid: int) -> list[JitFile]:
+        """Open the files that a process has; the caller closes them.
+
+        Raises OSError: ESRCH or ENOENT if there is no such process.
+        """
+        with Process(pid, self._ways) as process:
+            process.look(self._initial, self._container_namespaces)
+            found = []
+            with contextlib.suppress(OSError):
+                found.append(self._map(process))
+            with contextlib.suppress(OSError):
+                found += self._dumps(process)
+            return found
+
+    def keep(self, keeper: Keeper, pids: Iterable[int]) -> None:
+        """Keep what names processes have written so far. Raises what ``keeper`` raises."""
+        for pid in pids:
+            try:
+                found = self.find(pid)
+            except OSError:
+                continue  # it has ended meanwhile
+            for file in found:
+                try:
+                    file.read(keeper, _MOST_BYTES)
+                except OSError as error:
+                    _log.info("names of generated code of process %d are not kept: %s", pid, error)
+                finally:
+                    file.close()
+
+    def _map(self, process: Process) -> JitFile:
+        path = b"/tmp/perf-%d.map" % procfs.innermost_pid(process.fd)
+        return self._taken(process, self._open(process, path), path, dump=False)
+
+    def _open(self, process: Process, path: bytes) -> int:
+        """An O_PATH descriptor of what is at a path of a process. Raises OSError."""
+        root_fd = process.root_fd
+        try:
+            return openat2.open_cached_in_root(root_fd, path, os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in _UNCACHED:
+                raise
+        own = os.dup(root_fd)  # the thread that asks may be left behind with it
+
+        def question() -> int:
+            try:
+                return openat2.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
+            finally:
+                os.close(own)
+
+        device = (-1, process.mount_namespace)
+        if self._patience.is_silent(device):
+            os.close(own)
+        return self._patience.ask(device, question, os.close)
+
+    def _dumps(self, process: Process) -> Iterator[JitFile]:
+        for mapping in process.executable_mappings():
+            if is_dump(mapping.path):
+                with contextlib.suppress(OSError):
+                    yield self._dump(process, mapping)
+
+    def _dump(self, process: Process, mapping: Mapping) -> JitFile:
+        name = procfs.map_file_name(mapping.start, mapping.end)
+        path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)
+        return self._taken(process, path_fd, process.path_in_root(mapping), dump=True)
+
+    def _taken(self, process: Process, path_fd: int, path: bytes, *, dump: bool) -> JitFile:
+        """The file at ``path_fd``, which is closed if it is none to be believed. Raises OSError."""
+        fd = -1
+        try:
+            identity = statx.identity(path_fd, ask=False)
+            if not stat.S_ISREG(identity.mode) or not _is_own(process, identity):
+                raise OSError(errno.EPERM, "not a regular file of the process's own user")
+            mount, user = process.surroundings.mnt_ns_id, process.namespaces.user
+            if not self._slow.is_slow(path_fd, identity, mount, user):
+                fd = openat2.reopen_regular(path_fd)
+            described = self._described(process, path, identity)
+            return JitFile(described, path_fd, fd, self._helper, dump=dump)
+        except BaseException:
+            for each in (fd, path_fd):
+                if each >= 0:
+                    os.close(each)
+            raise
+
+    def _described(self, process: Process, path: bytes, identity: FileIdentity) -> JitProcess:
+        in_host = process.namespaces.mnt == self._initial.mnt
+        origin = process.surroundings.origin(
+            path,
+            identity,
+            host=self._host,
+            trust=Trust.UNKNOWN if in_host else Trust.CONTAINER,
+            scanner="jit",
+            reach=OWNER,
+        )
+        ticks = procfs.start_ticks(process.fd)
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * _TICK_NS
+        return JitProcess(
+            process.pid,
+            procfs.innermost_pid(process.fd),
+            ticks,
+            time.time_ns() - age_ns,
+            self._boot_id,
+            procfs.comm(process.fd).decode("utf-8", "backslashreplace"),
+            _MACHINES.get(os.uname().machine, 0),
+            origin,
+        )
+
+
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def _is_own(process: Process, identity: FileIdentity) -> bool:
+    """Return True for a file of the user of the process, or of root of its user namespace."""
+    _, effective, _, filesystem = procfs.uids(process.fd)
+    return identity.uid in (effective, filesystem, procfs.root_user(process.fd))

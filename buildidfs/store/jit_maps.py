@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of generated code in ``jit/``: one file for each process that had such code.
+
+    jit/PID-TICKS-BOOT-SHARE    `JitProcess` as one line of JSON, then the lines of its map
+
+PID and TICKS (when it began) are decimal, BOOT and SHARE are hashes of the boot and of the
+container, in hexadecimal. A file is only appended to, under flock(2), and its mtime is when the
+process was last known to live. Names are no binaries: they are not in the index, a new index needs
+nothing of them, and the oldest go when they become too many.
+
+A container may write maps without end. So a file, all files of a container (or of a user of the
+host) and all files together have bounds, and the container that has most loses its oldest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs.model import JitProcess, fingerprint
+from buildidfs.store.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DIRECTORY: Final = b"jit"
+
+MAX_MAP_BYTES: Final = 32 << 20
+MAX_SHARE_BYTES: Final = 128 << 20
+MAX_BYTES: Final = 256 << 20
+MAX_MAPS: Final = 4096
+#: Of the filesystem of the store: what all maps may take, and what has to stay free.
+_SHARE_OF_DISK: Final = 32
+
+_HEADER_MAX: Final = 32 << 10
+_RECOUNT_S: Final = 60.0
+_NAME: Final = re.compile(rb"(\d{1,10})-(\d{1,20})-([0-9a-f]{16})-([0-9a-f]{16})")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(JitProcess).decode
+
+
+class JitMap(NamedTuple):
+    """A kept map: of which process, where, when that was last known to live (Unix time, ns), and
+    the number of bytes of the map.
+    """
+
+    process: JitProcess
+    path: bytes
+    last_ns: int
+    size: int
+
+    def text(self) -> bytes:
+        """The map itself. Raises OSError, also if it was removed meanwhile."""
+        with open(self.path, "rb") as file:
+            file.readline(_HEADER_MAX)
+            return file.read(MAX_MAP_BYTES)
+
+
+class _Entry(NamedTuple):
+    path: bytes
+    share: bytes
+    size: int
+    mtime_ns: int
+
+
+class JitMaps:
+    """The maps in the store at ``root``. Methods may be called from any thread and process."""
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+        self._directory = os.path.join(root, DIRECTORY)
+        self._lock = threading.Lock()
+        self._counted_at = float("-inf")
+        self._share_bytes: Counter[bytes] = Counter()
+        self._count = 0
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def of(self, pid: int) -> list[JitMap]:
+        """The maps of processes that had this number here, the latest first."""
+        found = [self._read(each) for each in self._entries(b"%d-" % pid)]
+        return sorted(
+            (each for each in found if each is not None), key=lambda each: -each.process.start_ns
+        )
+
+    def all(self) -> Iterator[JitMap]:
+        """All maps, in no order."""
+        for entry in self._entries():
+            found = self._read(entry)
+            if found is not None:
+                yield found
+
+    def totals(self) -> tuple[int, int]:
+        """How many maps there are, and their bytes."""
+        entries = list(self._entries())
+        return len(entries), sum(each.size for each in entries)
+
+    def damaged(self) -> Iterator[bytes]:
+        """Paths of files that are no maps."""
+        for entry in self._entries():
+            if self._read(entry) is None and os.path.exists(entry.path):
+                yield entry.path
+
+    def remove(self, path: bytes) -> None:
+        """Remove a file that `damaged` or `all` gave. Raises `StoreError`."""
+        with translated(self._root), contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def _entries(self, prefix: bytes = b"") -> Iterator[_Entry]:
+        try:
+            names = os.listdir(self._directory)
+        except OSError:
+            return
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None or not name.startswith(prefix):
+                continue
+            path = os.path.join(self._directory, name)
+            with contextlib.suppress(OSError):
+                status = os.stat(path, follow_symlinks=False)
+                yield _Entry(path, match[4], status.st_size, status.st_mtime_ns)
+
+    def _read(self, entry: _Entry) -> JitMap | None:
+        try:
+            with open(entry.path, "rb") as file:
+                head = file.readline(_HEADER_MAX)
+                process = _decode(head)
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            return None
+        if _name(process) != os.path.basename(entry.path):
+            return None
+        return JitMap(process, entry.path, entry.mtime_ns, max(entry.size - len(head), 0))
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def write(self, process: JitProcess, at: int, text: bytes) -> int:
+        """Keep ``text``, which comes after the first ``at`` bytes of the map of a process.
+
+        What is there already is not written again, be it by another process; where something else
+        is there, all of it comes after that. Returns where the next part belongs; -1 if the map is
+        not as long as ``at`` any more, and has to be given from its beginning; 0 if there was no
+        room. Raises `StoreError`.
+        """
+        with self._lock, translated(self._root):
+            os.makedirs(self._directory, 0o700, exist_ok=True)
+            path = os.path.join(self._directory, _name(process))
+            if not self._has_room(path, len(text)):
+                return 0
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                return self._append(fd, process, at, text)
+            finally:
+                os.close(fd)
+
+    def alive(self, process: JitProcess) -> None:
+        """Note that a process with a map was alive just now."""
+        path = os.path.join(self._directory, _name(process))
+        with contextlib.suppress(OSError):  # it made way for others
+            os.utime(path, follow_symlinks=False)
+
+    def _append(self, fd: int, process: JitProcess, at: int, text: bytes) -> int:
+        header = _encode(process) + b"\n"
+        size = os.fstat(fd).st_size
+        if not size:
+            if at:
+                return -1
+            _write_all(fd, header, 0)
+            size = len(header)
+        else:
+            header = os.pread(fd, _HEADER_MAX, 0).partition(b"\n")[0] + b"\n"
+        begin, length = len(header), size - len(header)
+        if at > length:
+            return at + len(text) if length >= MAX_MAP_BYTES else -1
+        there = os.pread(fd, len(text), begin + at)
+        if text.startswith(there):
+            rest, end = text[len(there) :], at + len(text)
+        else:
+            rest, end = text, length + len(text)
+            if end > MAX_MAP_BYTES:  # what was there is older
+                os.ftruncate(fd, begin)
+                length, end = 0, len(text)
+        rest = rest[: max(MAX_MAP_BYTES - length, 0)]
+        _write_all(fd, rest, begin + length)
+        os.utime(fd)
+        self._share_bytes[_share(process)] += len(rest)
+        return end
+
+    # --- bounds ----------------------------------------------------------------------------
+
+    def _has_room(self, path: bytes, more: int) -> bool:
+        """Make room for ``more`` bytes at ``path``; False if the filesystem is too full."""
+        disk = os.statvfs(self._root)
+        part = disk.f_blocks * disk.f_frsize // _SHARE_OF_DISK
+        if disk.f_bavail * disk.f_frsize < part + more:
+            return False
+        limit = min(MAX_BYTES, part)
+        now = time.monotonic()
+        total = sum(self._share_bytes.values()) + more
+        most = max(self._share_bytes.values(), default=0) + more
+        if (
+            now - self._counted_at > _RECOUNT_S
+            or total > limit
+            or most > MAX_SHARE_BYTES
+            or self._count >= MAX_MAPS
+        ):
+            self._make_room(path, more, limit)
+            self._counted_at = now
+        if not os.path.exists(path):
+            self._count += 1
+        return True
+
+    def _make_room(self, keep: bytes, more: int, limit: int) -> None:
+        """Count anew, and remove the oldest of the containers that have most."""
+        shares: dict[bytes, list[_Entry]] = {}
+        for entry in self._entries():
+            shares.setdefault(entry.share, []).append(entry)
+        sizes = Counter({share: sum(e.size for e in each) for share, each in shares.items()})
+        for entries in shares.values():
+            entries.sort(key=lambda entry: -entry.mtime_ns)
+        count = sum(len(each) for each in shares.values())
+        while sizes:
+            share, size = sizes.most_common(1)[0]
+            if (
+                size + more <= MAX_SHARE_BYTES
+                and sizes.total() + more <= limit
+                and count < MAX_MAPS
+            ):
+                break
+            if count >= MAX_MAPS:
+                share = max(shares, key=lambda each: len(shares[each]))
+            entry = shares[share].pop()
+            if entry.path != keep:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+            count -= 1
+            sizes[share] -= entry.size
+            if not shares[share]:
+                del shares[share], sizes[share]
+        self._share_bytes = sizes
+        self._count = count
+
+
+def _name(process: JitProcess) -> bytes:
+    boot = fingerprint(process.boot_id.encode(), 8).hex()
+    text = f"{process.pid}-{process.start_ticks}-{boot}-{_share(process).decode()}"
+    return text.encode()
+
+
+def _share(process: JitProcess) -> bytes:
+    """The share that a map counts for: that of its container, or of a user of the host."""
+    origin = process.origin
+    whose = origin.container or f"uid {origin.identity.uid}"
+    return fingerprint(whose.encode("utf-8", "surrogateescape"), 8).hex().encode()
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
