@@ -54,6 +54,7 @@ _LAST = 2
         "Profiles and core files": {
             "coverage": "coverage:coverage",
             "repair": "repair:repair",
+            "jit": "jit:jit",
             "bundle": "bundle:bundle",
             "import": "bundle:import_",
         },

@@ -108,6 +108,17 @@ def _json(done: Repaired) -> None:
                 }
                 for each in done.unresolved
             ],
+            "generated": [
+                {
+                    "pid": each.pid,
+                    "comm": each.comm,
+                    "container": each.container,
+                    "name": each.name.decode(),
+                    "build_id": each.build_id.hex(),
+                    "functions": each.functions,
+                }
+                for each in done.generated
+            ],
             "notes": done.notes,
             "incomplete": done.incomplete,
         }
@@ -119,6 +130,13 @@ def _text(done: Repaired, *, quiet: bool) -> None:
         click.echo(f"{counted(done.resolved, 'file')} resolved, {done.known} had a build ID before")
         for name in sorted(done.renamed):
             click.echo(f"renamed: {printable(name)}")
+        for generated in done.generated:
+            whose = f" in {generated.container}" if generated.container else ""
+            click.echo(
+                f"{printable(generated.name)}: generated code of"
+                f" {printable(generated.comm.encode())}{printable(whose.encode())},"
+                f" {counted(generated.functions, 'function')}"
+            )
         for note in done.notes:
             click.echo(note)
     if done.incomplete:

@@ -213,7 +213,8 @@ class Matcher:
             left = [each for each in left if fits(each)] or left
         return Answer(build_id, tuple(self._at(left, time, one_at_a_time=False)), is_sure=True)
 
-    def _unix(self, time: int) -> int | None:
+    def unix_time(self, time: int) -> int | None:
+        """A time of the profile (0: before it began) as Unix time in ns; None if none is known."""
         if self.clock is None:
             return None
         return (time or self._start) + self.clock.offset_ns
@@ -225,7 +226,7 @@ class Matcher:
         ``one_at_a_time`` (all had the same device and inode), it is who was first seen last: that
         file, wherever it was seen.
         """
-        moment = self._unix(time)
+        moment = self.unix_time(time)
         if moment is None or self.clock is None:
             return list(pool)
         error = self.clock.error_ns
@@ -259,7 +260,7 @@ class Matcher:
         return not self._start + offset + error < each.first_ns < first + offset - error
 
     def _is_near(self, each: Candidate, time: int) -> bool:
-        moment = self._unix(time)
+        moment = self.unix_time(time)
         if moment is None or self.clock is None:
             return True
         error = self.clock.error_ns

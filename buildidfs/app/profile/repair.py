@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs.app.profile.jit import Generated, JitNames
 from buildidfs.app.profile.match import KALLSYMS, namesakes, plain
 from buildidfs.app.profile.reading import ANONYMOUS, Hit, Reading, is_anonymous
 from buildidfs.capture.scan.perf_data import Profile
@@ -73,7 +74,8 @@ class Repaired(msgspec.Struct):
 
     ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` are names that were
     given, and what they stand for. ``unresolved`` are those that samples fell into, the heaviest
-    first. ``notes`` and ``incomplete`` are as in `coverage.Coverage`.
+    first. ``generated`` are the processes whose generated code has names now. ``notes`` and
+    ``incomplete`` are as in `coverage.Coverage`.
     """
 
     known: int
@@ -82,6 +84,7 @@ class Repaired(msgspec.Struct):
     unresolved: list[Unresolved]
     notes: list[str]
     incomplete: str
+    generated: list[Generated] = []
 
 
 def repair(
@@ -109,15 +112,19 @@ def repair(
                 raise UsageError(f"{_shown(path)} {error}") from error
         reading = Reading(profile, store, progress, assigned)
         _check_assigned(reading, assigned or {})
-        renaming = Renaming(reading)
+        names = JitNames(store, reading)
+        names.make()
+        renaming = Renaming(reading, names)
         unresolved = [
             msgspec.structs.replace(each, namesakes=tuple(namesakes(store, each.path)))
             if number < _HINTED
             else each
-            for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True)))
+            for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True), names))
         ]
         notes = reading.notes() if renaming.resolved or unresolved else []
         notes += reading.remedies({each.why for each in unresolved})
+        if names.failed:
+            notes.append(f"generated code of some processes has no names: {names.failed}")
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
             # By its time the next reader knows by which clock it was recorded.
@@ -130,6 +137,7 @@ def repair(
             unresolved,
             notes,
             f"{_shown(path)} is not whole: {profile.truncated}" if profile.truncated else "",
+            names.found,
         )
 
 
@@ -143,11 +151,16 @@ def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None
             raise UsageError(f"{_shown(path)} {what} this profile: nothing can be assigned to it")
 
 
-def unresolved_in(reading: Reading, hits: Counter[Hit]) -> list[Unresolved]:
-    """The files without a build ID among ``hits``, the heaviest first; no anonymous memory."""
+def unresolved_in(
+    reading: Reading, hits: Counter[Hit], names: JitNames | None = None
+) -> list[Unresolved]:
+    """The files without a build ID among ``hits``, the heaviest first; no anonymous memory.
+
+    Nor generated code that has ``names``.
+    """
     found: Counter[tuple[str, bytes, str]] = Counter()
     for hit, count in hits.items():
-        if hit.file < 0:
+        if hit.file < 0 or (names is not None and names.at(hit) is not None):
             continue
         path, answer = reading.describe(hit)
         why = answer.why
@@ -260,9 +273,9 @@ class _Writer:
         event = self._events.mapped(raw)
         if event is not None:
             time = self._reading.time_of(event, number)
-            build_id, name = self._renaming.fix(event, time)
+            build_id, name, offset = self._renaming.fix(event, time)
             if build_id or name is not None:
-                return self._rewriter.mapped(raw, build_id, name)
+                return self._rewriter.mapped(raw, build_id, name, offset)
         return raw.data[raw.at : raw.at + raw.size]
 
     def _copy(self, part: Part, place: ByteRange) -> None:
@@ -330,10 +343,11 @@ def _shown(path: bytes) -> str:
 
 
 class Fix(NamedTuple):
-    """The fields to write for a mapping; empty ``build_id`` and None as ``name`` leave it as is."""
+    """The fields to write for a mapping; empty ``build_id`` and None leave the others as is."""
 
     build_id: bytes = b""
     name: bytes | None = None
+    offset: int | None = None
 
 
 class Renaming:
@@ -343,8 +357,9 @@ class Renaming:
     profile, and that have one now. ``renamed`` are all new names with the build IDs they stand for.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, names: JitNames) -> None:
         self._reading = reading
+        self._names = names
         self._ids: dict[bytes, dict[BuildId | None, bool]] = {}
         self._table = dict(reading.named)
         self.renamed: dict[bytes, BuildId] = {}
@@ -370,9 +385,14 @@ class Renaming:
         spaces = self._reading.spaces
         number = spaces.number(event)
         file = spaces.files[number]
+        image = spaces.image(event.pid, time)
+        hit = Hit(number, time, event.pid, image)
+        if (generated := self._names.at(hit)) is not None:
+            # Its file has each function at the offset that is its address.
+            return Fix(bytes(generated.build_id), generated.name, event.start)
         if not _has_name(file):
             return Fix()
-        answer = self._reading.answer(Hit(number, time, event.pid, spaces.image(event.pid, time)))
+        answer = self._reading.answer(hit)
         build_id = _held(answer)
         name = self._name(file, build_id)
         if build_id is None or file.build_id:
@@ -389,6 +409,8 @@ class Renaming:
                 yield Named(path, keeper)
         for name, build_id in self.renamed.items():
             yield Named(name, build_id)
+        for generated in self._names.found:
+            yield Named(generated.name, generated.build_id)
         yield from self._table.values()
 
     def _says(self, file: File, build_id: BuildId) -> bool:

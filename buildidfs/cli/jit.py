@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs jit``: the processes whose names of generated code are kept."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.cli import table
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line, path_fields
+from buildidfs.cli.table import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.store.jit_maps import JitMap
+
+_COLUMNS: Final[tuple[Column[JitMap], ...]] = (
+    Column("pid", "PID", lambda row: row.process.pid, table.COUNT),
+    Column("comm", "COMMAND", lambda row: row.process.comm, table.TEXT),
+    Column("started", "STARTED", lambda row: row.process.start_ns, table.AGE),
+    Column("last_seen", "SEEN", lambda row: row.last_ns, table.AGE),
+    Column("size", "SIZE", lambda row: row.size, table.SIZE),
+    Column("container", "CONTAINER", lambda row: row.process.origin.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.process.origin.path, table.PATH),
+)
+
+
+@click.command(
+    "jit",
+    short_help="List the processes whose JIT code can be named.",
+    epilog=exit_status(
+        ["buildidfs jit", "buildidfs jit --container docker:0f5c3e8d1b2a --json"],
+        {11: "no store at that place; 13 unknown format"},
+    ),
+)
+@click.option("--container", metavar="LABEL", help="Only processes of this container.")
+@table.options(_COLUMNS)
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def jit(session: Session, container: str | None, layout: table.Layout, json_: bool) -> None:
+    """List the processes whose names of generated code are kept, the one that began last first.
+
+    JIT compilers write them for perf if they are told to: into /tmp/perf-PID.map, or a jit-PID.dump
+    beside it. The command repair uses them.
+    """
+    from buildidfs.capture.origin.container import fits
+
+    with session.open_store() as store:
+        rows = sorted(
+            (
+                each
+                for each in store.jit_maps.all()
+                if container is None or fits(container, each.process.origin.container)
+            ),
+            key=lambda each: -each.process.start_ns,
+        )
+        if json_:
+            _as_json(layout.choose(_COLUMNS, rows))
+        else:
+            layout.print(_COLUMNS, rows)
+        if not rows:
+            session.say_why_empty(
+                "no process wrote a map for perf (node --perf-basic-prof, python -X perf) while a"
+                " watch or a scan saw it"
+                + ("" if container is None else f" in container {container}")
+            )
+
+
+def _as_json(rows: Iterable[JitMap]) -> None:
+    for row in rows:
+        process = row.process
+        json_line(
+            {
+                "pid": process.pid,
+                "ns_pid": process.ns_pid,
+                "comm": process.comm,
+                "container": process.origin.container,
+                "mnt_ns_id": process.origin.mnt_ns_id,
+                "host": process.origin.host,
+                "uid": process.origin.identity.uid,
+                "started": process.start_ns / 1e9,
+                "last_seen": row.last_ns / 1e9,
+                "size": row.size,
+                **path_fields(process.origin.path),
+                "file": os.fsdecode(row.path),
+            }
+        )
