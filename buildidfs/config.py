@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -186,16 +187,13 @@ def parse(text: str, name: str) -> Settings:
 
     Raises `UsageError` naming the file and the key at fault.
     """
-    import tomllib  # not before there is a file
-
+    given = _tables(text, name)
+    for complaint in _unknown_keys(given, Settings):
+        raise UsageError(f"{name}: {complaint}")
     try:
-        settings = msgspec.convert(tomllib.loads(text), Settings)
+        settings = msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from error
-    except ValueError as error:  # also of a number with thousands of digits
-        raise UsageError(f"{name}: not valid TOML: {error}") from error
-    except RecursionError:
-        raise UsageError(f"{name}: not valid TOML: nested too deeply") from None
+        raise UsageError(f"{name}: {_in_words(str(error))}") from error
     if not settings.container.namespaces:
         raise UsageError(f"{name}: container.namespaces names no namespace; try ['mnt']")
     kept = settings.retention
@@ -215,12 +213,121 @@ def parse(text: str, name: str) -> Settings:
     return settings
 
 
+def _tables(text: str, name: str) -> dict[str, Any]:
+    """Return the tables of a TOML document. Raises `UsageError`."""
+    import tomllib  # not before there is a file
+
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # also of a number with thousands of digits
+        raise UsageError(f"{name}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{name}: not valid TOML: nested too deeply") from None
+
+
+def known_keys(kind: type[msgspec.Struct] = Settings) -> dict[str, Any]:
+    """Return the type of each key, ``section.key``, in the order of buildidfs.toml(5)."""
+    keys: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            below = known_keys(field.type).items()
+            keys |= {f"{field.encode_name}.{key}": what for key, what in below}
+        else:
+            keys[field.encode_name] = field.type
+    return keys
+
+
+def given_keys(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the keys that a file sets, ``section.key``. Raises `UsageError`."""
+    tables = _tables(_read(path), os.fspath(path))
+    return frozenset(
+        f"{section}.{key}"
+        for section, values in tables.items()
+        if isinstance(values, dict)
+        for key in values
+    )
+
+
+def _unknown_keys(given: dict[str, Any], kind: type[msgspec.Struct], at: str = "") -> Iterator[str]:
+    """Yield a complaint about each key that does not exist."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in given.items():
+        what = fields.get(key)
+        if key not in fields:
+            yield _complaint(key, value, fields, at)
+        elif isinstance(value, dict) and isinstance(what, type):
+            if issubclass(what, msgspec.Struct):
+                yield from _unknown_keys(value, what, key)
+        elif isinstance(value, list) and key == "rules":
+            for rule in value:
+                if isinstance(rule, dict):
+                    yield from _unknown_keys(rule, TrustRule, f"[{at}.{key}]")
+
+
+def _complaint(key: str, value: object, fields: Collection[str], at: str) -> str:
+    """Return the words for a key that does not exist, with the one that may be meant."""
+    from difflib import get_close_matches
+
+    shown = key[:40] if key.isprintable() else repr(key[:40])
+    is_section = not at and isinstance(value, dict)
+    said = f"unknown section [{shown}]" if is_section else f"unknown key {shown}"
+    if at:
+        said += f" in [{at}]"
+    elif not is_section:
+        said += " outside of a section"
+    elsewhere = [known for known in known_keys() if known.endswith(f".{key}")]
+    if elsewhere:
+        return f"{said}; it belongs into [{elsewhere[0].rpartition('.')[0]}]"
+    close = get_close_matches(key.replace("_", "-"), fields, 1)
+    form = "{}" if at else "[{}]"
+    if close:
+        return f"{said}; did you mean {form.format(close[0])}?"
+    return f"{said}; there are {', '.join(map(form.format, fields))}"
+
+
+_EXPECTED: Final = re.compile(r"Expected `(?P<kinds>[^`]+)`(?P<bound>.*?)(?:, got `(?P<got>\w+)`)?")
+_KINDS: Final = {
+    "bool": "true or false", "str": "text", "int": "a number", "float": "a number",
+    "object": "a section", "array": "a list",
+}  # fmt: skip
+
+
+def _in_words(message: str) -> str:
+    """Return an error of msgspec in the words of TOML."""
+    said, _, place = message.partition(" - at `$.")
+    key = place.removesuffix("`")
+    if found := _EXPECTED.fullmatch(said):
+        kinds = [_KINDS[kind] for kind in found["kinds"].split(" | ") if kind in _KINDS]
+        wanted = " or ".join(dict.fromkeys(kinds)) or found["kinds"]
+        got = f", not {_KINDS.get(found['got'], found['got'])}" if found["got"] else ""
+        return f"{key}: it has to be {wanted}{found['bound']}{got}"
+    if said.startswith("Invalid enum value"):
+        of_rules = {f"trust.rules.{name}": what for name, what in known_keys(TrustRule).items()}
+        what = (known_keys() | of_rules).get(re.sub(r"\[(?:\d+|\.\.\.)\]", "", key))
+        value = said.removeprefix("Invalid enum value ")
+        return f"{key}: no such value: {value}; there are {_literals(what)}"
+    said = said.replace("Object missing required field", "it lacks the key").replace("`", "")
+    return f"{key}: {said}" if key else said
+
+
+def _literals(what: Any) -> str:
+    """Return the values of a Literal, or of a tuple of them."""
+    values: list[str] = []
+    for each in get_args(what):
+        values += [each] if isinstance(each, str) else map(str, get_args(each))
+    return ", ".join(values)
+
+
 def load(path: str | os.PathLike[str]) -> Settings:
     """Settings from a file; raises `UsageError` when it cannot be read or makes no sense."""
+    return parse(_read(path), os.fspath(path))
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file. Raises `UsageError`."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"cannot read configuration file {os.fspath(path)}: {reason}") from error
-    return parse(text, os.fspath(path))

@@ -13,7 +13,7 @@ import click
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from click.shell_completion import CompletionItem
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from buildidfs.store import JournalRecord, Store
 
 
-_ANYWHERE = "--store, --config, --hostname, -v and -q may stand here, too: see buildidfs --help"
+_COMPLETIONS: Final = 100
+_PLAIN: Final = re.compile(r"[\w@%+:,./][\w@%+:,./-]*")
+_ANYWHERE: Final = (
+    "--store, --config, --hostname, -v and -q may stand here, too: see buildidfs --help"
+)
 
 
 def exit_status(
@@ -99,7 +103,7 @@ class Session:
         if self._settings is None:
             from buildidfs import config
 
-            path = self._config_path()
+            path = self.config_path
             if self._config is not None:
                 from buildidfs.capture.unresponsive.file_helper import check_readable
 
@@ -107,7 +111,14 @@ class Session:
             self._settings = config.Settings() if path is None else config.load(path)
         return self._settings
 
-    def _config_path(self) -> str | None:
+    @property
+    def hostname(self) -> str | None:
+        """The value of --hostname, if it was given."""
+        return self._hostname
+
+    @property
+    def config_path(self) -> str | None:
+        """The configuration file that is read; None if there is none."""
         if self._config is not None:
             return self._config
         candidates = ["/etc/buildidfs.toml"]
@@ -123,7 +134,7 @@ class Session:
             _ = self.settings  # to say what is wrong with it, even if its store is not wanted
         if self._store:
             return self._store
-        if self._config_path() is not None and self.settings.store.path:
+        if self.config_path is not None and self.settings.store.path:
             return os.path.expanduser(self.settings.store.path)
         if os.geteuid() == 0:
             return "/var/lib/buildidfs"
@@ -172,15 +183,17 @@ class AnyPath(click.Path):
         return os.fspath(value)
 
 
-class BuildIdArgument(click.types.StringParamType):
-    """A build ID, or a prefix of one that no other in the store has."""
-
-    name = "id"
+class _OfStore(click.types.StringParamType):
+    """Something that is completed from the store, which is opened for reading only."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete from the build IDs in the store, which nothing is done to for it."""
+        """Return the first completions; none if there is no store that can be read.
+
+        A name that a shell would have to quote is left out: a container may have chosen it, and
+        not all shells quote completions.
+        """
         from itertools import islice
 
         from click.shell_completion import CompletionItem
@@ -189,19 +202,65 @@ class BuildIdArgument(click.types.StringParamType):
 
         globals_ = ctx.find_root().params
         session = Session(globals_.get("store"), globals_.get("config"), 0)
-        incomplete = incomplete.lower()
         try:
             with Store.open(session.store_path, read_only=True) as store:
-                whole = bytes.fromhex(incomplete[: len(incomplete) // 2 * 2])
-                found = (
-                    str(build_id) for build_id, _ in store.index.build_ids_with_prefix(whole, None)
-                )
-                return [
-                    CompletionItem(text)
-                    for text in islice((t for t in found if t.startswith(incomplete)), 100)
-                ]
+                plain = filter(_PLAIN.fullmatch, self.candidates(store, incomplete))
+                return [CompletionItem(text) for text in islice(plain, _COMPLETIONS)]
         except (BuildIdFsError, ValueError):
             return []
+
+    def candidates(self, store: Store, incomplete: str) -> Iterator[str]:
+        """Yield what a word may become."""
+        raise NotImplementedError
+
+
+class SeenPath(_OfStore):
+    """A path at which files were seen, or a pattern of such paths."""
+
+    name = "path"
+
+    def candidates(self, store: Store, incomplete: str) -> Iterator[str]:
+        return _seen_paths(store, os.fsencode(incomplete))
+
+
+class BuildIdArgument(_OfStore):
+    """A build ID, a prefix of one that no other in the store has, or a path that it was seen at."""
+
+    name = "id"
+
+    def candidates(self, store: Store, incomplete: str) -> Iterator[str]:
+        if incomplete.startswith("/"):
+            yield from _seen_paths(store, os.fsencode(incomplete))
+            return
+        digits = incomplete.lower()
+        whole = bytes.fromhex(digits[: len(digits) // 2 * 2])
+        for build_id, _ in store.index.build_ids_with_prefix(whole, None):
+            if str(build_id).startswith(digits):
+                yield str(build_id)
+
+
+def _seen_paths(store: Store, incomplete: bytes) -> Iterator[str]:
+    """Yield the files and directories that may be meant, a directory with a slash.
+
+    A directory that is the only choice is replaced by its content: shells put a blank behind a
+    word that has one completion.
+    """
+    from itertools import islice
+
+    directory, slash, start = incomplete.rpartition(b"/")
+    number: int | None = 0 if slash else None
+    for name in filter(None, directory.split(b"/")):
+        number = None if number is None else store.paths.child(number, name)
+    while number is not None:
+        fitting = (each for each in store.paths.children(number) if each[0].startswith(start))
+        found = list(islice(fitting, _COMPLETIONS))
+        is_directory = [next(store.paths.children(below), None) is not None for _, below in found]
+        if is_directory == [True] and not any(True for _ in store.paths.ids(found[0][1])):
+            directory, number, start = directory + b"/" + found[0][0], found[0][1], b""
+            continue
+        for (name, _), slashed in zip(found, is_directory, strict=True):
+            yield os.fsdecode(directory + b"/" + name + b"/" * slashed)
+        return
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -240,28 +299,15 @@ namespaces_option = click.option(
 )
 
 
-class ContainerArgument(click.types.StringParamType):
+class ContainerArgument(_OfStore):
     """A container: its label, the beginning of its ID, or a name that people have for it."""
 
     name = "container"
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Complete from names and labels of the containers in the store."""
-        from click.shell_completion import CompletionItem
-
-        from buildidfs.store import Store
-
-        globals_ = ctx.find_root().params
-        session = Session(globals_.get("store"), globals_.get("config"), 0)
-        try:
-            with Store.open(session.store_path, read_only=True) as store:
-                every = [(each.called.shown, each.label) for each in store.containers.every()]
-        except BuildIdFsError:
-            return []
+    def candidates(self, store: Store, incomplete: str) -> Iterator[str]:
+        every = [(each.called.shown, each.label) for each in store.containers.every()]
         found = sorted({text for both in every for text in both if text})
-        return [CompletionItem(text) for text in found if text.startswith(incomplete)][:100]
+        return (text for text in found if text.startswith(incomplete))
 
 
 def container_option(

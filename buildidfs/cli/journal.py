@@ -12,6 +12,7 @@ from buildidfs.app import history
 from buildidfs.app.containers import Names
 from buildidfs.cli import table
 from buildidfs.cli.common import (
+    SeenPath,
     Session,
     container_option,
     exit_status,
@@ -87,7 +88,12 @@ _COLUMNS: Final = _columns(lost=False)
 @since_option
 @container_option()
 @click.option(
-    "--path", "globs", metavar="GLOB", multiple=True, help="Only what was seen at such a path."
+    "--path",
+    "globs",
+    metavar="GLOB",
+    type=SeenPath(),
+    multiple=True,
+    help="Only what was seen at such a path.",
 )
 @namespaces_option
 @click.option("--lost", is_flag=True, help="Only what was seen and lost, with the reason.")

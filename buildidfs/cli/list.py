@@ -11,7 +11,7 @@ import click
 
 from buildidfs.app.containers import Names
 from buildidfs.cli import table
-from buildidfs.cli.common import Session, container_option, exit_status, since_option
+from buildidfs.cli.common import SeenPath, Session, container_option, exit_status, since_option
 from buildidfs.cli.output import json_line, one_line, path_fields, printable, size
 from buildidfs.cli.table import Column
 
@@ -74,7 +74,13 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
         {11: "no store at that place; 13 unknown format"},
     ),
 )
-@click.option("--path", "glob", metavar="GLOB", help="Only files seen at such a path ('*/libc*').")
+@click.option(
+    "--path",
+    "glob",
+    metavar="GLOB",
+    type=SeenPath(),
+    help="Only files seen at such a path ('*/libc*').",
+)
 @container_option()
 @since_option
 @click.option(

@@ -13,8 +13,8 @@ from buildidfs.app import running
 from buildidfs.app.containers import Names
 from buildidfs.cli import table
 from buildidfs.cli.common import (
-    AnyPath,
     BuildIdArgument,
+    SeenPath,
     Session,
     container_option,
     exit_status,
@@ -70,7 +70,7 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
         {11: "no store at that place; 13 unknown format", 30: "nothing was ever seen there"},
     ),
 )
-@click.argument("path", metavar="PATH", type=AnyPath())
+@click.argument("path", metavar="PATH", type=SeenPath())
 @container_option()
 @since_option
 @click.option("--glob", "is_glob", is_flag=True, help="PATH is a pattern ('*/libc.so.6').")

@@ -70,6 +70,7 @@ _LAST = 2
             "status": "service:status",
             "stats": "stats:stats",
             "doctor": "doctor:doctor",
+            "config": "settings:config",
             "check": "check:check",
         },
     },

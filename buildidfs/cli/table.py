@@ -322,7 +322,7 @@ def _line(
         text = terminal.cut(cell, width) if cut and column.cell.cut else cell
         room = " " * (width - terminal.cells(text))
         if colours_of is not None and column.cell.colour is not None:
-            text = click.style(text, fg=column.cell.colour(column.value(colours_of)))
+            text = terminal.coloured(text, column.cell.colour(column.value(colours_of)))
         last = number == len(columns)
         parts.append(room + text if column.cell.right else text if last else text + room)
     return _GAP.join(parts)

@@ -19,7 +19,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from buildidfs import config
 from buildidfs.cli.main import cli
+from buildidfs.store import Store
+from tests.support.captures import capture, sighting
 from tests.support.elfwriter import elf_file
 from tests.support.mounts import BuildIdFs
 from tests.support.restricted import as_nobody
@@ -429,6 +432,61 @@ def test_completion_knows_commands_and_build_ids(store: Path) -> None:
     assert b"unmount" in complete("buildidfs unm", 1)
     offered = complete(f"buildidfs --store {store} show {BUILD_ID.hex()[:5]}", 4)
     assert BUILD_ID.hex().encode() in offered
+    # Global options count wherever they stand.
+    offered = complete(f"buildidfs show --store {store} {BUILD_ID.hex()[:5]}", 4)
+    assert BUILD_ID.hex().encode() in offered
+
+
+def test_completion_knows_paths_and_containers_that_need_no_quotes(tmp_path: Path) -> None:
+    paths = [b"/usr/lib/x/liba.so", b"/usr/lib/x/libb.so", b"/usr/lib/x/$(reboot)", b"/opt/app"]
+    with Store.create(tmp_path / "store") as store:
+        for number, path in enumerate(paths):
+            at = sighting(path, container="docker:0101" if number else "x:`reboot`")
+            store.commit([capture(store, path, bytes([number]) * 20, at=at)])
+
+    def offered(words: str) -> list[str]:
+        line = f"buildidfs --store {tmp_path / 'store'} {words}"
+        said = complete(line, len(line.split()) - 1 + line.endswith(" ")).decode()
+        return [each.removeprefix("plain,") for each in said.splitlines() if each]
+
+    for words in ("which", "show", "list --path", "journal --path"):
+        # A directory that is the only choice is entered.
+        assert offered(f"{words} /us") == ["/usr/lib/x/liba.so", "/usr/lib/x/libb.so"], words
+    assert offered("which /") == ["/opt/", "/usr/"]
+    assert offered("which /usr/lib/x/liba") == ["/usr/lib/x/liba.so"]
+    assert offered("which /nothing") == []
+    assert offered("list --container ") == ["docker:0101"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_has_a_script_for_each_shell(shell: str) -> None:
+    said = run(env={"_BUILDIDFS_COMPLETE": f"{shell}_source"}).stdout
+    assert f"_BUILDIDFS_COMPLETE={shell}_complete".encode() in said
+
+
+def test_config_says_where_each_setting_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "buildidfs.toml"
+    file.write_text('[store]\npath = "/srv/one"\n[watch]\npin-bytes = "1GiB"\n')
+
+    def settings(*words: str | Path, **env: str) -> dict[str, tuple[object, str]]:
+        done = run("config", "--json", *words, env={"NODE_NAME": "", **env})
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        return {row["key"]: (row["value"], row["source"]) for row in rows}
+
+    found = settings("--config", file)
+    assert set(config.known_keys()) | {"config", "hostname"} == set(found)
+    assert found["config"] == (str(file), "option --config")
+    assert found["store.path"] == ("/srv/one", f"file {file}")
+    assert found["watch.pin-bytes"] == ("1GiB", f"file {file}")
+    assert found["watch.pin-seconds"] == (30, "default")
+    found = settings("--config", file, BUILDIDFS_STORE="/srv/two")
+    assert found["store.path"] == ("/srv/two", "environment BUILDIDFS_STORE")
+    found = settings("--store", "/srv/three", "--hostname", "node-7", BUILDIDFS_STORE="/srv/two")
+    assert found["store.path"] == ("/srv/three", "option --store")
+    assert found["hostname"] == ("node-7", "option --hostname")
+    text = run("config").stdout.decode()
+    assert "retention.max-size\tno limit\tdefault\n" in text
+    assert "mount.list-all\tfalse\tdefault\n" in text
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def output_section() -> dict[str, str]:
     page = formatted(ROOT / "man/buildidfs.1").out
     text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
     names = (
-        "pin --list", "prune", "gc", "status",
+        "pin --list", "prune", "gc", "status", "config",
         "scan perf-data", "scan image", "coverage", "repair",
         "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
         "containers",
@@ -129,6 +129,7 @@ def test_fields_are_in_the_page(
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
         "watch": [],
         "list": ["list"],
+        "config": ["config"],
         "containers": ["containers"],
         "show": ["show", build_id[::-1].hex()],
         "journal": ["journal"],

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs config``: the settings in effect, and where each comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from buildidfs.cli import table
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.output import json_line
+from buildidfs.cli.table import Cell, Column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WITHOUT: Final = {
+    "retention.max-size": "no limit",
+    "retention.keep-free": "5%, at most 4 GiB",
+    "retention.max-age": "no limit",
+    "retention.compress-after": "never",
+    "up.mountpoint": "/buildid",
+}
+"""What an unset key without a value means."""
+
+
+class _Row(NamedTuple):
+    key: str
+    value: Any
+    source: str
+
+
+def _shown(row: _Row) -> str:
+    """Return a value as a person reads it."""
+    value = row.value
+    if value is None or value == "":
+        return _WITHOUT.get(row.key, "none")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    if all(isinstance(each, str) for each in value):
+        return ", ".join(value) or "none"
+    return msgspec.json.encode(value).decode()
+
+
+_SOURCE: Final = Cell(
+    table.TEXT.person,
+    table.TEXT.full,
+    colour=lambda source: None if source == "default" else "green",
+)
+_COLUMNS: Final[tuple[Column[_Row], ...]] = (
+    Column("key", "KEY", lambda row: row.key, table.TEXT),
+    Column("value", "VALUE", _shown, table.LABEL),
+    Column("source", "FROM", lambda row: row.source, _SOURCE),
+)
+
+
+@click.command(
+    "config",
+    short_help="Show the settings in effect, and where they come from.",
+    epilog=exit_status(
+        ["buildidfs config", "buildidfs config --json | jq 'select(.source != \"default\")'"],
+        {2: "the configuration file cannot be read, or makes no sense"},
+    ),
+)
+@table.options(_COLUMNS)
+@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.pass_context
+def config(ctx: click.Context, layout: table.Layout, json_: bool) -> None:
+    """Show each setting, its value, and where that comes from: default, file, environment, option.
+
+    The first rows are the configuration file itself and the name of this machine. Options of
+    single commands, such as prune --max-size, are not settings and take precedence there.
+    """
+    rows = list(_rows(ctx, ctx.obj))
+    if not json_:
+        layout.print(_COLUMNS, rows)
+        return
+    for row in layout.choose(_COLUMNS, rows):
+        json_line({"key": row.key, "value": row.value, "source": row.source})
+    sys.stdout.flush()
+
+
+def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
+    from buildidfs import config as toml
+    from buildidfs.linux import machine
+
+    settings, path = session.settings, session.config_path
+    given = frozenset() if path is None else toml.given_keys(path)
+    yield _Row("config", path, _of_option(ctx, "config") or "default")
+    node = os.environ.get("NODE_NAME", "")
+    hostname = _of_option(ctx, "hostname")
+    machine.call(session.hostname or "", node)
+    name = machine.host_name()
+    is_node = bool(node) and name == node
+    yield _Row("hostname", name, hostname or ("environment NODE_NAME" if is_node else "default"))
+    for key in toml.known_keys():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(settings, section), name.replace("-", "_"))
+        source = f"file {path}" if key in given else "default"
+        if key == "store.path":
+            value, source = session.store_path, _of_option(ctx, "store") or source
+        yield _Row(key, value, source)
+
+
+def _of_option(ctx: click.Context, name: str) -> str:
+    """Return the source of a global option that was given, before or behind the command."""
+    from click.core import ParameterSource
+
+    sources = {each.get_parameter_source(name) for each in (ctx, ctx.find_root())}
+    if ParameterSource.COMMANDLINE in sources:
+        return f"option --{name}"
+    if ParameterSource.ENVIRONMENT in sources:
+        return "environment BUILDIDFS_STORE"
+    return ""
