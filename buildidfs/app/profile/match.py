@@ -45,10 +45,9 @@ KALLSYMS: Final = b"[kernel.kallsyms]"
 _MOST_NAMESAKES: Final = 3
 _DELETED: Final = b" (deleted)"
 SHARP_NS: Final = 2 * _SECOND
-"""Times that are known less exactly do not tell one container from the next."""
+"""Times with a larger error do not tell one container from the next."""
 _EXACT_NS: Final = _SECOND // 20
-# From when a file is mapped until it is seen it takes a millisecond or two, if nothing gets in
-# the way.
+# A mapped file is usually seen a millisecond or two later.
 _ALIKE_NS: Final = _SECOND // 100
 # Between the last sample and the end of the file perf reads build IDs.
 _WRITING_NS: Final = 60 * _SECOND
@@ -121,7 +120,7 @@ class Matcher:
         self._known: dict[bytes, tuple[Candidate, ...]] = {}
 
     def candidates(self, path: bytes) -> tuple[Candidate, ...]:
-        """All that was seen at a path, at whatever time."""
+        """Return the captures and journal rows of a path, of any time."""
         path = plain(path)
         found = self._known.get(path)
         if found is None:
@@ -129,11 +128,11 @@ class Matcher:
         return found
 
     def forget(self) -> None:
-        """Ask the store again: it has learned something."""
+        """Drop the candidates of earlier answers: the store has new captures."""
         self._known.clear()
 
     def alike(self, file: File) -> list[Candidate]:
-        """The candidates that may have been that very file, at whatever time."""
+        """Return the candidates that may be this file by device and inode, of any time."""
         pool = self.candidates(file.path)
         return [each for each in pool if each.identity and _is_same(each.identity, file)]
 
@@ -178,10 +177,10 @@ class Matcher:
         return Answer(ids.pop(), tuple(left), is_sure=bool(same))
 
     def _on_its_host(self, pool: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """Those of ``pool`` that were seen on the machine where the profile was made.
+        """Return the candidates in ``pool`` that were seen on the machine that made the profile.
 
-        Device and inode tell files of one machine apart, and every machine has some number 2. In a
-        container perf takes the name of that for the machine's: then its clock has to tell.
+        Device and inode tell files of one machine apart only. perf in a container records the host
+        name of the container; then the clock has to tell the machine.
         """
         for host in (self._host, ""):
             own = tuple(each for each in pool if each.host == host)
@@ -202,7 +201,7 @@ class Matcher:
         mnt: int,
         mounts: Collection[int],
     ) -> Answer:
-        """The answer for what has a build ID: in which container it was."""
+        """Return the answer for a mapping with a build ID, with the container it was in."""
         build_id = BuildId(file.build_id)
         left = [each for each in pool if each.build_id == build_id]
         for fits in (
@@ -220,11 +219,11 @@ class Matcher:
         return (time or self._start) + self.clock.offset_ns
 
     def _at(self, pool: Sequence[Candidate], time: int, *, one_at_a_time: bool) -> list[Candidate]:
-        """Those of ``pool`` that may have been there then.
+        """Return the candidates in ``pool`` that may have been at the path at that time.
 
-        Who was first seen in that very moment was seen because of this mapping. Else, if it is
-        ``one_at_a_time`` (all had the same device and inode), it is who was first seen last: that
-        file, wherever it was seen.
+        A file that was first seen at that moment was captured because of this mapping. If there is
+        none and the files existed one after another (``one_at_a_time``: they had the same device
+        and inode), the mapped file is the one that was first seen last.
         """
         moment = self.unix_time(time)
         if moment is None or self.clock is None:
@@ -248,10 +247,10 @@ class Matcher:
         return begun + before or list(pool)
 
     def _may_be(self, each: Candidate, file: File) -> bool:
-        """Return True if the sighting may be of this file, judged by when that was first mapped.
+        """Return True if the sighting may be of this file, by the time of its first mapping.
 
-        Who maps a file while a profile is made is in it: what was seen after the start and before
-        the file was first mapped was another one with its numbers.
+        The profile has every process that maps the file during the recording. A sighting between
+        the start and the first mapping is therefore of another file with the same numbers.
         """
         first = self._firsts.get(file, 0)
         if not first or self.clock is None or self.clock.error_ns > SHARP_NS:
@@ -285,9 +284,9 @@ class Matcher:
 
 
 def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
-    """A few files that the store knows by the last name of ``path``, at whatever other path.
+    """Return a few files in the store with the last name of ``path``, at other paths.
 
-    Each build ID comes with the path at which it was seen last under that name.
+    Each build ID comes with the path where it was last seen under that name.
     """
     name = os.path.basename(plain(path))
     number = store.paths.child(NAMES, name) if name else None
@@ -308,7 +307,7 @@ def _first_seen(each: Candidate) -> int:
 
 
 def plain(path: bytes) -> bytes:
-    """A path without what the kernel adds to that of a deleted file, or perf to the kernel's."""
+    """Return a path without the kernel's mark of a deleted file, or perf's suffix of the kernel."""
     if path.startswith(KALLSYMS):
         return KALLSYMS
     return path.removesuffix(_DELETED)
@@ -344,8 +343,8 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
 def _is_same(identity: FileIdentity, file: File) -> bool:
     """Return True if a file may be the one that is mapped.
 
-    Overlays and btrfs show another device number in mappings than to who asks for the file; both
-    are anonymous ones, with a major number of 0. The inode is the same.
+    Overlays and btrfs show one device number in mappings and another one in stat(2). Both are
+    anonymous, with a major number of 0, and the inode is the same.
     """
     if identity.ino != file.inode:
         return False
@@ -360,9 +359,8 @@ def _has_dev(identity: FileIdentity | None, file: File) -> bool:
 class Clock(msgspec.Struct, frozen=True):
     """How times of a profile become Unix time: ``offset_ns`` is added, give or take ``error_ns``.
 
-    ``how`` says in words where that comes from. ``is_local`` says that this machine made the
-    profile, since it was started; ``is_seen`` that the store knows the machine that made it: it saw
-    files there when they were mapped.
+    ``how`` says in words where the offset comes from. ``is_local``: this machine made the profile
+    since its start. ``is_seen``: the store saw files there when they were mapped.
     """
 
     offset_ns: int
@@ -388,10 +386,10 @@ def _is_of_this_boot(clockid: int, offset: int) -> bool:
 
 
 def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
-    """The clock of this machine, if that was the one in a file written at ``mtime_ns``.
+    """Return the clock of this machine if it fits a profile that was written at ``mtime_ns``.
 
-    Then its last time, ``last``, was a little before it was written. That clock is never set, so it
-    goes wrong as clocks do: by less than 100 us in a second.
+    It fits if ``last``, the last time in the profile, is a little earlier. The clock of perf is
+    never set and drifts by less than 100 us in a second.
     """
     try:
         offset, error = perf_event.perf_offset()
@@ -404,9 +402,9 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
 
 
 def by_file_time(mtime_ns: int, last: int) -> Clock:
-    """From when the file was written and the time ``last`` in it.
+    """Return a clock by which ``last``, the last time in the file, is when the file was written.
 
-    A copy that was given the time of copying seems to be later than it is.
+    A copy with a new mtime makes the profile seem later than it is.
     """
     error = _WRITING_NS // 2
     how = "times by when the file was last written: right to a minute, wrong for a copy"
@@ -414,12 +412,12 @@ def by_file_time(mtime_ns: int, last: int) -> Clock:
 
 
 def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | None:
-    """A better one, if there is.
+    """Return a clock by which most files were seen just after they were mapped.
 
-    ``differences`` has the number of a file, and the Unix time it was first seen minus the time in
-    the profile that it was first mapped; some of them are of other occasions. None if less than
-    three files are alike, or if nearly as many are in another way: who runs the same again and
-    again could be taken for the one before.
+    ``differences`` has pairs: the number of a file, and the Unix time it was first seen minus the
+    time in the profile of its first mapping. Some are of other occasions. Returns None if fewer
+    than three files agree, or if nearly as many agree on another offset: a program that runs again
+    and again would match its previous run.
     """
     near = sorted(
         (difference, file)
@@ -446,7 +444,7 @@ def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | Non
 
 
 def find(profile: Profile, last: int, differences: Iterable[tuple[int, int]]) -> Clock:
-    """The best there is; ``last`` is the last time in the profile, and not 0."""
+    """Return the best clock for a profile whose last time is ``last`` (not 0)."""
     clock = (
         recorded(profile)
         or of_this_boot(profile.mtime_ns, last, time.time_ns())

@@ -2,7 +2,7 @@
 """Read a profile: its mappings, the build ID of each, and the samples that fell into them.
 
 A profile may have hundreds of millions of samples, and most fall into pages that others fell into
-before: the answer for a page of a process is looked up again only after the process has changed.
+before: a page of a process is looked up again only after the mappings of the process change.
 """
 
 from __future__ import annotations
@@ -66,12 +66,10 @@ _MODES: Final = {CONTEXT_KERNEL: KERNEL, CONTEXT_USER: USER}
 
 
 class Reading:
-    """A profile whose address spaces are known, and what its files were, as far as the store
-    can tell. Making one raises `UsageError`.
+    """A profile: its address spaces, and the build IDs of its files as far as the store knows them.
 
-    ``assigned`` gives build IDs to paths, see `match.Matcher`.
-    ``lost`` counts records that found no room when they were made, ``samples`` those that `hits`
-    has read.
+    ``assigned`` gives build IDs to paths, see `match.Matcher`. ``lost`` counts records that the
+    kernel dropped, ``samples`` those that `hits` has read. Making one raises `UsageError`.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class Reading:
         self._start, self._last = start, last
 
     def time_of(self, event: Mapped | Forked | Executed | Entered, number: int) -> int:
-        """The time of a record, which is that number of all; 0 for what was before the first."""
+        """Return the time of the record with that number; 0 before the first sample."""
         return (event.time or 0) if self._has_time else number
 
     def notes(self) -> list[str]:
@@ -180,7 +178,7 @@ class Reading:
         return matcher
 
     def forget(self) -> None:
-        """Ask the store again: it has learned something."""
+        """Drop earlier answers: the store has new captures."""
         self.matcher.forget()
         self._answers.clear()
         self._mounts.clear()
@@ -218,9 +216,9 @@ class Reading:
         return answer
 
     def _mounts_of(self, pid: int, image: int) -> frozenset[int]:
-        """The mount namespaces that a process may have been in, by all the files it had.
+        """Return the mount namespaces that a process may have been in, by all its files.
 
-        Empty if they say nothing, or contradict each other.
+        Empty if the files tell nothing, or contradict each other.
         """
         key = pid, image
         known = self._mounts.get(key)
@@ -238,7 +236,7 @@ class Reading:
     # --- the second pass -------------------------------------------------------------------
 
     def hits(self, *, chains: bool = False) -> Counter[Hit]:
-        """How many samples fell where; with ``chains`` also the callers."""
+        """Count the samples of each place; with ``chains`` those of its callers, too."""
         hits = Hits(self.spaces)
         layouts = self.profile.layouts
         self.samples = 0
@@ -258,7 +256,7 @@ class Reading:
         return hits.result()
 
     def _kernel(self, build_id: bytes) -> Answer:
-        """The kernel that the profile names; else the only one that was seen on its host."""
+        """Return the kernel that the profile names, or else the only one seen on its host."""
         named = self.named.get(KALLSYMS)
         if not build_id and named is not None:
             build_id = named.build_id
@@ -268,7 +266,7 @@ class Reading:
         return answer if answer.build_id is not None else Answer(None, why=_NO_KERNEL)
 
     def everything(self) -> Counter[Hit]:
-        """All that any process had mapped, as if nothing had been sampled of it."""
+        """Return all mappings of all processes as hits without samples."""
         hits: Counter[Hit] = Counter()
         for pid, image, file, time in self.spaces.everything():
             hits[Hit(file, time, pid, image)] = 0
@@ -299,9 +297,9 @@ def is_anonymous(file: File) -> bool:
 
 
 def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> Coverage:
-    """For what share of the samples of a profile the store has the binary, by container.
+    """Return the share of samples whose binary the store has, by container.
 
-    Raises `UsageError` for what is no profile.
+    Raises `UsageError` if the file is no profile.
     """
     holdings = Holdings(store)
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
@@ -321,7 +319,7 @@ def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> 
 
 
 def build_ids_of(profile: Profile) -> dict[BuildId, bytes]:
-    """The build IDs that a profile names itself, each with a path or name that it has there."""
+    """Return the build IDs in a profile, each with a path or name that the profile gives it."""
     found: dict[BuildId, bytes] = {}
 
     def add(build_id: bytes, name: bytes) -> None:
@@ -346,8 +344,8 @@ def _shown(path: bytes) -> str:
 
 
 class Hit(NamedTuple):
-    """Where samples fell: the number of the file, or a negative one for what is none, since when
-    it was mapped, and in which process as what (`Spaces.image`).
+    """A place of samples: the number of the file (negative: no file), the time it was mapped, and
+    the process and image (`Spaces.image`).
     """
 
     file: int
@@ -362,15 +360,15 @@ class Hits:
     def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
         self._counts: dict[Hit, list[int]] = {}
-        # From when and until when it holds, and the count: a list of one, to be added to.
+        # Begin and end of its validity, and the count in a list of one.
         self._pages: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
 
     def add(self, pid: int, time: int, address: int, mode: int) -> None:
-        """One more sample."""
+        """Count a sample."""
         self._count_of(pid, time, address, mode)[0] += 1
 
     def add_chain(self, pid: int, time: int, address: int, mode: int, chain: Iterable[int]) -> None:
-        """One more sample, which counts once for each place in its call chain, too."""
+        """Count a sample, and once each place in its call chain."""
         leaf = self._count_of(pid, time, address, mode)
         counts = {id(leaf): leaf}
         for each in chain:
@@ -383,7 +381,7 @@ class Hits:
             count[0] += 1
 
     def result(self) -> Counter[Hit]:
-        """How many samples fell where."""
+        """Return the number of samples of each place."""
         return Counter({hit: count for hit, (count,) in self._counts.items()})
 
     def _count_of(self, pid: int, time: int, address: int, mode: int) -> list[int]:

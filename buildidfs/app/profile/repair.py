@@ -72,10 +72,9 @@ class Unresolved(msgspec.Struct, frozen=True):
 class Repaired(msgspec.Struct):
     """The result of a repair, in numbers of files that were mapped.
 
-    ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` are names that were
-    given, and what they stand for. ``unresolved`` are those that samples fell into, the heaviest
-    first. ``generated`` are the processes whose generated code has names now. ``notes`` and
-    ``incomplete`` are as in `coverage.Coverage`.
+    ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` maps new names to build
+    IDs. ``unresolved`` are files with samples, the heaviest first. ``generated`` are the processes
+    whose generated code has names now. ``notes`` and ``incomplete`` are as in `coverage.Coverage`.
     """
 
     known: int
@@ -95,11 +94,11 @@ def repair(
     assigned: Mapping[bytes, BuildId] | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Write the profile ``path`` to ``out`` with what store and journal know.
+    """Write the profile ``path`` to ``out`` with the build IDs that store and journal know.
 
-    ``assigned`` are build IDs that files without one had, by path. ``out`` is written whole or not
-    at all. Raises `UsageError` for what is no profile, for an assigned path that is not in it, and
-    if ``out`` cannot be written.
+    ``assigned`` has build IDs by path for files without one. ``out`` is written whole or not at
+    all. Raises `UsageError` if the file is no profile, an assigned path is not in it, or ``out``
+    cannot be written.
     """
     with Profile(path) as profile:
         with contextlib.suppress(OSError):
@@ -142,7 +141,7 @@ def repair(
 
 
 def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
-    """Raise `UsageError` for a path that no file without a build ID has in the profile."""
+    """Raise `UsageError` for an assigned path that no file without a build ID has."""
     nameless = {plain(file.path) for file in reading.spaces.files if not file.build_id}
     named = {plain(file.path) for file in reading.spaces.files if file.build_id}
     for path in assigned:
@@ -229,7 +228,7 @@ class _Writer:
         self._file.write(headers.beginning(original, header, size, features))
 
     def _pipe(self) -> None:
-        """A pipe has records for all: the table comes before the first that perf did not make."""
+        """Write a profile for a pipe: the table precedes the first record of the kernel."""
         is_told = False
         order = self._order
         for number, raw, part in self._records():
@@ -288,7 +287,7 @@ class _Writer:
             at += len(data)
 
     def _features(self) -> Iterator[tuple[int, bytes | ByteRange]]:
-        """Yield what follows the records: bytes, or their place in the original."""
+        """Yield the sections behind the records: bytes, or their place in the original."""
         profile, header = self._profile, self._profile.header
         for number, place in header.features.items():
             if number == headers.AUXTRACE:
@@ -303,9 +302,9 @@ class _Writer:
 
 @contextlib.contextmanager
 def _replacing(path: bytes) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` at the end of the block, if that ends well.
+    """Return a file that replaces ``path`` at the end of the block, unless the block raises.
 
-    It is copied into a device, FIFO or symbolic link that is there already.
+    If ``path`` is a device, FIFO or symbolic link, the file is copied into it.
     """
     directory = os.path.dirname(os.path.abspath(path))
     try:
@@ -381,7 +380,7 @@ class Renaming:
         self._kept = {path: self._keeper(path, ids) for path, ids in self._ids.items()}
 
     def fix(self, event: Mapped, time: int) -> Fix:
-        """Return what to write for a mapping, which the reading knows with that time."""
+        """Return the fields to write for a mapping; the reading knows it by that time."""
         spaces = self._reading.spaces
         number = spaces.number(event)
         file = spaces.files[number]
@@ -400,7 +399,7 @@ class Renaming:
         return Fix(bytes(build_id), name)
 
     def table(self) -> Iterator[Named]:
-        """The build IDs by name, those that were in the profile and stay true among them."""
+        """Return the build IDs by name, including those of the profile that stay true."""
         for path, ids in self._ids.items():
             keeper = self._kept[path]
             if len(ids) > 1 or keeper is not None:
@@ -418,14 +417,14 @@ class Renaming:
         return named is not None and named.build_id == build_id
 
     def _add_special(self, file: File, build_id: BuildId) -> None:
-        """The kernel and the vDSO have no file, and perf finds them by what the table says."""
+        """Add kernel and vDSO: they have no file, and perf finds them in the table."""
         name = KALLSYMS if file.path.startswith(KALLSYMS) else file.path
         mode = file.cpumode & CPUMODE
         if name.startswith(b"[") and mode in (KERNEL, USER):
             self._table.setdefault(name, Named(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:
-        """The build ID that keeps a name."""
+        """Return the build ID that keeps a name."""
         known = [build_id for build_id in ids if build_id is not None]
         if len(ids) == 1:
             return known[0] if known else None
@@ -461,7 +460,7 @@ def _has_name(file: File) -> bool:
 
 
 def _held(answer: Answer) -> BuildId | None:
-    """The build ID, if perf can hold it."""
+    """Return the build ID if it fits a record of perf."""
     if answer.build_id is None or len(answer.build_id) > MAX_ID:
         return None
     return answer.build_id

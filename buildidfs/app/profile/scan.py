@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture the binaries that profiles speak of, as far as they can still be had."""
+"""Capture the binaries that profiles name, as far as they still exist."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _NOT_READ: Final = "found, but it could not be read"
 
 
 class Binary(msgspec.Struct):
-    """Something that a profile speaks of, in one container (its label; empty: the host).
+    """A binary of a profile, in one container (its label; empty: the host).
 
-    ``samples`` counts those that fell into it, or were called from there. ``state`` is one of
-    `HELD`, `CAPTURED` (now), `MISSING`; ``why`` says why it is missing.
+    ``samples`` counts those in the binary or called from it. ``state`` is `HELD`, `CAPTURED` (now)
+    or `MISSING`; ``why`` says why it is missing.
     """
 
     path: bytes
@@ -71,10 +71,10 @@ def scan_perf_data(
     everything: bool = False,
     progress: Progress | None = None,
 ) -> ProfileScan:
-    """Capture what samples of the profiles ``paths`` fell into, or ``everything`` mapped in them.
+    """Capture the binaries with samples in profiles, or ``everything`` mapped in them.
 
-    A profile that cannot be read, or not to its end, is unreadable in the summary. Raises
-    `StoreFull`, `StoreError`.
+    A profile that cannot be read to its end is unreadable in the summary. Raises `StoreFull`,
+    `StoreError`.
     """
     whole = ProfileScan(Summary(), [])
     for path in paths:
@@ -111,7 +111,7 @@ class _Scan:
             self._hits.update(self._reading.everything())
 
     def run(self, whole: ProfileScan) -> None:
-        """Look for what is not held, and tell ``whole`` of all."""
+        """Search for the missing binaries, and add all binaries to ``whole``."""
         before = Holdings(self._store)
         held, missing = set(), []
         for hit, binary in self._binaries():
@@ -163,7 +163,7 @@ class _Scan:
         return list(found.values())
 
     def _wanted(self, missing: list[tuple[Hit, Binary]]) -> tuple[Wanted, bool]:
-        """Return what to search for, and True if some of it belongs to the kernel."""
+        """Return the files to search for, and True if some belong to the kernel."""
         wanted = Wanted(set(), set(), {}, set())
         kernel = False
         for hit, binary in missing:

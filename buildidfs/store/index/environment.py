@@ -43,7 +43,7 @@ MAP_SIZES = (1 << 40, 1 << 36, 1 << 33, 1 << 30)
 #: About a thousand readers at a time, at 64 bytes each.
 _LOCK_BYTES = 64 << 10
 
-#: Enough to tell a full filesystem from a broken one; more than a transaction usually adds.
+#: Bytes that tell a full filesystem from a broken one; more than a transaction usually adds.
 _PROBE_BYTES = 16 << 20
 
 #: Seconds to wait for a process of another PID namespace that has the number of this one.
@@ -141,7 +141,7 @@ class Environment:
                 raise
 
     def _registered(self, attempt: Callable[[], lmdb.Environment]) -> lmdb.Environment:
-        """The index, which LMDB opens as soon as no other reader has the number of this process.
+        """Open the index as soon as no other reader has the process ID of this process.
 
         LMDB tells readers apart by process ID. Two containers may both run a process 1: the second
         waits until the first has closed the index. Raises `StoreLocked`.
@@ -162,10 +162,10 @@ class Environment:
             time.sleep(_READER_RETRY_S)
 
     def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
-        """Refuse a file that was cut short: to read beyond its end would be SIGBUS.
+        """Refuse a truncated file: a read beyond its end would raise SIGBUS.
 
-        A few pages at the end may be missing rightly (allocated and given back within one
-        transaction): then reading everything, in another process, shows that all is there.
+        A few pages at the end may be missing rightly (allocated and freed in one transaction);
+        then another process reads everything to show that no page is lost.
         """
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
@@ -195,7 +195,7 @@ class Environment:
     # --- transactions ----------------------------------------------------------------------
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """One value, as of now."""
+        """Return the current value of a key."""
         try:
             if self._gate is None:
                 txn = self._lmdb.begin(table)  # its context manager costs a sixth of the call
@@ -211,7 +211,7 @@ class Environment:
     def get_by(
         self, table: Table, key: bytes, other: Table, at: int = 0
     ) -> tuple[bytes | None, bytes | None]:
-        """A value, and that of another table whose key it has from ``at`` on, of one moment."""
+        """Return a value, and that of another table whose key it has from ``at`` on."""
         try:
             if self._gate is None:
                 txn = self._lmdb.begin(table)
@@ -230,7 +230,7 @@ class Environment:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Txn]:
-        """Several reads of one moment; keep it short, old pages cannot be used again meanwhile."""
+        """Begin a read transaction; keep it short, because old pages stay in use meanwhile."""
         try:
             if self._gate is None:
                 with self._lmdb.begin() as txn:
@@ -242,10 +242,10 @@ class Environment:
             raise self.failure(error) from error
 
     def write(self, work: Callable[[Txn], T]) -> T:
-        """Run ``work`` in a write transaction and commit it, durably.
+        """Run ``work`` in a write transaction and commit it durably.
 
-        ``work`` is run again when the map had to grow: it must take all it knows from the
-        transaction. Raises `StoreFull`, `StoreError`; then nothing was written.
+        ``work`` runs again after the map grew, so it must take all state from the transaction.
+        Raises `StoreFull`, `StoreError`; then nothing was written.
         """
         if self.read_only:
             raise not_to_be_written(self.root)
@@ -340,9 +340,9 @@ class Environment:
 def acquire(
     root: bytes, *, read_only: bool, create: bool = False, map_size: int | None = None
 ) -> Environment:
-    """The environment of the store at ``root``; LMDB forbids to open one twice in a process.
+    """Return the environment of the store at ``root``, which a process can open only once.
 
-    Raises `StoreError` when the process has it open for reading and now wants to write.
+    Raises `StoreError` if the process has it open for reading and now wants to write.
     """
     key = _key(root)
     with _open_lock:
@@ -385,7 +385,7 @@ def release(environment: Environment) -> None:
 
 @contextlib.contextmanager
 def exclusive(root: bytes) -> Iterator[None]:
-    """Keep every process from opening the index of a store, in whatever state it is.
+    """Keep all processes from opening the index of a store, even a damaged one.
 
     Raises `StoreLocked` if a process has it open, which is known for certain: LMDB locks the first
     byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
@@ -408,7 +408,7 @@ def exclusive(root: bytes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _text(path: bytes) -> Iterator[str]:
-    """A name that the binding can take, which wants UTF-8."""
+    """Yield a path for the LMDB binding, which takes UTF-8 only."""
     try:
         yield path.decode()
         return

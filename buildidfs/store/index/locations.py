@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 ROOT = 0
 
-#: What the last names of paths are children of.
+#: The parent of the last names of paths.
 NAMES = 2**32 - 1
 
-#: What has a primary path, as bits of ``OrdinalRow.kinds``.
+#: The kinds with a primary path, as bits of ``OrdinalRow.kinds``.
 PATH_KINDS = (1 << Kind.EXECUTABLE) | (1 << Kind.VDSO) | (1 << Kind.KALLSYMS)
 
 _NAME_MAX = 255
@@ -54,18 +54,18 @@ _NAME_MAX = 255
 #: takes some 2000 names; no tree in use is as deep as this.
 _DEPTH_MAX = 128
 
-#: What perf leads to a path with, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
+#: A link of perf, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
 _LENGTH_MAX = 4096 - len("../../" + "/") - 2 * BuildId.MAX_BYTES - 1
 
-#: The tree has a directory of its own there, so what was seen in it could not be reached.
+#: The tree has its own directory under this name, which would hide files seen in it.
 _TAKEN = b".build-id"
 
 
 def components(path: bytes) -> list[bytes] | None:
-    """The names along a path, None when the tree cannot hold them.
+    """Return the names along a path; None if the tree cannot hold them.
 
-    A user who runs a binary chooses its path: one that leads nowhere must not become the primary
-    path of a build ID that others run too.
+    A user who runs a binary chooses its path. A path that leads nowhere must not become the
+    primary path of a build ID that others run, too.
     """
     names = [name for name in path.split(b"/") if name]
     if not names or len(names) > _DEPTH_MAX or len(path) > _LENGTH_MAX or names[0] == _TAKEN:
@@ -89,7 +89,7 @@ class PathTree:
         self._nameids = tables["nameids"]
 
     def child(self, parent: int, name: bytes) -> int | None:
-        """Number of ``name`` in ``parent``."""
+        """Return the number of ``name`` in ``parent``."""
         if not 0 < len(name) <= _NAME_MAX:
             return None
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
@@ -103,19 +103,19 @@ class PathTree:
         return value is not None and len(value) > schema.U32.size
 
     def children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
-        """(name, number) in order of names, behind ``after``."""
+        """Yield (name, number) of the children in order of names, behind ``after``."""
         prefix = schema.U32.pack(parent)
         start = None if after is None else prefix + after
         for key, value in self._index.rows(self._names, prefix, start):
             yield key[4:], schema.number_in(value)
 
     def parent(self, number: int) -> tuple[int, bytes] | None:
-        """(parent, name) of a path; None for the root and for what does not exist."""
+        """Return (parent, name) of a path; None for the root and unknown numbers."""
         value = self._env.get(self._paths, schema.U32.pack(number))
         return None if value is None else (int.from_bytes(value[:4], "big"), value[4:])
 
     def spelled(self, number: int) -> bytes:
-        """The path from the root, with a leading slash; ``b"/"`` for the root."""
+        """Return the path with a leading slash; ``b"/"`` for the root."""
         names: list[bytes] = []
         while number != ROOT:
             row = self.parent(number)
@@ -134,7 +134,7 @@ class PathTree:
         return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
 
     def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
-        """Ordinals that hang from a path in a table, behind ``after``."""
+        """Yield the ordinals of a path in a table, behind ``after``."""
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             try:
@@ -150,7 +150,7 @@ class PathTree:
 
 
 class FileNames:
-    """The last names of those paths, by number."""
+    """The last names of paths, by number."""
 
     def __init__(self, environment: Environment, paths: PathTree) -> None:
         self._env = environment
@@ -193,11 +193,11 @@ MAX_LABEL: Final = 255
 
 
 _SUFFIX: Final = 24
-"""Bytes kept free behind a label for what tells two with the same one apart."""
+"""Bytes kept free behind a label for the suffix that makes it unique."""
 
 
-#: What a directory entry cannot have, and what a terminal would obey; "%" is what marks them, and
-#: "~" what stands before that which tells two with the same label apart.
+#: Bytes that a directory entry cannot have or a terminal would obey, "%", which escapes them, and
+#: "~", which begins the suffix that makes a label unique.
 _UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
 _BUNDLE: Final = "bundle"
@@ -205,7 +205,7 @@ _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.A
 
 
 def spelled(label: str) -> bytes:
-    """A label as a directory entry without characters that mislead."""
+    """Return a label as a directory entry without misleading characters."""
     name = _UNFIT.sub(_escaped, as_bytes(label))
     if len(name) <= MAX_LABEL - _SUFFIX:
         return name
@@ -217,8 +217,9 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 
 
 def label_of(origin: Origin) -> str:
-    """Of what the files at a place are a tree: a container, or another host that a bundle comes
-    from. Empty for this one, whose files are where they were.
+    """Return the label of the tree that a place is in: a container, or the host of a bundle.
+
+    Empty for this host, whose files are at their paths.
     """
     if origin.container or origin.scanner != _BUNDLE or not origin.host:
         return origin.container
@@ -226,13 +227,13 @@ def label_of(origin: Origin) -> str:
 
 
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
-    """Names that a container may have, the usual one first."""
+    """Return the names that a container may have, the usual one first."""
     name = spelled(label_of(origin))
     return (name, name + b"~" + token) if token else (name,)
 
 
 def token_of(origin: Origin) -> bytes:
-    """Bytes that tell a container from others with its label; empty if none are known."""
+    """Return bytes that tell a container from others with its label; empty if unknown."""
     known = b""
     if origin.container.startswith(_OF_NAMESPACE):
         known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
@@ -242,7 +243,7 @@ def token_of(origin: Origin) -> bytes:
 
         place = b"" if known else cgroup.place(origin.cgroup)
         known = fingerprint(place)[:6].hex().encode() if place else known
-    if origin.container and origin.scanner == _BUNDLE:  # it says what it likes
+    if origin.container and origin.scanner == _BUNDLE:  # its labels are not trusted
         return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
     return known
 
@@ -253,7 +254,7 @@ def is_of(container: Container, origin: Origin) -> bool:
 
 
 def image_of(origin: Origin) -> str:
-    """The digest of the image that a place is in; empty if it is in none."""
+    """Return the digest of the image that a place is in; empty if it is in none."""
     found = _IMAGE_DIGEST.match(origin.host)
     return found[0] if found else ""
 
@@ -263,7 +264,7 @@ def as_bytes(text: str) -> bytes:
 
 
 class ContainerTree:
-    """The containers that files are known of, and the tree of files of each."""
+    """The containers of captured files, and the tree of files of each."""
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -292,7 +293,7 @@ class ContainerTree:
         return None if number is None else self.get(number)
 
     def every(self, after: int = 0) -> Iterator[Container]:
-        """All containers in order of numbers, behind ``after``."""
+        """Yield all containers in order of numbers, behind ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
             try:
                 container = unpack_container(int.from_bytes(key, "big"), value)[0]
@@ -338,7 +339,7 @@ class Journal:
     def since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
         """Rows last seen at ``since_ns`` or later, in order of last seen.
 
-        No transaction is held while the caller works: what is seen again meanwhile comes again.
+        No transaction is open while the caller works: a row that is updated meanwhile comes again.
         """
         start = schema.U64.pack(clamped(since_ns))
         while True:
@@ -350,7 +351,7 @@ class Journal:
 
     @whole
     def last(self) -> JournalRecord | None:
-        """The row that was last seen last."""
+        """Return the row with the latest sighting."""
         with self._env.read() as txn, txn.cursor(self._recent) as cursor:
             if not cursor.last():
                 return None
@@ -362,7 +363,7 @@ class Journal:
 
     @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
-        """Some rows from the key ``start`` of *recent* on; and its last key, None at the end."""
+        """Return some rows from the key ``start`` of *recent* on, and the last key (None: end)."""
         with self._env.read() as txn:
             keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
             rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
@@ -379,7 +380,7 @@ class Journal:
     ) -> list[JournalRecord]:
         """The rows of a path in a mount namespace or (None) in any, last seen first.
 
-        ``boot`` is a boot ID; None looks at all boots, among which the number is ambiguous.
+        ``boot`` is a boot ID; None searches all boots, among which the number is ambiguous.
         """
         if mnt_ns_id is None:
             prefix = fingerprint(path)
@@ -388,12 +389,12 @@ class Journal:
         with self._env.read() as txn:
             rows = list(prefixed(txn, self._rows, prefix))
         records = [location_rows.unpack_journal(key, value) for key, value in rows]
-        # A hash stands for the path.
+        # The key has a hash of the path.
         return _last_first(record for record in records if record.path == path)
 
     @whole
     def of(self, build_id: BuildId) -> list[JournalRecord]:
-        """Where a build ID was seen, last seen first; looks at every row."""
+        """Return the rows of a build ID, last seen first; reads every row."""
         wanted = bytes(build_id)
         found: list[JournalRecord] = []
         start = b""
@@ -412,5 +413,5 @@ def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:
 
 
 def clamped(ns: int) -> int:
-    """A time that fits the row, whatever the clock says."""
+    """Return a time within the range of a row."""
     return min(max(ns, 0), _MAX_TIME)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index as it is read: typed rows out of `schema`'s tables.
+"""Reads of build IDs, artifacts and pins from the tables of `schema`.
 
-Listings are generators that hold no transaction while the caller works: they read some rows,
-close the transaction, and go on behind the last key. What is committed meanwhile may or may not
-be in them; nothing is given twice and nothing old is left out.
+Listings are generators without an open transaction while the caller works: they read some rows,
+close the transaction, and continue behind the last key. Rows that are committed meanwhile may be
+missing; no row comes twice, and no older row is left out.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ R = TypeVar("R")
 
 #: Rows read in one transaction of a listing: few at first, since a directory is read in pages.
 _FIRST_ROWS, _MOST_ROWS = 64, 2048
-_NAME_AT: Final = schema.NAME_AT  # what is asked for most finds it faster here
+_NAME_AT: Final = schema.NAME_AT  # the most frequent key is first
 
 
-#: What decoding raises on a row that is not what it should be.
+#: Exceptions of decoding a damaged row.
 DAMAGE = (
     struct.error,
     msgspec.MsgspecError,
@@ -73,7 +73,7 @@ def _crossed(what: str) -> IntegrityError:
 
 
 def whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Make rows that do not decode an `IntegrityError`, not a traceback."""
+    """Raise `IntegrityError` for rows that do not decode."""
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,7 +105,7 @@ class Index:
     # --- one row ---------------------------------------------------------------------------
 
     def ordinal(self, build_id: bytes) -> int | None:
-        """Number of a build ID."""
+        """Return the number of a build ID."""
         if not 0 < len(build_id) <= BuildId.MAX_BYTES:
             return None
         value, named = self._env.get_by(self._ids, build_id, self._ordinals)
@@ -116,7 +116,7 @@ class Index:
         return int.from_bytes(value)
 
     def build_id(self, ordinal: int) -> BuildId | None:
-        """The build ID with that number."""
+        """Return the build ID with that number."""
         key = schema.U64.pack(ordinal)
         value, back = self._env.get_by(self._ordinals, key, self._ids, schema.NAME_AT)
         if value is None:
@@ -125,33 +125,33 @@ class Index:
             build_id = schema.build_id_of(value)
         except DAMAGE as error:
             raise damaged(error) from error
-        # A build ID that is being removed has no kinds any more, and nothing leads there.
+        # A build ID in removal has no kinds, and no row leads there.
         if value[0] and back != key:
             raise _crossed(f"build ID number {ordinal}")
         return build_id
 
     def kinds(self, ordinal: int) -> int:
-        """Bitmask, 1<<kind for each kind there is an artifact of; 0 for an unknown ordinal."""
+        """Return the kinds with an artifact as bits 1<<kind; 0 for an unknown ordinal."""
         value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
         return value[0] if value else 0
 
     def is_going(self, ordinal: int) -> bool:
-        """Return True if blobs of it were removed, and something of them is left to be cleared."""
+        """Return True if blobs of a build ID were removed and rows of them are left."""
         return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
 
     @whole
     def floor(self, build_id: bytes) -> int:
-        """The `belief` below which debuginfo of a build ID is withheld whatever else is held."""
+        """Return the `belief` below which debuginfo of a build ID is always withheld."""
         key = schema.floor_key(build_id)
         return floor_in(key, self._env.get(self._meta, key))
 
     def primary_path(self, ordinal: int) -> int | None:
-        """The first path its executable was seen at."""
+        """Return the number of the first path of the executable."""
         value = self._env.get(self._ordinals, schema.U64.pack(ordinal))
         return (schema.primary_path_of(value) or None) if value else None
 
     def artifact(self, ordinal: int, kind: int) -> Artifact | None:
-        """The served variant."""
+        """Return the served variant."""
         value = self._env.get(self._artifacts, schema.ORDINAL_KIND.pack(ordinal, kind))
         if value is None:
             return None
@@ -162,7 +162,7 @@ class Index:
 
     @whole
     def artifact_variant(self, ordinal: int, kind: int, variant: int) -> Artifact | None:
-        """One variant, served or not."""
+        """Return a variant, served or not."""
         best = self.artifact(ordinal, kind)
         if best is not None and best.variant == variant:
             return best
@@ -182,7 +182,7 @@ class Index:
         return None if value is None else self._supplement_in(name, value)
 
     def _supplement_in(self, name: bytes, value: bytes) -> int | None:
-        """The ordinal that a row of *dwz* is about; None for a build ID that never came."""
+        """Return the ordinal in a row of *dwz*; None if the build ID was never captured."""
         row = schema.DwzRow.unpack(name, value)
         return self.ordinal(row.referred) if row.referred else row.ordinal
 
@@ -198,7 +198,7 @@ class Index:
 
     @whole
     def variants(self, ordinal: int, kind: int) -> list[Artifact]:
-        """All variants, best first."""
+        """Return all variants, best first."""
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         with self._env.read() as txn:
             value = txn.get(prefix, db=self._artifacts)
@@ -244,7 +244,7 @@ class Index:
             except DAMAGE as error:
                 raise damaged(error) from error
             yield ordinal, kind
-            # Behind the last that it can have, of which there may be thousands.
+            # Continue behind the last possible key; there may be thousands of variants.
             start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, schema.MAX_VARIANT) + b"\0"
 
     @whole
@@ -257,7 +257,7 @@ class Index:
 
     @whole
     def origins(self, ordinal: int) -> list[OriginRecord]:
-        """Where bytes of a build ID were seen, newest first."""
+        """Return the origins of a build ID, newest first."""
         with self._env.read() as txn:
             rows = [row for _, row in prefixed(txn, self._origins, schema.U64.pack(ordinal))]
         records = []
@@ -269,7 +269,7 @@ class Index:
 
     @whole
     def held(self, digest: Digest) -> Held | None:
-        """The facts about bytes with that digest; None if the index has no row of them."""
+        """Return the row of a blob; None if the index has none."""
         with self._env.read() as txn:
             value = txn.get(digest, db=self._digests)
             if value is None:
@@ -304,17 +304,17 @@ class Index:
 
     @whole
     def last_use(self, digest: Digest) -> int:
-        """When a blob was last of use, in seconds; 0 for one that is not there."""
+        """Return the last use of a blob in Unix seconds; 0 if there is no such blob."""
         value = self._env.get(self._digests, digest)
         return 0 if value is None else schema.DigestRow.unpack(value).used
 
     @whole
     def recall(self, identity: FileIdentity) -> Remembered | None:
-        """The result of an earlier look at an unchanged file; None if it has to be read."""
+        """Return the earlier result for an unchanged file; None if it has to be read."""
         key = schema.seen_key(identity)
         if key is None:
             return None
-        # Three moments are as good as one here, and cheaper: what is missing is read again.
+        # Three single reads cost less than a transaction; a missing row only causes another read.
         value = self._env.get(self._seen, key)
         if value is None:
             return None
@@ -353,7 +353,7 @@ class Index:
         rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
         for key, value, back in rows:
             if not value[0]:
-                continue  # it is removed, and only what is left of it is not cleared yet
+                continue  # removed; the rest of its rows will be cleared
             ordinal = int.from_bytes(key, "big")
             if back != key:
                 raise _crossed(f"build ID number {ordinal}")
@@ -387,7 +387,7 @@ class Index:
                 yield key, ordinal
 
     def match(self, text: str) -> BuildId:
-        """The only build ID whose hex digits start with ``text``, or are exactly that.
+        """Return the only build ID whose hex digits start with ``text``, or equal it.
 
         Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
         """
@@ -447,7 +447,7 @@ class Index:
     def _batches(
         self, table: Table, prefix: bytes, start: bytes
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """`rows_at`, as many at once as one transaction read: generators cost each row."""
+        """Yield rows as `rows_at`, in one list for each transaction, which is faster."""
         for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
             yield rows
 
@@ -458,7 +458,7 @@ class Index:
         start: bytes,
         more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
     ) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
-        """`_batches`, and what ``more`` makes of each in the same transaction."""
+        """Yield `_batches`, each with the result of ``more`` in the same transaction."""
         count = _FIRST_ROWS
         while True:
             with self._env.read() as txn:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of variants: which is served, which is withheld, and why, in words."""
+"""The order of variants: the served one, the withheld ones, and the reasons in words."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
         artifact.truncated,
         -artifact.trust,
         -belief(artifact),
-        artifact.adopted,  # a build ID that is in the file comes before one that is made of it
+        artifact.adopted,  # a build ID in the file precedes a computed one
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
         -artifact.quality,
-        -artifact.size,  # no header tells what was cut off behind the last section
+        -artifact.size,  # no header shows a cut behind the last section
         artifact.first_seen_ns,
         artifact.variant,
     )
 
 
 def is_settled(artifact: Artifact) -> bool:
-    """Return True if the variant seen first stays, however much another one tells.
+    """Return True if the variant seen first stays, whatever the quality of another one.
 
-    Such are the host's executables: a container that can write to a directory of the host makes
-    any file of any quality. What the operator handed over may replace them.
+    This holds for the host's executables: a container that can write to a directory of the host
+    can make a file of any quality. Files that the operator gave may replace them.
     """
     return (
         artifact.kind is Kind.EXECUTABLE
@@ -56,9 +56,8 @@ def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
 def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> bool:
     """Return True for debuginfo that must not name the functions of the served executable.
 
-    That is debuginfo which is believed less, or less than the ``floor`` of the build ID. Packages
-    that the operator has handed over are believed enough for everything. An executable that is
-    truncated withholds nothing.
+    That is debuginfo with less belief than the executable or the ``floor`` of the build ID.
+    Packages that the operator gave are always believed. A truncated executable withholds nothing.
     """
     if artifact.kind is not Kind.DEBUGINFO:
         return False
@@ -68,12 +67,12 @@ def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0)
 
 
 def belief_in(trust: Trust, standing: Standing) -> int:
-    """How far files of a place are believed, as one number."""
+    """Return the belief in files of a place as one number."""
     return _OF_PLACES + standing if trust >= Trust.PACKAGE else trust
 
 
 def belief(artifact: Artifact) -> int:
-    """How far an artifact is believed, as one number: by trust, and then by standing."""
+    """Return the belief in an artifact as one number: trust first, then standing."""
     return belief_in(artifact.trust, artifact.standing)
 
 
@@ -93,10 +92,10 @@ def executable_key(ordinal: int) -> bytes:
 
 
 def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -> list[str]:
-    """For each of the variants of an artifact, best first, why it is served or is not.
+    """Return for each variant of an artifact, best first, why it is served or not.
 
-    ``executable`` is the one that is served for the same build ID, ``floor`` that of the index.
-    Empty for the only one, unless it is withheld.
+    ``executable`` is the served one of the build ID, ``floor`` that of the index. The reason for
+    an only variant is empty unless it is withheld.
     """
     if not kept:
         return []
@@ -144,7 +143,7 @@ def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> s
 
 
 def _less(artifact: Artifact, executable: Artifact) -> str:
-    """In what debuginfo is believed less than the executable, in one word."""
+    """Return in one word why debuginfo has less belief than the executable."""
     same = artifact.trust == executable.trust or artifact.trust is Trust.PACKAGE
     return _name(artifact.standing if same else artifact.trust)
 

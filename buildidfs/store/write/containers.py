@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of containers in one write transaction: what comes and what goes. See `containers`."""
+"""Writes and removals of the files of containers in one transaction. See `location_rows`."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ class ContainerWriter(_ContainerTables):
         self._new_containers = 0
 
     def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> None:
-        """A file of a container, which is that (ordinal, kind, variant), was seen; ``public`` where
-        everybody could read it.
+        """Record a sighting of an artifact (ordinal, kind, variant) in a container.
+
+        ``public`` says that everybody could read the file.
         """
         origin = sighting.origin
         if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
@@ -138,7 +139,7 @@ class ContainerWriter(_ContainerTables):
     # --- containers ------------------------------------------------------------------------
 
     def _number(self, origin: Origin) -> int:
-        """The number of a container, given now if it has none; 0 if all are given out."""
+        """Return the number of a container, a new one if it has none; 0 if all are taken."""
         key = (
             label_of(origin), origin.scanner, origin.host, origin.mnt_ns_id, origin.cgroup,
         )  # fmt: skip
@@ -153,7 +154,7 @@ class ContainerWriter(_ContainerTables):
         for candidate in names_of(origin, token):
             number = self._named(candidate)
             if not number:
-                # The other may still have a name of its own, though the first is free again.
+                # The container may have the second name although the first is free again.
                 free = free or candidate
             elif not token or self._rows[number][2].token in (token, b""):
                 self._rows[number][2].token = self._rows[number][2].token or token
@@ -161,7 +162,7 @@ class ContainerWriter(_ContainerTables):
         return self._new(free or candidate, origin)
 
     def _named(self, name: bytes) -> int:
-        """The number of the container with that name, whose row is in `_rows` then; else 0."""
+        """Return the number of a container by name, and load its row; 0 if there is none."""
         value = self._txn.get(name, db=self._labels)
         number = 0 if value is None else int.from_bytes(value, "big")
         if value is None or number in self._rows:
@@ -196,7 +197,7 @@ class ContainerWriter(_ContainerTables):
 
     def _add_names(self, row: ContainerRow, origin: Origin) -> None:
         names = self._called.get(origin.cgroup, NO_NAMES)
-        # Of two that differ only behind what is in their label the row has the ID of one.
+        # Two containers may differ only behind the part of the ID in the label.
         if names == NO_NAMES or row.id != as_bytes(cgroup.container_id(origin.cgroup)):
             return
         row.image = row.image or as_bytes(names.image)
@@ -209,7 +210,7 @@ class ContainerWriter(_ContainerTables):
     def _enter(
         self, container: int, row: ContainerRow, directory: int, name: bytes, *, public: bool
     ) -> int:
-        """The number of a directory in a directory; 0 if there is no room for it."""
+        """Return the number of a directory in a directory; 0 if there is no room for it."""
         known = self._directories.get((container, directory, name))
         if known is not None and (known[1] or not public):
             return known[0]
@@ -219,7 +220,7 @@ class ContainerWriter(_ContainerTables):
         marked = bool(found and mark & PUBLIC_BIT)
         is_new = not found
         if is_new:
-            # A path that was a file may be a directory by now.
+            # The path of a file may have become a directory.
             if value is None and not self._count_up(row):
                 return 0
             found = row.next_directory
@@ -251,7 +252,7 @@ class ContainerWriter(_ContainerTables):
                 return
             ordinal, kind, variant = artifact
             if was == [ordinal, kind | PUBLIC_BIT, variant]:
-                artifact = ordinal, kind | PUBLIC_BIT, variant  # what all could read once
+                artifact = ordinal, kind | PUBLIC_BIT, variant  # once readable by all
             if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
         self._txn.put(key, pack_entry(key, name, 0, artifact, stamp), db=self._contents)
@@ -266,7 +267,7 @@ class ContainerWriter(_ContainerTables):
     # --- room ------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Take away more than was added, of whatever was last seen longest ago."""
+        """Evict the containers last seen longest ago, more rows than this transaction added."""
         containers = self._txn.stat(self._containers)["entries"] - MAX_CONTAINERS
         rows = self._txn.stat(self._contents)["entries"] - MAX_CONTENTS
         if containers <= 0 and rows <= 0:
@@ -281,15 +282,15 @@ class ContainerWriter(_ContainerTables):
                 return
 
     def _others(self) -> Iterator[tuple[bytes, bytes]]:
-        """When containers were last seen that nothing is known of here, and their keys."""
+        """Yield (last sighting, key) of the containers without a row in this transaction."""
         for key, value in prefixed(self._txn, self._containers, b""):
             if int.from_bytes(key, "big") not in self._rows:
                 yield value[8:16], key
 
     def _evict(self, key: bytes, most: int) -> int:
-        """Take away a container, or that many of its rows; returns how many rows that were.
+        """Remove a container, or ``most`` of its rows; returns the number of removed rows.
 
-        The last directories go first: none is left that nothing leads to.
+        Directories with high numbers go first, so that none is left without its parent.
         """
         going = list(islice(self._contents_backwards(key), most))
         for found in going:
@@ -317,9 +318,9 @@ def _id_in(label: str) -> str:
 
 
 def _row_in(value: bytes) -> ContainerRow | None:
-    """The row of a container; None if there is none, or it does not decode.
+    """Return the row of a container; None if there is none, or it does not decode.
 
-    Damage is what `check` tells of: it must not keep anything from being captured, or removed.
+    `check` reports damage; captures and removals go on.
     """
     try:
         return unpack_container(0, value)[1]
@@ -328,7 +329,7 @@ def _row_in(value: bytes) -> ContainerRow | None:
 
 
 def _unpacked(value: bytes | None) -> _Value:
-    """The numbers in a row of *contents*; zeros if there is none, or it does not decode."""
+    """Return the numbers in a row of *contents*; zeros if it is missing or does not decode."""
     if value is None or len(value) < VALUE.size:
         return 0, 0, 0, 0, 0
     directory, ordinal, kind, variant, stamp = VALUE.unpack_from(value)
@@ -344,9 +345,7 @@ class ContainerPruner(_ContainerTables):
         self._variants = environment.tables["variants"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
-        """Remove what a place had of a build ID; directories and containers that are empty
-        then go as well.
-        """
+        """Remove a build ID from a place, and directories and containers that become empty."""
         names = components(origin.path) if label_of(origin) else None
         if names is None:
             return
@@ -361,7 +360,7 @@ class ContainerPruner(_ContainerTables):
         directory = of = kind = variant = 0
         for name in names:
             if keys and not directory:
-                return  # a file by now
+                return  # it has become a file
             keys.append(KEY.pack(number, directory, offset_of(name)))
             value = self._txn.get(keys[-1], db=self._contents)
             if value is None:

@@ -55,9 +55,9 @@ class PlaceWriter:
         *,
         recognised: bool,
     ) -> bool:
-        """Bytes that are these artifacts of one build ID were seen; True at a new place.
+        """Record a sighting of bytes that are ``refs`` of one build ID; True at a new place.
 
-        ``named`` is counted up. ``recognised`` says that access to the file was not looked at.
+        Adds to the counts of ``named``. ``recognised``: access to the file was not determined.
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
@@ -75,10 +75,10 @@ class PlaceWriter:
         return old is None
 
     def refer(self, ordinal: int, path: bytes, supplement: BuildId, origin: Origin) -> None:
-        """Debuginfo refers to a dwz file by its path, and was seen at ``origin``.
+        """Record the path of a dwz file that debuginfo seen at ``origin`` refers to.
 
-        The name that a dwz file was seen under comes first. References in files that not everybody
-        can read are not recorded, since everybody would be told of them.
+        A name that a dwz file was seen under takes precedence. References in files that not
+        everybody can read are not recorded, because the name is public.
         """
         name = location_rows.dwz_name(path)
         if not name or not origin.is_public:
@@ -93,7 +93,7 @@ class PlaceWriter:
             self._txn.put(name, value, db=self._dwz)
 
     def finish(self) -> None:
-        """Write what is written once."""
+        """Write the rows of containers."""
         self._containers.finish()
 
     def _put_origin(
@@ -117,7 +117,7 @@ class PlaceWriter:
         self._txn.put(key, value, db=self._origins)
 
     def _drop_origin(self, ordinal: bytes) -> None:
-        """Make room: not the first seen goes, but of the others the one last seen longest ago."""
+        """Drop the origin last seen longest ago, except the first one."""
         rows = prefixed(self._txn, self._origins, ordinal)
         times = [(*location_rows.TIMES.unpack_from(value), key) for key, value in rows]
         times.remove(min(times))
@@ -132,7 +132,7 @@ class PlaceWriter:
         old = self._txn.get(name, db=self._dwz)
         believed, public = (origin.trust, origin.standing), origin.is_public
         if old is None and named.origins >= schema.MAX_ORIGINS:
-            return  # a container can make any number of links to one file
+            return  # a container can make any number of links to a file
         before = None if old is None else _dwz_row(name, old)
         if before is not None:
             is_later = new_origin or bool(before.referred)
@@ -148,7 +148,7 @@ class PlaceWriter:
 
 
 def _dwz_row(name: bytes, value: bytes) -> schema.DwzRow | None:
-    """A row of *dwz*; None if it is damaged, which is for `check` to tell of."""
+    """Return a row of *dwz*; None if it is damaged, which `check` reports."""
     try:
         return schema.DwzRow.unpack(name, value)
     except DAMAGE:
@@ -178,10 +178,10 @@ class PathWriter(_PathTables):
     def add(
         self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool, public: bool
     ) -> bool:
-        """Hang a build ID from a path; True when it was not there. ``row`` is counted up.
+        """Add a build ID to a path; True if it is new there. Adds to the counts of ``row``.
 
-        It is the ``primary`` path if it may be, and there is none yet, or none that is public.
-        ``public`` says that everybody could read the file there.
+        With ``primary`` the path becomes the primary one if there is none, or if everybody could
+        read the file here (``public``) and not at the present one.
         """
         names = components(path)
         if names is None:
@@ -190,7 +190,7 @@ class PathWriter(_PathTables):
             row.primary_path == ROOT or (public and not self._is_public(row.primary_path, ordinal))
         )
         if row.paths >= schema.MAX_PATHS and not primary:
-            return False  # before its names are written: they would be there for nothing
+            return False  # before its names are written in vain
         number = ROOT
         for name in names:
             number = self._intern(number, name, public=public)
@@ -208,7 +208,7 @@ class PathWriter(_PathTables):
         return added
 
     def add_name(self, ordinal: int, name: bytes, *, public: bool, count: int = 1) -> None:
-        """Count one more path of a build ID with that last name, or ``count``."""
+        """Add ``count`` to the paths of a build ID with that last name."""
         key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name, public=public), ordinal)
         value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
         before = int.from_bytes(value[: schema.U16.size], "big")
@@ -247,7 +247,7 @@ class PathPruner(_PathTables):
     """Removes paths within one write transaction."""
 
     def find(self, path: bytes) -> int:
-        """The number of a path; `ROOT` for what has none."""
+        """Return the number of a path; `ROOT` if it has none."""
         number = ROOT
         for name in components(path) or ():
             value = self._txn.get(schema.U32.pack(number) + name, db=self._names)
@@ -257,14 +257,14 @@ class PathPruner(_PathTables):
         return number
 
     def has(self, number: int, ordinal: int) -> bool:
-        """Return True if a build ID hangs from a path."""
+        """Return True if a path has a build ID."""
         key = schema.PATH_ORDINAL.pack(number, ordinal)
         return self._txn.get(key, db=self._pathids) is not None
 
     def drop(self, row: schema.OrdinalRow, ordinal: int, number: int) -> None:
-        """Take a build ID from a path, and the path away if nothing hangs from it any more.
+        """Remove a build ID from a path, and the path if it becomes empty.
 
-        ``row`` is counted down.
+        Subtracts from the counts of ``row``.
         """
         if self._txn.delete(schema.PATH_ORDINAL.pack(number, ordinal), db=self._pathids):
             row.paths -= 1
@@ -272,7 +272,7 @@ class PathPruner(_PathTables):
             self._prune(number)
 
     def _drop_name(self, number: int, ordinal: int) -> None:
-        """One path less with the last name of that one."""
+        """Subtract one from the paths of the build ID with the last name of that path."""
         path = self._txn.get(schema.U32.pack(number), db=self._paths)
         named = path and self._txn.get(schema.U32.pack(NAMES) + path[4:], db=self._names)
         if not named:
@@ -301,7 +301,7 @@ class PathPruner(_PathTables):
 
 
 class JournalWriter:
-    """The entries of one write transaction."""
+    """Writes entries of the journal in one transaction."""
 
     def __init__(self, environment: Environment, txn: Txn) -> None:
         self._txn = txn
@@ -311,10 +311,10 @@ class JournalWriter:
         self._count: int = txn.stat(self._rows)["entries"]
         self._labels: dict[bytes, str | None] = {}
         self.noted = 0
-        """Files that are in the journal now, and not in the store, since there was no room."""
+        """New entries for files that the store had no room for."""
 
     def add(self, entries: Iterable[NewSeen]) -> None:
-        """Write what is not known, or was last seen more than a minute ago."""
+        """Write the entries that are new, or whose row is older than a minute."""
         for new in entries:
             self._add(new)
 
@@ -363,7 +363,7 @@ class JournalWriter:
         self._txn.put(schema.U64.pack(last) + key, b"", db=self._recent)
 
     def _drop_oldest(self) -> None:
-        """Make room: the row last seen longest ago goes."""
+        """Drop the row last seen longest ago."""
         with self._txn.cursor(self._recent) as cursor:
             if not cursor.first():
                 return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a blob comes from, in a form that survives the index, which can be made again from it.
+"""The origins of a blob, kept beside it, from which a lost index can be rebuilt.
 
 An extended attribute of the blob holds it, written before the blob gets its name
 (`blobs.files.attach_origin`). msgpack: an array of the version of this format and an array of
@@ -63,7 +63,7 @@ _decoder = msgspec.msgpack.Decoder(_Provenance)
 
 
 def pack(claims: Iterable[Claim], aliases: Iterable[Alias] = ()) -> bytes:
-    """Pack the aliases, and the claims believed most, as many as there is room for."""
+    """Pack the aliases and as many claims as fit, the most trusted first."""
     named = tuple((int(each.type), each.value) for each in dict.fromkeys(aliases))
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
     chosen = chosen[:_MAX_CLAIMS]
@@ -75,7 +75,7 @@ def pack(claims: Iterable[Claim], aliases: Iterable[Alias] = ()) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Claim, ...]:
-    """The inverse of `pack`; nothing for what is damaged, or of a later version."""
+    """Return the claims in packed data; none if it is damaged or of a later version."""
     try:
         found = _decoder.decode(data)
     except msgspec.MsgspecError:
@@ -84,7 +84,7 @@ def unpack(data: bytes) -> tuple[Claim, ...]:
 
 
 def aliases_in(data: bytes) -> tuple[Alias, ...]:
-    """The aliases that are kept beside a blob; nothing for what is damaged, or of another type."""
+    """Return the aliases in packed data; none if it is damaged or of another type."""
     try:
         found = _decoder.decode(data)
         aliases = tuple(Alias(AliasType(kind), value) for kind, value in found.aliases)
@@ -95,7 +95,7 @@ def aliases_in(data: bytes) -> tuple[Alias, ...]:
 
 
 def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
-    """The claims to keep beside a blob, made from its captures."""
+    """Return the claims of a blob from its captures."""
     claims: dict[BuildId, Claim] = {}
     aliases: dict[Alias, None] = {}
     for new in captures:
@@ -127,7 +127,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
 
 
 def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
-    """The claims to keep beside a blob, made from its rows."""
+    """Return the claims of a blob from its rows."""
     kinds: dict[int, int] = {}
     artifacts: dict[int, Artifact] = {}
     for ordinal, kind, variant in row.refs:
@@ -171,7 +171,7 @@ def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int)
 
 
 def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
-    """The row of the place believed most, of those a public one, of those the one seen first."""
+    """Return the row of the most trusted place; among equals a public one, then the first seen."""
     best, chosen = (0, False, 0), b""
     for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
         try:

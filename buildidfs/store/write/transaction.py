@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One write transaction: captures and sightings become rows.
 
-Everything is read from the transaction, nothing from memory, so that the work can be run again
-when the map had to grow, and so that several processes may write to one store.
+All state comes from the transaction, so that the work can run again after the map grew, and several
+processes can write to one store.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _STAMP_SLACK_S = 86_400
 class Recorder:
     """The writes of one transaction; call `finish` last.
 
-    ``added`` are blobs that were just written, and what they are beside them; ``read`` tells of
-    others which file was read, and in what form it has the right bytes; ``called`` is for
+    ``added`` has the blobs that were just written, with the data beside them. ``read`` has the
+    file of each other blob that was read, and the form of its bytes. ``called`` is for
     `ContainerWriter`.
     """
 
@@ -88,7 +88,7 @@ class Recorder:
         self._aliases = AliasWriter(environment, txn)
 
     def finish(self) -> None:
-        """Write the counters, and beside the blobs what is new of them."""
+        """Write the counters, and new data beside the blobs."""
         for digest in self._variants.altered - self._described:
             self._describe(digest)
         self._places.finish()
@@ -330,7 +330,7 @@ class Recorder:
         self._txn.put(digest, row.pack(), db=self._digests)
 
     def _refile(self, digest: Digest, row: schema.DigestRow) -> None:
-        """A blob that is known was just verified, or written anew: it may be in another file."""
+        """Update the row of a blob that was just verified or written again: its file may differ."""
         file = self._blobs.file(digest)
         if file is None or file == (row.stored, row.inode, row.ctime_ns):
             return
@@ -343,7 +343,7 @@ class Recorder:
         self._txn.put(digest, row.pack(), db=self._digests)
 
     def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
-        """Note how the content is in the file that was read; False if it is another by now."""
+        """Record the form of the content in the file that was read; False if it has changed."""
         file, form = self._read(digest) or (None, None)
         if form is None or file != self._blobs.file(digest):
             return False
@@ -352,7 +352,7 @@ class Recorder:
         return True
 
     def _describe(self, digest: Digest) -> None:
-        """Keep beside a blob what the index says of it; that changes its file."""
+        """Write the index data of a blob beside it, which changes its file."""
         row, file = self._digest_row(digest), self._blobs.file(digest)
         if row is None or file is None:
             return
@@ -446,7 +446,7 @@ class Recorder:
     # --- a sighting of bytes that have their rows --------------------------------------------
 
     def touch(self, sighting: Sighting) -> bool:
-        """Record that a file which the memo knows was seen again; False when it does not."""
+        """Record a new sighting of a file that the memo knows; False if it does not know it."""
         key = schema.seen_key(sighting.origin.identity)
         value = None if key is None else self._txn.get(key, db=self._seen)
         if key is None or value is None:
@@ -477,7 +477,7 @@ class Recorder:
     def _just_seen(
         self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
     ) -> bool:
-        """Return True if that very place was recorded within a minute, and no row changes."""
+        """Return True if the place was recorded within a minute and no row changes."""
         old = self._txn.get(
             location_rows.origin_key(ordinal, digest, sighting.origin), db=self._origins
         )
@@ -502,9 +502,9 @@ class Recorder:
         *,
         recognised: bool = False,
     ) -> bool:
-        """Write the place, and what follows from it; True when it is a new one.
+        """Write a place and its dependent rows; True if the place is new.
 
-        ``recognised`` says that access to the file was not looked at.
+        ``recognised``: access to the file was not determined.
         """
         origin = sighting.origin
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
@@ -534,7 +534,7 @@ class Recorder:
 #: the filesystem's clock, and then looks unchanged; git calls such a file racily clean.
 _RACY_NS: Final = 2_000_000_000
 
-#: Rows of which the oldest goes when the table is full.
+#: Rows compared to drop the oldest when the table is full.
 _CANDIDATES: Final = 8
 
 #: Rows that are looked at for each new one, and go if their blob is gone: then no row tells
@@ -543,7 +543,7 @@ _LOOKED_AT: Final = 4
 
 
 class MemoWriter:
-    """Adds rows, as many as there may be."""
+    """Adds rows to the memo, within its limit."""
 
     def __init__(self, environment: Environment, txn: Txn) -> None:
         self._txn = txn
@@ -551,7 +551,7 @@ class MemoWriter:
         self._digests = environment.tables["digests"]
 
     def put(self, identity: FileIdentity, seen_ns: int, tag: int, digest: bytes) -> None:
-        """Remember what a file is: tag 0 and a digest, or why it has no build ID."""
+        """Remember the result for a file: tag 0 and a digest, or why it has no build ID."""
         key = schema.seen_key(identity)
         if key is None or seen_ns - identity.ctime_ns < _RACY_NS:
             return
@@ -569,7 +569,7 @@ class MemoWriter:
             self._txn.delete(key, db=self._seen)
 
     def _forget_gone(self, place: bytes) -> None:
-        """Drop those of a few rows that are of blobs which were removed."""
+        """Drop the rows of removed blobs among a few rows."""
         with self._txn.cursor(self._seen) as cursor:
             found = cursor.set_range(place) or cursor.first()
             rows = list(islice(cursor, _LOOKED_AT)) if found else []
@@ -579,7 +579,7 @@ class MemoWriter:
                 self._txn.delete(key, db=self._seen)
 
     def _forget_near(self, place: bytes) -> None:
-        """Drop the oldest of a few rows at a place that is as good as random: keys are hashes."""
+        """Drop the oldest of a few rows at a random key (keys are hashes)."""
         with self._txn.cursor(self._seen) as cursor:
             rows = []
             if cursor.set_range(place) or cursor.first():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When blobs were last of use, within one write transaction, and in what order they can go."""
+"""Last uses of blobs in one write transaction, and the order in which blobs may go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from buildidfs.store.index.environment import Environment, Txn
 
-#: Classes in *uses*: what can probably be had again, everything else.
+#: Classes in *uses*: probably recapturable, all others.
 CLASSES: Final = (0, 1)
 
 
@@ -31,17 +31,14 @@ class UseWriter:
         self._table = environment.tables["uses"]
 
     def add(self, digest: Digest, row: schema.DigestRow, stamp: int, trust: Trust) -> None:
-        """Give a new row its place."""
+        """Add a new row to the order."""
         row.used, row.rank = stamp, _class_of(trust)
         self._put(digest, row)
 
     def note(self, digest: Digest, row: schema.DigestRow, stamp: int, trust: Trust) -> bool:
-        """Record a use of the blob, or a sighting at a place believed that much.
-
-        True when the row is another one now.
-        """
+        """Record a use of the blob, or a sighting at a place with that trust; True if the row changed."""
         used, rank = row.used, min(row.rank, _class_of(trust))
-        # In another class it must not be behind what a walk through that class has passed.
+        # In its new class the row must stay ahead of a running walk through that class.
         if stamp > used + schema.USE_SLACK_S or (rank != row.rank and stamp > used):
             used = stamp
         if (used, rank) == (row.used, row.rank):
@@ -52,13 +49,13 @@ class UseWriter:
         return True
 
     def lower(self, digest: Digest, row: schema.DigestRow) -> None:
-        """File a blob as one that cannot be had again, until it is seen where it can."""
+        """Class a blob as not recapturable, until it is seen at a place where it is."""
         self.remove(digest, row)
         row.rank = max(CLASSES)
         self._put(digest, row)
 
     def remove(self, digest: Digest, row: schema.DigestRow) -> None:
-        """Take a row's place away."""
+        """Remove a row from the order."""
         self._txn.delete(schema.USE.pack(row.rank, row.used, digest), db=self._table)
 
     def _put(self, digest: Digest, row: schema.DigestRow) -> None:
@@ -66,7 +63,7 @@ class UseWriter:
 
 
 def _class_of(trust: Trust) -> int:
-    """0 for what can probably be had again: the host or a package has it."""
+    """Return 0 for a blob that is probably recapturable: the host or a package has it."""
     return 0 if trust >= Trust.PACKAGE else 1
 
 
@@ -85,7 +82,7 @@ _BATCH: Final = 1024
 
 
 def leave(root: bytes, digests: Iterable[Digest]) -> None:
-    """Leave word that these were opened, for the next writer; never fails."""
+    """Write a file for the next writer that names opened blobs; never fails."""
     directory = os.path.join(root, _DIRECTORY)
     name = b"%s%d-%d" % (_PREFIX, os.getpid(), time.time_ns())
     try:
@@ -94,7 +91,7 @@ def leave(root: bytes, digests: Iterable[Digest]) -> None:
             _write(os.path.join(directory, name), digests)
     except OSError as error:
         # Others may have the store on a read-only filesystem, or it is full just now.
-        import logging  # which a command that reads one row does without
+        import logging  # short commands never need it
 
         logging.getLogger(__name__).debug("what was used is not recorded: %s", error.strerror)
 
@@ -113,9 +110,9 @@ def _write(path: bytes, digests: Iterable[Digest]) -> None:
 
 
 def fold(env: Environment) -> int:
-    """Take in what readers have left, and remove their files; returns how many uses were new.
+    """Record the uses in the files of readers, and remove the files; returns the new uses.
 
-    Taken in twice it does no harm. Raises `StoreError`.
+    Recording a file twice does no harm. Raises `StoreError`.
     """
     stamps: dict[Digest, int] = {}
     names = _files(env.root)
@@ -134,7 +131,7 @@ def fold(env: Environment) -> int:
 
 
 def drafts(root: bytes) -> list[bytes]:
-    """Files that a process did not get to finish."""
+    """Return files that a process left unfinished."""
     return [name for name in _listed(root) if name.endswith(_DRAFT)]
 
 
@@ -166,7 +163,7 @@ def _files(root: bytes) -> list[bytes]:
 
 
 def _read(path: bytes) -> tuple[int, list[Digest]]:
-    """Stamp and digests; nothing of a file that is not one of ours."""
+    """Return stamp and digests of a file; none if another program wrote it."""
     start = len(_HEAD) + schema.U32.size
     try:
         with open(path, "rb") as file:
@@ -179,6 +176,6 @@ def _read(path: bytes) -> tuple[int, list[Digest]]:
         logging.getLogger(__name__).warning("%s is not a record of uses: passed over", show(path))
         return 0, []
     (stamp,) = schema.U32.unpack_from(data, len(_HEAD))
-    # A clock that was wrong for a while would protect them for ever.
+    # A clock that ran ahead for a while would protect them for ever.
     stamp = min(stamp, schema.stamp_of(time.time_ns()))
     return stamp, [Digest(data[at : at + 32]) for at in range(start, len(data), 32)]

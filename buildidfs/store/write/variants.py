@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variants of an artifact in one write transaction: which there are, which is served."""
+"""Writes of the variants of an artifact, and the choice of the served one."""
 
 from __future__ import annotations
 
