@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Catches files in the moment they are mapped.
+"""The catcher: a process that pins files at the moment they are mapped.
 
-A process may be gone a fraction of a millisecond after it has mapped its last file, and with it
-the mount namespace and the filesystem. So this does nothing but to look at each mapping and, if it
-does not know the file, to pin it and hand the descriptor on: before all others, with no store, and
-no waiting for the receiver. A pinned file can be read whatever becomes of the container.
+A process may end a fraction of a millisecond after it has mapped its last file, and its mount
+namespace and filesystem with it. So the catcher looks at each mapping, pins unknown files and sends
+their descriptors, at the highest priority, without a store, and without waiting for the receiver. A
+pinned file stays readable after the container ends.
 
-Each CPU has threads of its own that get hold of files (`grabber`). They may run on any CPU: a
-thread bound to the CPU of the process would delay that process. One more thread, less urgent, does
-the rest (`identifier`).
+Each CPU has its own threads that pin files (`grabber`). They may run on any CPU: a thread bound to
+the CPU of the process would delay that process. One more thread, less urgent, identifies the files
+(`identifier`).
 
 The catcher is a process of its own, started by `client.Watcher`: this module is its program. Its
 arguments are the descriptor of a socket (`protocol`) and the process that started it, which the
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-# To a CPU: one may have to wait for a process in the middle of an exec, the next goes on meanwhile.
+# Threads for each CPU: one may have to wait for a process in the middle of an exec.
 _LOOKOUTS: Final = 2
 _URGENT: Final = 2  # before the settler, which has 1
 
@@ -97,7 +97,7 @@ class Catcher:
                 state.grips.put(None)
 
     def _turn(self, timeout: float) -> bool:
-        """Wait for something, and deal with all there is; False at the end."""
+        """Wait for an event and handle all that are there; False at the end."""
         ready = [fd for fd, _ in self._epoll.poll(timeout)]
         if self._socket.fileno() in ready and not self._listen():
             return False
@@ -122,7 +122,7 @@ class Catcher:
     # --- threads ---------------------------------------------------------------------------
 
     def _look_out(self) -> None:
-        """See to it that each CPU has threads that wait for what happens there."""
+        """Start threads for each CPU that is turned on."""
         for cpu, poller in self._rings.pollers.items():
             if poller not in self._lookouts:
                 self._lookouts.add(poller)
@@ -133,7 +133,7 @@ class Catcher:
                     there.wait()
 
     def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
-        """Deal with all there is whenever something happens on one CPU."""
+        """Handle the events of one CPU until it is turned off."""
         threads.hurry(_URGENT)
         there.set()
         lookout = Lookout(self._state, cpu)
@@ -151,13 +151,13 @@ class Catcher:
         self._survives(Settler(self._state).run)
 
     def _survives(self, work: Callable[[], None]) -> bool:
-        """The top of each thread: whether it goes on."""
+        """Run one turn of a thread; False if the thread must end."""
         try:
             work()
         except BrokenPipeError:
             return False  # the main thread sees that, too
         except BaseException:
-            # Without any of them something is missed: start all over.
+            # Without one of the threads files would be missed: the catcher ends, to be restarted.
             _log.exception("a fault of the catcher")
             os._exit(1)
         return True
@@ -165,7 +165,7 @@ class Catcher:
     # --- the other end ---------------------------------------------------------------------
 
     def _listen(self) -> bool:
-        """Read what the other end says; False when it has gone."""
+        """Read messages of the owner; False when it has closed the socket."""
         while True:
             try:
                 received = protocol.receive(self._socket)
@@ -182,7 +182,7 @@ class Catcher:
                     self._state.files.forget(message.keys)
 
     def _tell_dropped(self) -> None:
-        """Say whose mappings were not looked at, and how many."""
+        """Report the shares whose mappings were dropped, with their counts."""
         state = self._state
         for dropped in state.shares.take_dropped():
             state.counts.dropped += dropped.count
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> None:
     sock = socket.socket(fileno=int(argv[0]))
     owner = int(argv[1])
     threads.name_thread(b"buildidfs-catch")
-    # Meant for the process that started us, at a terminal or by systemd; we end when it closes.
+    # These signals are for the process that started the catcher, which ends when that closes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
-    """Let the other end know why there is no catcher."""
+    """Send the owner the reason why the catcher cannot work."""
     if isinstance(error, OSError):
         reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
         if privilege:

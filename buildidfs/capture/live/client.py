@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow what is mapped from now on, as long as wanted: the owner's side of the catcher.
+"""The owner's side of the catcher: start it, receive its messages in a thread, end it.
 
-The catcher is a process of its own (`catcher`); this starts it and hears from it in a thread. When
-it ends by itself the owner is told, and can start it again: what was mapped meanwhile takes a scan.
+If the catcher ends by itself, the owner is called and can start it again; a scan then finds the
+files that were mapped meanwhile.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _KEYS: Final = 512  # in one message, which may have protocol.MAX_BYTES
 
 
 class Watcher:
-    """One catcher at a time. ``receive`` gets each message, in a thread of its own, and with it a
-    descriptor to close, or -1; ``ended`` is called there when the catcher is gone unasked.
+    """One catcher at a time.
+
+    ``receive`` gets each message and a descriptor to close (or -1), in a thread of its own.
+    ``ended`` is called in that thread if the catcher ends unasked.
     """
 
     def __init__(
@@ -51,9 +53,9 @@ class Watcher:
         self._stopping = False
 
     def start(self) -> Ready:
-        """Begin to follow; returns when nothing is missed any more.
+        """Start the catcher; returns when it misses no mapping any more.
 
-        Raises `CapabilityError` where events are refused, `BuildIdFsError` where it cannot work.
+        Raises `CapabilityError` if the kernel refuses events, `BuildIdFsError` for other reasons.
         """
         self._process, ours = child.start_with_socket(_PROGRAM, str(os.getpid()), buffer=_BUFFER)
         self._socket = ours
@@ -77,11 +79,11 @@ class Watcher:
         return self._process is not None and procfs.is_stopped(self._process.pid)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Have these files sent again when they are met again."""
+        """Make the catcher send these files again when they are mapped again."""
         sock = self._socket
         if sock is not None:
             every = list(keys)
-            with contextlib.suppress(OSError):  # it is gone, and has forgotten everything
+            with contextlib.suppress(OSError):  # the catcher is gone, and its memory with it
                 for first in range(0, len(every), _KEYS):
                     part = tuple(every[first : first + _KEYS])
                     protocol.send(sock, protocol.encode(Forget(part)))
@@ -139,7 +141,7 @@ class Watcher:
             try:
                 self._receive(message, fd)
             except Exception:
-                # The top of this thread: the next message may be taken, whatever this one did.
+                # The next message is handled whatever this one raises.
                 _log.exception("a message of the catcher could not be dealt with")
         if not self._stopping:
             self._ended(reason)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The events of all CPUs, in the order in which they happened.
 
-Two rings to a CPU. Each executable mapping has to be looked at before the process is gone, so one
-record in the first ring wakes us; where processes come from is only needed to understand mappings,
-so the second is read along with it and wakes no thread until it is half full. Most of what
-watching costs others is that it wakes.
+Each CPU has two rings. The first has executable mappings, and each record in it wakes a thread,
+because the mapping must be examined before the process ends. The second has forks, exits and
+namespaces, which only explain mappings: it is read along with the first and wakes a thread when it
+is half full. Waking is most of the cost of watching for other processes.
 
-The rings are read one after the other while processes go on, from one CPU to the next at that. So
-the second ones are read after the first: what has led to a mapping is there by then, since whatever
-makes a record waits until it is written. And what happened in them after that moment is kept for
-the next time, or a change could be told that comes before one which has not been read yet.
+Rings are read one after the other while processes run and move between CPUs. The second rings are
+read after the first: the cause of a mapping is there by then, because a process waits until its
+record is written. Records that are newer than the start of the read are kept for the next one;
+otherwise an effect could be reported before a cause on another CPU that is not read yet.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _time = attrgetter("time")
 
 
 class Rings:
-    """Rings of every CPU that runs; raises OSError where refused.
+    """The rings of all CPUs that are on; raises OSError if the kernel refuses events.
 
-    ``pollers`` has for each of them what to wait for. ``recheck`` is how often, in seconds, each
-    CPU is asked whether it still makes records.
+    ``pollers`` has a poller for each CPU. ``recheck`` is the time in seconds between two tests
+    that a CPU still makes records.
     """
 
     def __init__(self, *, recheck: float = _RECHECK_S) -> None:
@@ -65,15 +65,15 @@ class Rings:
             raise OSError(errno.ENODEV, "no CPU to watch")
 
     def follow_cpus(self) -> bool:
-        """Take in CPUs that were turned on, give up those turned off; whether there were any.
+        """Open rings of CPUs that were turned on, close those of others; True if there were any.
 
-        What happened on a new CPU until now is not known. Raises OSError.
+        Events on a new CPU before this call are lost. Raises OSError.
         """
         online = perf_event.online_cpus()
         stale = self._mappings.keys() - online
         if time.monotonic() - self._checked >= self._recheck:
             self._checked = time.monotonic()
-            # Off and on again since the last time, as all but one are when the machine sleeps.
+            # Off and on again since the last call; when the machine sleeps all CPUs but one are.
             stale |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
         for cpu in stale:
             self._close(cpu)
@@ -83,7 +83,7 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """Return the mappings on one CPU since the last time, as far as they have a path."""
+        """Return the mappings with a path on one CPU since the last call."""
         try:
             ring = self._mappings.get(cpu)
             data = ring.take() if ring is not None and ring.has_records() else b""
@@ -99,8 +99,8 @@ class Rings:
     def changes(self) -> list[Record]:
         """Return the changes of processes, each after its cause; for one thread at a time.
 
-        All that has led to what `mappings` gave before is among it. It is in the order of the times
-        but for a record that a CPU took long to write, which has led to nothing until then.
+        They include all causes of the mappings that `mappings` returned before. They are in order
+        of time, except for a record that was written late and had no effect until then.
         """
         until = time.monotonic_ns()
         parts = [ring.take() for ring in self._tasks.values() if ring.has_records()]
@@ -119,7 +119,7 @@ class Rings:
             self._close(cpu)
 
     def _open(self, cpu: int) -> bool:
-        """Open both rings of a CPU, with as much memory as we get; False if it is off again."""
+        """Open both rings of a CPU, as large as allowed; False if it is off again."""
         while True:
             rings: list[Ring] = []
             try:

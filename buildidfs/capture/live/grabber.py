@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pin what is mapped on one CPU while the process that has mapped it still lives.
+"""Pin files that are mapped on one CPU while the process that mapped them lives.
 
-One system call shows what is mapped, one pins it. Identity and home of the file take ten more, and
-are found out by the `identifier`. A file that is not mapped any more is looked for in the roots of
-other processes of the same mount namespace.
+One system call shows the mapping, another one pins its file. The identity and the home of the file
+take ten more, which `identifier` makes. A file that is no longer mapped is searched in the roots of
+other processes in the same mount namespace.
 
-No lock is held during a system call that may wait, be it for a process that is ending or for an
-unmount: the other CPUs go on.
+No lock is held during a system call that may wait for the end of a process or for an unmount, so
+that the other CPUs go on.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
 
 
 def end_now(record: Mapped) -> int:
-    """Where the mapping that began at ``record.start`` ends by now, 0 if it is gone.
+    """Return the present end of the mapping that begins at ``record.start``; 0 if it is gone.
 
-    Where code and data are not on pages of their own (all that was linked before 2018), the first
-    mapping of a file spans all of it, and the data is mapped over its end at once.
+    In files without separate pages for code and data (all that were linked before 2018), the first
+    mapping spans the whole file, and the data is mapped over its end at once.
     """
     try:
         maps_fd = os.open(b"/proc/%d/maps" % record.pid, os.O_RDONLY | os.O_CLOEXEC)
@@ -73,20 +73,20 @@ def _end_in_listing(record: Mapped) -> int:
 
 
 class Elsewhere:
-    """Looks into the roots of processes of the same mount namespace; ``host`` is always there."""
+    """Searches the roots of processes in the same mount namespace; ``host`` always has one."""
 
     def __init__(self, host: int) -> None:
         self._host = host
 
     def find(self, record: Mapped, home: Home) -> int:
-        """An O_PATH descriptor of the file that was mapped, or -1. No filesystem is asked.
+        """Return an O_PATH descriptor of the file that was mapped, or -1; asks no filesystem.
 
         A path alone proves nothing: the inode has to be that of the mapping. (The device need not:
         overlayfs and btrfs show one in mappings and another one to stat(2).)
         """
         if home.namespaces is None:
             return -1
-        # A copy, made at once: others may add to it meanwhile.
+        # A copy, because other threads may add to the original meanwhile.
         pids = [pid for pid in list(home.pids) if pid != record.pid]
         if home.namespaces.mnt == self._host:
             pids.append(os.getpid())
@@ -122,7 +122,7 @@ class Elsewhere:
                 os.close(path_fd)
 
 
-# A mapping, where its process lives, and an O_PATH descriptor of the file, or why there is none.
+# A mapping, the home of its process, and an O_PATH descriptor of the file or the error.
 Grip = tuple[Mapped, Home, int, OSError | None]
 
 
@@ -137,11 +137,12 @@ _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 
 class State:
-    """Everything is used with ``lock`` held only, but for ``closer``, ``host``, ``grips`` (what was
-    got hold of, and None at the end), ``files``, ``shares``, lookups in ``met``, and what says so.
+    """The state that the threads of the catcher share.
 
-    ``host`` is the mount namespace of the host. At most ``most_held`` files are open until they are
-    sent, and at most ``most_waiting`` wait for that.
+    ``lock`` guards all of it except ``closer``, ``host``, ``grips`` (the pinned files, and None at
+    the end), ``files``, ``shares``, lookups in ``met``, and methods that say so. ``host`` is the
+    mount namespace of the host. At most ``most_held`` files are open until they are sent, and at
+    most ``most_waiting`` wait for that.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
@@ -165,16 +166,16 @@ class State:
         self._generated: dict[int, int] = {}
 
     def waiting(self) -> int:
-        """How many files were got hold of and are not handed on; without the lock."""
+        """Return the number of pinned files that are not yet sent; takes no lock."""
         return len(self.outbox) + self.grips.qsize()
 
     def follow(self) -> None:
-        """Take in what has become of processes."""
+        """Apply the changes of processes since the last call."""
         for record in self.rings.changes():
             self.apply(record)
 
     def apply(self, record: Record) -> None:
-        """Take in one record that is not about a mapping."""
+        """Apply one record that is not about a mapping."""
         if isinstance(record, Forked):
             self.tasks.forked(record.pid, record.parent, record.time)
         elif isinstance(record, Exited):
@@ -203,7 +204,7 @@ class State:
         self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
-        """Find out what takes system calls; without the lock."""
+        """Look up homes of processes in /proc; without the lock."""
         if not self.tasks.has_strangers:
             return
         with self.lock:
@@ -213,7 +214,7 @@ class State:
 
 
 class Lookout:
-    """For one CPU; belongs to one thread. What all of them share is in ``state``."""
+    """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads."""
 
     def __init__(self, state: State, cpu: int) -> None:
         self._state = state
@@ -221,9 +222,9 @@ class Lookout:
         self._done: list[int] = []
 
     def work(self) -> None:
-        """Get hold of all that was mapped since the last time."""
+        """Pin all files that were mapped since the last call."""
         state = self._state
-        # As long as the receiver takes nothing, the ring is the only place for more.
+        # While the receiver takes nothing, further mappings stay in the ring.
         if state.waiting() >= state.most_waiting:
             return
         records = state.rings.mappings(self._cpu)
@@ -250,7 +251,7 @@ class Lookout:
             self._done.clear()
 
     def _grab(self, record: Mapped, home: Home) -> None:
-        """Get hold of what was mapped, unless it is known."""
+        """Pin a mapped file, unless it is known."""
         state = self._state
         if home.mnt == state.host:
             if home.is_known and state.files.has(record):
@@ -280,9 +281,9 @@ class Lookout:
                 state.grips.put((record, home, fd, None))
 
     def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
-        """An O_PATH descriptor of what ``pid`` has mapped from ``record.start`` to ``end``.
+        """Return an O_PATH descriptor of what ``pid`` maps from ``record.start`` to ``end``.
 
-        -1 if it is known, or not what the record is about, or too much for its share. Raises
+        Returns -1 if the file is known, is not that of the record, or exceeds its share. Raises
         OSError.
         """
         link = b"/proc/%d/map_files/%x-%x" % (pid, record.start, end)
@@ -311,9 +312,10 @@ class Lookout:
         return -1
 
     def _admits(self, record: Mapped, home: Home, uid: int) -> bool:
-        """Return True if there is something left of the share that a new file counts for.
+        """Return True if the share of a new file is not used up.
 
-        On the host that is its owner's. Root's is not bounded: no other user can make such files.
+        On the host the share is that of the owner. Root has no limit, because no other user can
+        make files of root.
         """
         shares = self._state.shares
         share = home.share if home.mnt != self._state.host else -uid
@@ -331,14 +333,14 @@ def _is_same_name(link: bytes, record: Mapped) -> bool:
 
 
 PER_SECOND: Final = 300.0
-"""New files that all shares together may have looked at in a second, for as long as they like.
+"""New files of all shares together that are looked at per second.
 
 Less than what two busy processors take in, which was about 400 a second during a flood.
 """
 
 BURST: Final = 1024
-"""New files of one share that are looked at whatever their rate: more than a container starts
-with. Divided by the number of shares that are using theirs up."""
+"""New files of one share that are looked at at any rate: more than a container starts with. Divided
+by the number of shares in use."""
 
 _LEAST_BURST: Final = 128
 _MOST_SHARES: Final = 1024
@@ -348,7 +350,7 @@ _PATH_BYTES: Final = 4096  # of those named in one message
 
 
 class Dropped:
-    """Mappings of one share that were not looked at: how many, where, and a few of their paths."""
+    """Mappings of one share that were not looked at: their count, home and a few paths."""
 
     __slots__ = ("_room", "count", "home", "paths")
 
@@ -371,7 +373,7 @@ class FairShare:
 
     Each new file that a container maps costs the catcher ten system calls, and the recorder a
     copy. Mappings beyond the share of a container are counted and not looked at. Files that root
-    owns on the host have no limit, see `Grabber`. Thread-safe, in bounded memory. ``now`` is a
+    owns on the host have no limit, see `Lookout`. Thread-safe, in bounded memory. ``now`` is a
     time of ``time.monotonic()``, in seconds.
     """
 
@@ -424,7 +426,7 @@ class FairShare:
         return list(dropped.values())
 
     def refill(self, now: float) -> None:
-        """Divide what the time since the last call is worth among the shares that are in use."""
+        """Divide the allowance of the time since the last call among the shares in use."""
         passed = now - self._refilled
         if passed < _REFILL_S:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding out what the files are that were got hold of, and handing them on."""
+"""Identify pinned files, and send them to the owner of the catcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
 
 class Settler:
-    """Belongs to one thread, which is less urgent than those that get hold of files."""
+    """Identifies and sends files, in one thread that is less urgent than those that pin them."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -41,7 +41,7 @@ class Settler:
         """Work until the end. Raises BrokenPipeError when the other end is closed."""
         state = self._state
         while not state.ended:
-            # Those that have vanished are found elsewhere or not at all, which takes longer.
+            # Vanished files come last: the search for them takes longer.
             grip = self._vanished.popleft() if self._is_idle() else state.grips.get()
             if grip is None:
                 return
@@ -63,7 +63,7 @@ class Settler:
             self._done.clear()
 
     def _settle(self, record: Mapped, home: Home, fd: int, error: OSError | None) -> None:
-        """Find out what a mapped file is and where, and hand it on."""
+        """Find identity and place of a mapped file, and send it."""
         if not home.is_known:
             home = process_table.look(record.pid, home, self._done.append)
         if error is not None:
@@ -84,7 +84,7 @@ class Settler:
             self._send(record, home, identity, fd, key)
 
     def _find(self, record: Mapped, home: Home, error: OSError) -> int:
-        """A descriptor of what is not mapped any more, or may not be looked at that way, or -1."""
+        """Return a descriptor of a file that is unmapped, or inaccessible that way; or -1."""
         return self._state.elsewhere.find(record, home) if error.errno in _GONE else -1
 
     def _send(
@@ -95,7 +95,7 @@ class Settler:
         fd: int,
         key: bytes,
     ) -> None:
-        """Hand a file on; when too many are waiting, only what it is. Takes the descriptor."""
+        """Send a file, or only its build ID when too many wait. Takes over the descriptor."""
         state = self._state
         build_id = None
         # As many again as all others may have are for the host.
@@ -116,7 +116,7 @@ class Settler:
         )
         with state.lock:
             if is_pinned:
-                # Of an unknown mount namespace it cannot be told whether it is the same again.
+                # An unknown mount namespace cannot be recognised later.
                 if home.is_known:
                     state.met.add(key)
             else:
@@ -144,7 +144,7 @@ class Settler:
         return found if isinstance(found, BuildId) else None
 
     def _miss(self, record: Mapped, home: Home, error: OSError) -> None:
-        """Say once for each file of a process that it was missed: one may map it all the time."""
+        """Report a missed file once for each process, which may map it again and again."""
         what = (record.pid, record.inode, record.path)
         if what in self._missed:
             return

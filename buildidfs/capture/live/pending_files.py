@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that wait, open, until they are copied: bounded in time, bytes and number.
+"""Open files that wait to be copied: bounded in time, bytes and number.
 
-An open file keeps its filesystem alive, and a deleted one its room: as long as it waits here the
-device of a container that has ended cannot be detached. So each has its time, and what there is
-too much of is let go, the biggest first: for the bytes of one of those a hundred others are kept.
+An open file keeps its filesystem alive, and a deleted one its disk space: while it waits here, the
+device of an ended container cannot be detached. So each file has a time limit, and beyond the
+limits of bytes and number files are let go, the largest first: one of those has the bytes of a
+hundred others.
 
-The size of a pending file is the one it claims. What it takes on the disk would be nearer to what
-waiting costs, but is no more to be believed (FUSE says what it likes, and often nothing) and says
-less of how long copying takes, since holes are read and hashed like everything else. A user with a
-huge file of holes has that let go first, and harms no others.
+The size of a pending file is the one it claims. Its allocated size is no more trustworthy (a FUSE
+server may report any) and tells less about the time of copying, because holes are read and hashed
+as well. A huge sparse file is let go first, and harms no other user.
 
-To close a file may take long: the last one of a filesystem unmounts it, and a FUSE server is asked
-first and may never answer. So a thread of its own closes, and another one what may not answer.
+Closing a file may take long: the last file of a filesystem unmounts it, and a FUSE server is asked
+first and may never answer. So a thread closes files, and another one those that may not answer.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST: Final = ""
-"""The share of what only root can have put into the host's own mount namespace."""
+"""The share of files that only root can have put into the host's mount namespace."""
 
-# What the rest of the process has open: staged files of two batches, a copy of the descriptor of
-# each file in work, the index, sockets, descriptors on their way to be closed.
+# Open descriptors elsewhere in the process: staged files of two batches, a copy for each file in
+# work, the index, sockets, files that are being closed.
 _RESERVED: Final = 640
 _FEWEST: Final = 64
 # Each holds an inode and its name in the kernel's memory, about 2 KiB.
 _MOST: Final = 16_384
-# Of all places those that files may take which may not answer.
+# The part of all places for files that may not answer.
 _SLOW_SHARE: Final = 8
 # A file that has waited for this part of its time goes before smaller ones.
 _URGENT: Final = 0.75
-# What close() waits for descriptors to be closed; those that take longer are left to the thread.
+# Seconds that close() waits for descriptors; the thread closes those that take longer.
 _CLOSING_S: Final = 5.0
 
 
 class PendingFile(msgspec.Struct, eq=False):
     """A pinned file that was caught in use, and waits until it is copied.
 
-    ``file`` has a sighting with its origin in full; `PendingFiles` closes it. ``build_id`` is that
-    of the file when it was caught, None if nothing looked. ``key`` is the catcher's name of the
-    file. ``since`` is the time of ``time.monotonic()`` at which it was pinned. ``slow`` says that
-    its filesystem may not answer. ``tries`` counts the attempts to copy it. ``share`` says whose
-    file it is, ``noted`` that there was no room for it while it could be had again.
+    ``file`` has a sighting with its full origin; `PendingFiles` closes it. ``build_id`` is the one
+    at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since`` is
+    the ``time.monotonic()`` of the pin. ``slow``: its filesystem may not answer. ``tries`` counts
+    the attempts to copy it. ``share`` is the owner of the file in `FairShare`. ``noted``: the store
+    had no room for it while it was recapturable.
     """
 
     file: PinnedFile
@@ -76,7 +76,7 @@ class PendingFile(msgspec.Struct, eq=False):
 
 
 class LetGo(msgspec.Struct, frozen=True):
-    """A pending file that was closed without having been copied, and why, for a person."""
+    """A pending file that was closed without a copy, and the reason in words."""
 
     pending: PendingFile
     reason: str
@@ -147,9 +147,9 @@ class _Ranking:
 
 
 class _Waiting:
-    """All entries that wait, by what they may be let go for. ``bytes`` is the sum of their sizes.
+    """All waiting entries, by the limits that they count for. ``bytes`` is the sum of their sizes.
 
-    Those of the host count half where shares are compared.
+    Files of the host count half when shares are compared.
     """
 
     def __init__(self) -> None:
@@ -183,15 +183,15 @@ class _Waiting:
         self.bytes += sign * entry.size
 
     def of_most_files(self) -> _Entry | None:
-        """The one to let go when there are too many files."""
+        """Return the entry to let go if there are too many files."""
         return self._biggest(self._most_files)
 
     def of_most_slow(self) -> _Entry | None:
-        """The one to let go when too many are of filesystems that may not answer."""
+        """Return the entry to let go if too many may not answer."""
         return self._biggest(self._most_slow)
 
     def of_most_bytes(self) -> _Entry | None:
-        """The one to let go when they have too many bytes."""
+        """Return the entry to let go if there are too many bytes."""
         return self._biggest(self._most_bytes)
 
     def _biggest(self, ranking: _Ranking) -> _Entry | None:
@@ -200,7 +200,7 @@ class _Waiting:
 
 
 class _Queue:
-    """Those that may be taken now, by size and by age, and those that may be later."""
+    """Entries that can be taken now, by size and by age, and those that can be taken later."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.ready: dict[str, _Sorted] = {}  # by share, in the order of their turns
@@ -231,7 +231,7 @@ class _Queue:
         self._ready_by_age.remove(entry.overdue, entry)
 
     def next(self, now: float, margin: float) -> _Entry | None:
-        """The one to take; one at a time out of turn, if its time is over in ``margin`` s."""
+        """Return the next entry; one at a time out of turn, if it expires in ``margin`` seconds."""
         while (entry := self.later.first()) is not None and entry.after <= now:
             self.later.remove(entry.after, entry)
             entry.after = 0.0
@@ -247,7 +247,7 @@ class _Queue:
         return files.first()
 
     def rested(self, entry: _Entry) -> None:
-        """It is not in work any more."""
+        """Mark an entry as no longer in work."""
         if self._urgent is entry:
             self._urgent = None
 
@@ -255,9 +255,8 @@ class _Queue:
 class PendingFiles:
     """Keeps files open until they are copied, ``seconds`` at most. Thread-safe.
 
-    ``max_bytes`` bounds the sum of their sizes, ``max_count`` their number; the default is what
-    the limit of open files (RLIMIT_NOFILE, as it is now) allows. Those in work count, too, but
-    always leave half of the bytes to the others.
+    ``max_bytes`` bounds the sum of their sizes, ``max_count`` their number, by default what the
+    present RLIMIT_NOFILE allows. Files in work count, too, but leave half of the bytes to others.
     """
 
     def __init__(
@@ -279,12 +278,12 @@ class PendingFiles:
         self._finished = False
 
     def __len__(self) -> int:
-        """How many are held, with those in work."""
+        """Return the number of held files, including those in work."""
         return len(self._entries)
 
     @property
     def held_bytes(self) -> int:
-        """The sizes of all that are held."""
+        """The sum of the sizes of all held files."""
         return self._bytes_in_work + self._waiting.bytes
 
     @property
@@ -294,7 +293,7 @@ class PendingFiles:
 
     @property
     def idle(self) -> bool:
-        """True if nothing could be taken now; slow files do not count."""
+        """True if no file can be taken now; slow files do not count."""
         return not self._queues[False].ready
 
     @property
@@ -306,7 +305,7 @@ class PendingFiles:
             )
 
     def put(self, pending: PendingFile) -> list[LetGo]:
-        """Take over a file; returns what had to be let go for it, be it the file itself."""
+        """Take over a file; returns the files that were let go for it, maybe the file itself."""
         with self._lock:
             if self._closed:
                 return [self._drop(pending, "the recorder is ending")]
@@ -321,11 +320,11 @@ class PendingFiles:
             return gone
 
     def take(self, timeout: float | None = None, *, slow: bool = False) -> PendingFile | None:
-        """The file to copy next: of the share whose turn it is the smallest, of several the oldest.
+        """Return the next file to copy: the smallest of the share whose turn it is, or the oldest.
 
-        The host's share has each turn. One at a time goes first because its time is nearly over.
-        It stays held until `done` or `give_back`. None after ``timeout`` seconds (None: no limit),
-        and when closed. ``slow`` asks for those, and only those, whose filesystem may not answer.
+        The host's share has each turn. One file at a time goes first because it expires soon. A
+        file stays held until `done` or `give_back`. Returns None after ``timeout`` seconds (None:
+        no limit), and when closed. ``slow`` takes only files that may not answer.
         """
         line = self._queues[slow]
         until = None if timeout is None else time.monotonic() + timeout
@@ -346,16 +345,16 @@ class PendingFiles:
         return None
 
     def done(self, *files: PendingFile) -> None:
-        """These are copied, or never will be: close them."""
+        """Close files that are copied, or never will be."""
         with self._lock:
             for pending in files:
                 self._forget(self._entries[pending])
                 self._drop(pending, "")
 
     def give_back(self, pending: PendingFile, delay: float, reason: str = "") -> None:
-        """Copying failed for a ``reason`` that may pass: let it wait again until its time is over.
+        """Let a file wait again whose copy failed for a temporary ``reason``.
 
-        It can be taken after ``delay`` seconds. When closed meanwhile it is closed.
+        It can be taken after ``delay`` seconds, until it expires. Closes it if `close` was called.
         """
         with self._lock:
             entry = self._entries[pending]
@@ -369,7 +368,7 @@ class PendingFiles:
             self._wait(entry)
 
     def look_again(self) -> None:
-        """Let those that there was no room for be taken now: they may have been deleted."""
+        """Make the noted files available now: they may have been deleted."""
         with self._lock:
             for line in self._queues:
                 for entry in [each for each in line.later if each.pending.noted]:
@@ -378,9 +377,9 @@ class PendingFiles:
                     line.add(entry)
 
     def expire(self, timeout: float | None = 0.0) -> list[LetGo]:
-        """Let go of those whose time is over, but not of those in work.
+        """Let go of expired files that are not in work.
 
-        Waits so many seconds (None: no limit) until there is one; returns none when closed.
+        Waits up to ``timeout`` seconds (None: no limit) for one; returns none when closed.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -400,9 +399,9 @@ class PendingFiles:
                 self._aged.wait(min(ends) - now if ends else None)
 
     def close(self) -> list[LetGo]:
-        """Let go of all that wait and take no more; a thread that waits in `take` gets None.
+        """Let go of all waiting files and take no more; a thread in `take` gets None.
 
-        Call it again when those in work are `done`: then it waits until all are closed.
+        A second call, when the files in work are `done`, waits until all are closed.
         """
         with self._lock:
             self._closed = True
@@ -421,7 +420,7 @@ class PendingFiles:
     # --- with the lock held ----------------------------------------------------------------
 
     def _excess(self) -> tuple[_Entry, str] | None:
-        """One to let go, and why; None if there are not too many."""
+        """Return an entry to let go and the reason; None within the limits."""
         waiting = self._waiting
         if self._slow > max(self.max_count // _SLOW_SHARE, 1):
             reason = "too many files wait for filesystems that may not answer"
@@ -475,7 +474,7 @@ class PendingFiles:
 
 
 def _places() -> int:
-    """How many files may wait, by the limit of open files."""
+    """Return the number of files that may wait, by the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST

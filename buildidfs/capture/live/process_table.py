@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processes live that events speak of, without asking /proc each time.
+"""The namespaces of processes in events, without a look into /proc for each of them.
 
-Most processes live where their parent does, so all that do share one `Home`, which is looked at
-once. The kernel reuses the numbers in the events as soon as a namespace is gone, but changes always
-show: a process is born with those of its parent, or enters new ones while it still holds the old,
-so a number that is the same means the same namespace.
+Most processes are in the namespaces of their parent. All of those share one `Home`, which is looked
+up once. The kernel reuses the numbers of namespaces as soon as one is gone, but each change shows:
+a process begins in the namespaces of its parent, or enters new ones while it still holds the old
+ones, so an equal number means the same namespace.
 
-CPUs are read one after the other: what is told of a process may be newer than the mapping that is
-asked about. So the last change is remembered with its time, and who has ended for a moment.
+CPUs are read one after the other, so the known home of a process may be newer than the mapping in
+question. Therefore the table keeps the last change with its time, and ended processes for a while.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _REMEMBERED_NS: Final = 1_000_000_000
 Close = Callable[[int], None]
 
 Share = int | str
-"""Whose files they are: the label of a container, the inode number of its mount namespace where it
-has no label, or the negative number of a user of the host."""
+"""An owner of files: the label of a container, the inode number of its mount namespace if it has no
+label, or the negative number of a user of the host."""
 
 
 class Home:
@@ -58,12 +58,12 @@ class Home:
 
     @property
     def share(self) -> Share:
-        """The share that its new files count for: its container, else its mount namespace."""
+        """The share of its new files: the container, else the mount namespace."""
         return self.label or self.mnt
 
 
 class _Process:
-    """Where a process lives, since when, and where before; times in nanoseconds."""
+    """The home of a process, since when, and the one before; times in nanoseconds."""
 
     __slots__ = ("before", "ended", "home", "since")
 
@@ -86,7 +86,7 @@ class Tasks:
         return len(self._processes)
 
     def home_at(self, pid: int, time: int) -> Home:
-        """Where a process lived then, as far as that is known; nothing is asked for it."""
+        """Return the home of a process at a time, if it is known, without a system call."""
         process = self._processes.get(pid)
         if process is None:
             return self._move(pid, Home(), 0)
@@ -95,16 +95,16 @@ class Tasks:
         return process.home
 
     def forked(self, pid: int, parent: int, time: int) -> None:
-        """A process began, in the namespaces of its parent unless `entered` follows."""
+        """Record a new process, in the namespaces of its parent unless `entered` follows."""
         process = self._processes.get(parent)
         if process is None:
-            # Of before our time. To be looked at soon: its next children will share its home.
+            # A process from before the start: look it up soon, its next children share its home.
             home = self._strangers[parent] = self._move(parent, Home(), 0)
         elif time < process.since and process.before is not None:
             home = process.before
         else:
             home = process.home
-        # Of the few that are kept the parent is the one that will live longer than the others.
+        # Among the few kept processes the parent is likely to live longest.
         if parent in home.pids:
             home.pids.remove(parent)
         home.pids.append(parent)
@@ -112,13 +112,13 @@ class Tasks:
         self._move(pid, home, time)
 
     def entered(self, pid: int, numbers: NamespaceSet, time: int) -> None:
-        """A process is in these namespaces from now on."""
+        """Record the new namespaces of a process."""
         process = self._processes.get(pid)
         if process is None or process.home.namespaces != numbers:
             self._move(pid, Home(numbers), time).pids.append(pid)
 
     def exited(self, pid: int, time: int) -> None:
-        """A process ended."""
+        """Record the end of a process."""
         process = self._processes.get(pid)
         if process is not None and process.since <= time:
             process.ended = time
@@ -126,16 +126,16 @@ class Tasks:
 
     @property
     def has_strangers(self) -> bool:
-        """True if `strangers` has anything to tell."""
+        """True if `strangers` would return a process."""
         return bool(self._strangers)
 
     def strangers(self) -> list[tuple[int, Home]]:
-        """Processes whose homes should be looked at (`look`), each told once."""
+        """Return the processes whose homes `look` should look up, each once."""
         strangers, self._strangers = self._strangers, {}
         return list(strangers.items())
 
     def tidy(self, now: int) -> None:
-        """Forget those who ended more than a second before ``now``."""
+        """Forget processes that ended more than a second before ``now``."""
         while self._ended and self._ended[0][0] < now - _REMEMBERED_NS:
             time, pid = self._ended.popleft()
             process = self._processes.get(pid)
@@ -143,7 +143,7 @@ class Tasks:
                 del self._processes[pid]
 
     def forget(self) -> None:
-        """Events were lost: nothing is known for sure any more."""
+        """Forget all homes, because events were lost."""
         self._processes.clear()
         self._ended.clear()
         self._strangers.clear()
@@ -158,9 +158,9 @@ class Tasks:
 
 
 def look(pid: int, home: Home, close: Close = os.close) -> Home:
-    """Find out in /proc what is not known of the home of a process, if it is still there.
+    """Complete the home of a process from /proc, if the process still exists.
 
-    Returns another one if it has moved on, and the event that says so is still to come. ``close``
+    Returns another home if the process has moved and the event is still to come. ``close``
     closes a descriptor that may be the last of a mount namespace.
     """
     try:
@@ -186,21 +186,21 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
     if numbers is None or numbers.mnt != mnt:
         seen = namespaces.of(pid_fd)
         if seen.mnt != mnt:
-            return home  # it moved between the two, and others must not get its new number
+            return home  # it moved between both reads; its new number must not spread
         if numbers is not None:
             home = Home()
         home.namespaces = seen
     home.cgroup, home.cgroup_id = _cgroup(pid_fd)
     home.label = cgroup.container_label(home.cgroup) or ""
-    home.mnt_ns_id = number  # last: others may see it from now on
+    home.mnt_ns_id = number  # last, because other threads may see it from now on
     return home
 
 
 def place(pid: int, home: Home, host: int) -> Place:
-    """Where a process lives. ``host`` is the host's mount namespace.
+    """Return the place of a process. ``host`` is the host's mount namespace.
 
-    There each process may have a control group of its own; in another one the first that was seen
-    stands for all.
+    On the host each process may have its own control group; in another mount namespace the first
+    one seen stands for all.
     """
     numbers = home.namespaces or NamespaceSet()
     # Of a process that is gone it is not known what its paths were relative to.
@@ -219,7 +219,7 @@ def place(pid: int, home: Home, host: int) -> Place:
 
 
 def known_place(home: Home) -> Place:
-    """Where processes of this home live, as far as that is known without asking."""
+    """Return the place of the processes of a home, as far as known without a system call."""
     numbers = home.namespaces or NamespaceSet()
     return Place(numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True)
 

@@ -25,8 +25,9 @@ MAX_BYTES = 16 << 10
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a process lives. ``cgroup`` is a path, ``cgroup_id`` its number or 0; ``chrooted`` says
-    that its root is its own, or that this is not known.
+    """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
+
+    ``chrooted``: the process has its own root, or its root is not known.
     """
 
     namespaces: NamespaceSet
@@ -39,8 +40,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A file that was mapped executable, pinned: the descriptor is an O_PATH one.
 
-    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. With
-    ``build_id`` there is no descriptor: too many files were waiting, and only what it is was kept.
+    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. A message
+    with ``build_id`` has no descriptor: too many files were waiting.
     """
 
     key: bytes
@@ -53,9 +54,9 @@ class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A file was mapped that could not be opened any more, or not at all, and why.
+    """A mapped file that could not be opened, and the reason.
 
-    ``place`` is where its process lived, as far as that is known.
+    ``place`` is that of its process, if it is known.
     """
 
     pid: int
@@ -66,28 +67,28 @@ class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Mappings may have gone unseen, ``count`` of them if that is known: look at all processes."""
+    """Mappings were lost, ``count`` if it is known: all processes have to be scanned."""
 
     count: int
     reason: str
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """From now on nothing is missed; ``degraded`` says in words what is less than it could be."""
+    """From now on no mapping is missed; ``degraded`` tells in words which service is reduced."""
 
     degraded: tuple[str, ...]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The catcher cannot work and ends; ``privilege`` if it is one that is lacking."""
+    """The catcher cannot work and ends; ``privilege``: because a privilege is missing."""
 
     reason: str
     privilege: bool = False
 
 
 class Counts(msgspec.Struct, array_like=True, tag=6):
-    """Sums since the start: records read, files sent, missed and let go, records lost, mappings
-    not looked at because they were too many of one share.
+    """Sums since the start: records read, files sent, missed and let go, records lost, and mappings
+    beyond the rate of their share.
     """
 
     records: int = 0
@@ -99,14 +100,15 @@ class Counts(msgspec.Struct, array_like=True, tag=6):
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """These were not captured: send them again when they are met again."""
+    """Files that were not captured, to be sent again when they are mapped again."""
 
     keys: tuple[bytes, ...]
 
 
 class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """So many mappings were not looked at since the last such message, because processes at
-    ``place`` map new files faster than is their share; ``paths`` are a few of them.
+    """A number of mappings beyond the rate of a share, since the last such message.
+
+    Processes at ``place`` map new files too fast; ``paths`` are a few of them.
     """
 
     place: Place
@@ -122,13 +124,13 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated
 
-# Of build IDs: bytes of a type that msgspec does not know.
+# Build IDs are bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode
 _decoder = msgspec.msgpack.Decoder(Message, dec_hook=lambda kind, data: kind(data))
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     return _encode(message)
 
 
@@ -142,9 +144,9 @@ def send(sock: socket.socket, data: bytes, fd: int = -1) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Message, int] | None:
-    """The next message, and the descriptor that came with it or -1; None at the end.
+    """Return the next message, and its descriptor or -1; None at the end.
 
-    Raises BlockingIOError when nothing is waiting, OSError, and ValueError for what is no message.
+    Raises BlockingIOError if none is waiting, OSError, and ValueError for an invalid message.
     """
     data, ancillary, _, _ = sock.recvmsg(MAX_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
@@ -170,9 +172,9 @@ _NO_ROOM: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 class Outbox:
     """Sends over a non-blocking socket, and polls it for room with ``epoll`` when there is none.
 
-    ``held`` counts the descriptors that wait. They are closed when they are sent; the receiver is
-    to keep its copies for a moment, since the last to close a file may have to unmount its
-    filesystem. `flush` raises BrokenPipeError when the other end is closed.
+    ``held`` counts the waiting descriptors. They are closed when they are sent. The receiver keeps
+    its copies for a moment, because the last one to close a file may have to unmount its
+    filesystem. `flush` raises BrokenPipeError if the other end is closed.
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
@@ -194,7 +196,7 @@ class Outbox:
             self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send as many messages as there is room for."""
         while self._waiting:
             data, fd = self._waiting[0]
             try:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of files that were handed on, bounded: it forgets the files that were not met lately.
+"""Bounded memory of files that were sent: files that were not mapped lately are forgotten.
 
 `Met` knows files by identity and place. `HostFiles` recognises files of the host by their path,
-without looking into the process. Most of what a host runs is the same few files in places where
-only root can change anything. To ask for one of those by its path takes a fifth of what it takes
-by way of a process that has just begun. The inode tells that it is the one that was mapped, and
-its times tell that it did not change.
+without looking into the process. A host mostly runs the same few files in places where only root
+can change anything, and a look at a path takes a fifth of the time of a look at a process that has
+just begun. The inode shows that it is the mapped file, and its times that it did not change.
 """
 
 from __future__ import annotations
@@ -47,7 +46,10 @@ def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
 
 
 class Met:
-    """Two generations: when the younger is full the older goes. Lookups take no lock."""
+    """Files that were sent. When the younger of two generations is full, the older one goes.
+
+    Lookups take no lock.
+    """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
@@ -70,7 +72,7 @@ class Met:
             self._old.discard(key)
 
 
-# Where only root can put something in the way that does not answer.
+# Directories in which only root can mount a filesystem that does not answer.
 _PLACES: Final = (b"/usr/", b"/lib/", b"/lib64/", b"/bin/", b"/sbin/")
 _NOT_THERE: Final = b"/usr/local/"
 _MOST: Final = 4096
@@ -80,14 +82,17 @@ _Seen = tuple[int, int, int, int, int, int, int, int]
 
 
 class HostFiles:
-    """May be used by several threads; what is lost between two of them is looked up again."""
+    """Files of the host that were sent, by path.
+
+    Several threads may use it; an entry that two of them lose is looked up again.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[_Key, _Seen]] = {}
         self._paths: dict[bytes, bytes] = {}
 
     def has(self, record: Mapped) -> bool:
-        """Return True if a file that a process of the host has mapped was met, and is as it was."""
+        """Return True if a file that a process of the host has mapped is known and unchanged."""
         known = self._known.get(record.path)
         if known is None or known[0] != (record.dev, record.inode, record.generation):
             return False
@@ -97,11 +102,11 @@ class HostFiles:
             return False
 
     def add(self, record: Mapped, identity: FileIdentity, place: bytes) -> None:
-        """Remember a file that a process of the host has mapped, and that was handed on.
+        """Remember a file that a process of the host has mapped and that was sent.
 
         ``place`` is its `place_key`.
         """
-        # Only of filesystems on disks are the numbers not given to others.
+        # Only filesystems on disks do not reuse the numbers.
         if identity.scope != b"" or not record.path.startswith(_PLACES):
             return
         if record.path.startswith(_NOT_THERE):
@@ -124,7 +129,7 @@ class HostFiles:
         self._paths[place] = record.path
 
     def forget(self, places: Iterable[bytes]) -> None:
-        """Look at these again, and at no others: a container can have its files forgotten."""
+        """Forget these files alone: a container can cause its own files to be forgotten."""
         for place in places:
             path = self._paths.pop(place, None)
             if path is not None:

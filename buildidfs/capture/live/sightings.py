@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sightings of caught files: in which container, how far they are believed, and who could get at
-them.
+"""Sightings of caught files: container, trust, and the users who could reach them.
 
-For the last of these a root is needed from which its users' paths begin. Of the processes that
-were caught in a mount namespace a few are remembered: one of them lives longer than the others.
+The reach depends on the root directory of the users' paths. So a few of the caught processes of
+each mount namespace are remembered, of which one may live longer than the others.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 _OWNERS_S = 60.0
 _MOST_NAMESPACES = 1024
 _NEIGHBOURS = 4
-_INIT = 1  # lives as long as the host does
-# A directory that was looked at this many seconds ago counts for the files that are older than
-# that look: in a flood, for those that had to wait.
+_INIT = 1  # lives as long as the host
+# The access of a directory is valid for so many seconds for files that are older than the look at
+# it: in a flood, for those that had to wait.
 _KEEP_S = 0.25
 
 
 class LiveSightings:
     """Makes sightings of what is caught on this host. Raises OSError.
 
-    ``container_namespaces`` says what a container is; ``host`` and ``initial`` are by default the
-    machine we run on and its namespaces. ``slow`` is what is known of mounts.
+    ``container_namespaces`` defines a container; ``host`` and ``initial`` are this machine and its
+    namespaces by default. ``slow`` knows the mounts that may not answer.
     """
 
     def __init__(
@@ -57,15 +56,13 @@ class LiveSightings:
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()
         self._host_devices = mounts.InitialDevices()
-        # Not asking: a server that keeps one file waiting keeps all others.
+        # No questions: a server that keeps one file waiting would keep all others waiting.
         self._reach = Reach(slow, ask=False, keep_s=_KEEP_S, host=self._host_devices)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
         self._neighbours: dict[int, list[int]] = {}
 
     def of(self, caught: Caught, fd: int) -> Sighting:
-        """The sighting of a file that is open at ``fd`` (O_PATH will do; -1 if it is not), without
-        its reach.
-        """
+        """Return the sighting of a file without its reach; ``fd`` may be an O_PATH descriptor or -1."""
         place = caught.place
         if place.namespaces.mnt != self._own_mnt:
             self._meet(place.mnt_ns_id, caught.pid)
@@ -92,25 +89,25 @@ class LiveSightings:
         return Sighting(origin, caught.seen_ns)
 
     def label(self, place: Place) -> str:
-        """The label of the container that a process at ``place`` is in, empty for the host."""
+        """Return the label of the container at ``place``, empty for the host."""
         apart = container.apart(place.namespaces, self._initial)
         names = self._container_namespaces
         return container.label_by(place.cgroup, place.namespaces, apart, names)
 
     def share(self, origin: Origin) -> str:
-        """Return whose a file is: of its container, else mount namespace; on the host of its user.
+        """Return the share of a file: its container, else mount namespace; on the host its user.
 
-        In the host's mount namespace only root can make files of root's. In a container users are
-        nothing to go by, since its maker may be any of them.
+        In the host's mount namespace only root can make files of root. In a container the owner
+        tells nothing, because the maker of the container may become any user there.
         """
         if origin.namespaces.mnt != self._initial.mnt:
             return origin.container or f"mnt:{origin.namespaces.mnt}"
         return f"uid {origin.identity.uid}" if origin.identity.uid else HOST
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
-        """The same, with the reach of the file, which is open at ``fd``. No filesystem is asked.
+        """Add the reach of the file, which is open at ``fd``, to a sighting; asks no filesystem.
 
-        When no process is left that lives where it was seen, the file is its owner's. Does not
+        If no process of its mount namespace is left, only its owner reaches the file. Does not
         raise.
         """
         place = caught.place
@@ -131,7 +128,7 @@ class LiveSightings:
         self._host_devices.close()
 
     def _meet(self, mnt_ns_id: int, pid: int) -> None:
-        """Remember a process of another mount namespace, the eldest being the best."""
+        """Remember a process of another mount namespace, preferably an old one."""
         pids = self._neighbours.get(mnt_ns_id)
         if pids is None:
             if len(self._neighbours) >= _MOST_NAMESPACES:
@@ -141,7 +138,7 @@ class LiveSightings:
             pids.append(pid)
 
     def _part(self, mnt_ns_id: int, pid: int) -> None:
-        """Forget a process that is gone from there."""
+        """Forget a process that has left a mount namespace."""
         pids = self._neighbours.get(mnt_ns_id)
         if pids is not None and pid in pids:
             pids.remove(pid)
@@ -176,10 +173,10 @@ class LiveSightings:
         return trust
 
     def _is_believed(self, caught: Caught, fd: int) -> bool:
-        # Root's files in a chroot came with the archive that was unpacked there.
+        # Files of root in a chroot may come from an archive that was unpacked there.
         if fd < 0 or (caught.place.chrooted and not _is_ours(caught.path, fd)):
             return False
-        # Mounts can be remounted: what was learned of them is not kept for ever.
+        # Mounts can be remounted, so facts about them expire.
         if time.monotonic() - self._owners_since > _OWNERS_S:
             self._owners = Owners(mounts.initial_mountinfo)
             self._owners_since = time.monotonic()
@@ -190,7 +187,7 @@ class LiveSightings:
 
 
 def _is_ours(path: bytes, fd: int) -> bool:
-    """Return True if a path leads to an open file from our root, too. Asks no filesystem."""
+    """Return True if a path leads to an open file from our root, too; asks no filesystem."""
     fds: list[int] = []
     try:
         fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))

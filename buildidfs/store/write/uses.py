@@ -36,7 +36,7 @@ class UseWriter:
         self._put(digest, row)
 
     def note(self, digest: Digest, row: schema.DigestRow, stamp: int, trust: Trust) -> bool:
-        """Record a use of the blob, or a sighting at a place with that trust; True if the row changed."""
+        """Record a use of the blob, or a sighting with that trust; True if the row changed."""
         used, rank = row.used, min(row.rank, _class_of(trust))
         # In its new class the row must stay ahead of a running walk through that class.
         if stamp > used + schema.USE_SLACK_S or (rank != row.rank and stamp > used):
