@@ -62,7 +62,7 @@ class LiveSightings:
         self._neighbours: dict[int, list[int]] = {}
 
     def of(self, caught: Caught, fd: int) -> Sighting:
-        """Return the sighting of a file without its reach; ``fd`` may be an O_PATH descriptor or -1."""
+        """Return the sighting of a file without its reach; ``fd`` may be O_PATH or -1."""
         place = caught.place
         if place.namespaces.mnt != self._own_mnt:
             self._meet(place.mnt_ns_id, caught.pid)
