@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.app.remedies import (
+    NO_BUILD_ID,
+    NO_EXECUTABLE,
+    NO_KALLSYMS,
+    NO_SYMBOLS,
+    NOT_CAPTURED,
+    STRIPPED,
+)
 from buildidfs.model import BuildId, Kind, Quality
 
 if TYPE_CHECKING:
@@ -14,29 +22,6 @@ if TYPE_CHECKING:
 
     from buildidfs.store import Store
 
-
-NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
-NOTHING_RECORDED: Final = (
-    "nothing tells what some files were: have watch run while you record (buildidfs up), or record"
-    " build IDs (perf record --buildid-mmap); for this profile, capture the files where they still"
-    " are (scan perf-data), or say what they were (repair --assign PATH=ID)"
-)
-"""The remedy where files are without a build ID for `NO_BUILD_ID`."""
-OTHER_MACHINE: Final = (
-    "the profile was made on {host}, and this store has seen some of its files on other machines"
-    " only: use the store of {host} (--store), or say what they were (repair --assign PATH=ID)"
-)
-"""The same where files were seen on other machines only."""
-MAY_BE_HERE: Final = (
-    "what was never captured may still be here: buildidfs scan perf-data takes what this machine"
-    " has of a profile"
-)
-"""The same where build IDs are known and their files are not held."""
-NOT_CAPTURED: Final = "never captured"
-STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
-NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"
-NO_EXECUTABLE: Final = "only its debuginfo was captured"
-NO_KALLSYMS: Final = "symbols of this kernel never captured"
 
 _KALLSYMS: Final = b"[kernel.kallsyms]"
 

@@ -91,7 +91,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
     """All that a profile names itself, and what the store knows of the rest that was sampled."""
     from buildidfs.app.profile import reading as profile_reading
     from buildidfs.app.profile import repair
-    from buildidfs.app.profile.repair import TOO_LONG
+    from buildidfs.app.remedies import TOO_LONG
     from buildidfs.capture.scan.perf_data import Profile
 
     with Profile(path) as profile:
@@ -153,11 +153,33 @@ def _own(path: bytes) -> BuildId:
     return found
 
 
-def coverage_of_file(store: Store, path: bytes, *, progress: Progress | None = None) -> Coverage:
-    """The coverage of a profile or a core file. Raises `UsageError` for a file that is neither."""
+def coverage_of_file(
+    store: Store,
+    path: bytes,
+    *,
+    address: int | None = None,
+    progress: Progress | None = None,
+) -> Coverage:
+    """The coverage of a profile or a core file, or of the samples of a profile at an address.
+
+    Raises `UsageError` for a file that is neither.
+    """
     if cores.is_core(path):
         return cores.coverage(store, path)
-    return reading.coverage(store, path, progress=progress)
+    return reading.coverage(store, path, address=address, progress=progress)
+
+
+def is_profile_or_core(path: bytes) -> bool:
+    """Return True if `coverage_of_file` is for this file."""
+    if os.path.isdir(path):  # perf record --threads
+        return True
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+            return is_file and (file.read(8) in _PERF or cores.is_core(path))
+    except OSError:
+        return False
 
 
 def coverage_of_processes(

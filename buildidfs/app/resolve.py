@@ -51,10 +51,10 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
         return whole
 
 
-def future_build_id(store: Store, text: str) -> BuildId:
+def future_build_id(store: Store, text: str, container: str | None = None) -> BuildId:
     """Return the same, or one in full that the store may get to know."""
     try:
-        return build_id(store, text)
+        return build_id(store, text, container)
     except ArtifactMissing:
         if is_path(text):
             raise

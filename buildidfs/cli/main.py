@@ -53,6 +53,7 @@ _LAST = 2
         },
         "Profiles and core files": {
             "coverage": "coverage:coverage",
+            "why": "why:why",
             "repair": "repair:repair",
             "jit": "jit:jit",
             "bundle": "bundle:bundle",

@@ -20,10 +20,14 @@ _TEXT_MAX: Final = 128
 
 
 class Package(msgspec.Struct, frozen=True):
-    """An installed package; both are empty if none is known, and fit to be shown on a terminal."""
+    """An installed package; all is empty if none is known, and fit to be shown on a terminal.
+
+    ``manager`` is dpkg or apk.
+    """
 
     name: str = ""
     version: str = ""
+    manager: str = ""
 
 
 UNKNOWN: Final = Package()
@@ -67,7 +71,7 @@ def dpkg_version(status: bytes, name: bytes) -> Package:
         if not architecture or fields.get(b"Architecture") == architecture:
             version = fields.get(b"Version", b"")
             break
-    return Package(shown(plain), shown(version))
+    return Package(shown(plain), shown(version), "dpkg")
 
 
 def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
@@ -83,7 +87,7 @@ def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
             if above >= 0 and installed.startswith(directory + b"\n", above + 3):
                 start = installed.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in installed[:at] else 0
                 fields = dict(_fields(installed[start:at], b":"))
-                return Package(shown(fields.get(b"P", b"")), shown(fields.get(b"V", b"")))
+                return Package(shown(fields.get(b"P", b"")), shown(fields.get(b"V", b"")), "apk")
             at = installed.find(wanted, at + 1)
     return UNKNOWN
 

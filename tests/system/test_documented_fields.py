@@ -44,7 +44,7 @@ def output_section() -> dict[str, str]:
         "pin --list", "prune", "gc", "status", "config",
         "scan perf-data", "scan image", "coverage", "repair",
         "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
-        "containers",
+        "containers", "why",
         "check", "journal", "which", "where --live", "where", "symbolize", "stats",
     )  # fmt: skip
     start = rf"^{indent(page)}(?=(?:{'|'.join(names)})\b)"
@@ -122,6 +122,7 @@ def test_fields_are_in_the_page(
         "symbolize": ["symbolize", address],
         "scan perf-data": ["scan", "perf-data", profile, tmp_path / "missing"],
         "coverage": ["coverage", profile],
+        "why": ["why", profile],
         "repair": ["repair", profile, "-o", tmp_path / "repaired.data"],
         "scan tree --dry-run": ["scan", "tree", "--dry-run", tmp_path],
         "scan package": ["scan", "package", tmp_path, tmp_path / "missing"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.app import inputs
-from buildidfs.app.coverage import NO_BUILD_ID
+from buildidfs.app.remedies import NO_BUILD_ID
 from buildidfs.formats.perf import headers
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.app.coverage import NO_BUILD_ID
 from buildidfs.app.profile import match
 from buildidfs.app.profile.match import (
     AMBIGUOUS,
@@ -25,6 +24,7 @@ from buildidfs.app.profile.match import (
     by_file_time,
     of_this_boot,
 )
+from buildidfs.app.remedies import NO_BUILD_ID
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.address_spaces import File

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import zstandard
 
-from buildidfs.app.coverage import (
+from buildidfs.app.coverage import Coverage, Row
+from buildidfs.app.profile import reading as profile_reading
+from buildidfs.app.profile import scan as profile_scan
+from buildidfs.app.profile.repair import Repaired, repair
+from buildidfs.app.remedies import (
     MAY_BE_HERE,
     NO_BUILD_ID,
     NO_EXECUTABLE,
@@ -19,14 +23,9 @@ from buildidfs.app.coverage import (
     NO_SYMBOLS,
     NOT_CAPTURED,
     NOTHING_RECORDED,
+    OTHER_HOST,
     STRIPPED,
-    Coverage,
-    Row,
 )
-from buildidfs.app.profile import reading as profile_reading
-from buildidfs.app.profile import scan as profile_scan
-from buildidfs.app.profile.match import OTHER_HOST
-from buildidfs.app.profile.repair import Repaired, repair
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from buildidfs.app.coverage import NOT_CAPTURED, Coverage, Row
+from buildidfs.app.coverage import Coverage, Row
+from buildidfs.app.remedies import NOT_CAPTURED
 from buildidfs.cli.coverage import show
 from buildidfs.cli.table import Layout
 from buildidfs.model import BuildId, Quality

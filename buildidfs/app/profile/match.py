@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app.coverage import NO_BUILD_ID
+from buildidfs.app.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOST
 from buildidfs.formats.perf import headers
 from buildidfs.linux import machine, perf_event
 from buildidfs.model import BuildId, FileIdentity
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.address_spaces import File
     from buildidfs.store import Store
 
-
-AMBIGUOUS: Final = "several build IDs fit, and nothing tells which"
-OTHER_HOST: Final = "only on other machines a file was seen at this path"
-OTHER_FILE: Final = "the journal knows only other files at this path"
 
 _SECOND: Final = 1_000_000_000
 # A watch sees a mapping a few milliseconds later, or when a busy host gets to it.

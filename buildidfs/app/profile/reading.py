@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.app.coverage import (
+from buildidfs.app.coverage import Coverage, Holdings
+from buildidfs.app.profile import match
+from buildidfs.app.profile.match import KALLSYMS, Answer, Matcher
+from buildidfs.app.remedies import (
+    AMBIGUOUS,
+    ANONYMOUS,
+    GUEST,
     MAY_BE_HERE,
+    MEMFD,
     NO_BUILD_ID,
+    NO_KERNEL,
+    NO_MAPPING,
     NOT_CAPTURED,
     NOTHING_RECORDED,
+    OTHER_HOST,
     OTHER_MACHINE,
-    Coverage,
-    Holdings,
 )
-from buildidfs.app.profile import match
-from buildidfs.app.profile.match import AMBIGUOUS, KALLSYMS, OTHER_HOST, Answer, Matcher
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.address_spaces import File, Spaces
@@ -38,14 +44,6 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.records import Entered
     from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
-
-_NO_MAPPING: Final = "no mapping recorded for that address"
-ANONYMOUS: Final = "memory without a file: generated code (JIT)"
-_MEMFD: Final = (
-    "a memfd that was never captured: a program run from memory, or generated code (JIT)"
-)
-_NO_KERNEL: Final = "the profile names no build ID of its kernel"
-_GUEST: Final = "a virtual machine, into which a profile of the host does not see"
 
 _ANONYMOUS_NAMES: Final = (
     b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"[heap]", b"[stack",
@@ -255,6 +253,25 @@ class Reading:
                 hits.add(pid, time, ip, misc & CPUMODE)
         return hits.result()
 
+    def hits_at(self, address: int) -> Counter[Hit]:
+        """How many samples have an address in their call chain, and the files that it is in."""
+        hits = Hits(self.spaces)
+        layouts = self.profile.layouts
+        for number, raw in self._records("samples", _SAMPLES):
+            kind, misc, data, at, size, _, _ = raw
+            head = layouts.head(data, at, size) if kind == records.SAMPLE else None
+            if head is None:
+                continue
+            ip, pid, _, moment = head
+            time = (moment or 0) if self._has_time else number
+            mode = misc & CPUMODE
+            for each in (ip, *layouts.chain(data, at, size)):
+                mode = _MODES.get(each, mode)
+                if each == address:
+                    hits.add(pid, time, address, mode)
+                    break
+        return hits.result()
+
     def _kernel(self, build_id: bytes) -> Answer:
         """Return the kernel that the profile names, or else the only one seen on its host."""
         named = self.named.get(KALLSYMS)
@@ -263,7 +280,7 @@ class Reading:
         if build_id:
             return Answer(BuildId(build_id))
         answer = self.matcher.answer(File(KALLSYMS, (0, 0), 0, 0, b"", KERNEL), 0)
-        return answer if answer.build_id is not None else Answer(None, why=_NO_KERNEL)
+        return answer if answer.build_id is not None else Answer(None, why=NO_KERNEL)
 
     def everything(self) -> Counter[Hit]:
         """Return all mappings of all processes as hits without samples."""
@@ -275,9 +292,9 @@ class Reading:
     def describe(self, hit: Hit) -> tuple[bytes, Answer]:
         """Return the path or name to show for a hit, and the answer for the file that was hit."""
         if hit.file == UNMAPPED:
-            return b"[unknown]", Answer(None, why=_NO_MAPPING)
+            return b"[unknown]", Answer(None, why=NO_MAPPING)
         if hit.file == IN_GUEST:
-            return b"[guest]", Answer(None, why=_GUEST)
+            return b"[guest]", Answer(None, why=GUEST)
         if hit.file == IN_KERNEL:
             return KALLSYMS, self._kernel(b"")
         file = self.spaces.files[hit.file]
@@ -287,7 +304,7 @@ class Reading:
         if answer.build_id is None and is_anonymous(file):
             return file.path, Answer(None, why=ANONYMOUS)
         if answer.why in (NO_BUILD_ID, OTHER_HOST) and file.path.startswith(_MEMFD_NAME):
-            return file.path, Answer(None, why=_MEMFD)
+            return file.path, Answer(None, why=MEMFD)
         return file.path, answer
 
 
@@ -296,16 +313,24 @@ def is_anonymous(file: File) -> bool:
     return file.path.startswith(_ANONYMOUS_NAMES)
 
 
-def coverage(store: Store, path: bytes, *, progress: Progress | None = None) -> Coverage:
+def coverage(
+    store: Store,
+    path: bytes,
+    *,
+    address: int | None = None,
+    progress: Progress | None = None,
+) -> Coverage:
     """Return the share of samples whose binary the store has, by container.
 
-    Raises `UsageError` if the file is no profile.
+    With ``address`` only samples count that have it in their call chain. Raises `UsageError` if the
+    file is no profile.
     """
     holdings = Holdings(store)
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
     with Profile(path) as profile:
         reading = Reading(profile, store, progress)
-        for hit, count in reading.hits().items():
+        hits = reading.hits() if address is None else reading.hits_at(address)
+        for hit, count in hits.items():
             name, answer = reading.describe(hit)
             rows[answer.container or "", name, answer.build_id, answer.why] += count
         found = Coverage(

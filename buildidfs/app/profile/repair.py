@@ -21,7 +21,8 @@ import msgspec
 
 from buildidfs.app.profile.jit import Generated, JitNames
 from buildidfs.app.profile.match import KALLSYMS, namesakes, plain
-from buildidfs.app.profile.reading import ANONYMOUS, Hit, Reading, is_anonymous
+from buildidfs.app.profile.reading import Hit, Reading, is_anonymous
+from buildidfs.app.remedies import ANONYMOUS, TOO_LONG
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
@@ -48,7 +49,6 @@ _MAX_INDEX: Final = 64 << 20
 _EVERY: Final = 1 << 16  # records between two reports of progress
 _FEATURE_LEAST: Final = 16  # bytes of a record that says which feature it is
 _OWN: Final = 64  # records from this number on are perf's own
-TOO_LONG: Final = "its build ID is longer than the 20 bytes that perf can hold"
 _SUFFIX_DIGITS: Final = 12
 _NAME_MAX: Final = 4095
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from buildidfs import errors
+from buildidfs.app import remedies
 from buildidfs.app.live.state import RECENT_S, STOPPED
 from buildidfs.app.service import up
 from buildidfs.app.service.supervise import Part
@@ -25,22 +26,6 @@ _PROBE_S: Final = 2.0
 _SILENT_S: Final = 20.0  # a watch tells how it does every two seconds
 _STARTING_S: Final = 120.0
 _CAUSES: Final = 3
-_REMEDIES: Final = (
-    (("No such",),
-     "they were gone before they could be opened: less load, or CAP_SYS_NICE, which lets watch run"
-     " before everything else"),
-    (("not copied within", "wait to be copied"),
-     "the store is too slow for what starts: faster storage, or more patience (pin-seconds and"
-     " pin-bytes of buildidfs.toml(5))"),
-    (("denied", "not permitted"),
-     "buildidfs doctor says which privilege is missing; fuse-as-owner of buildidfs.toml(5) is for"
-     " the FUSE filesystems of users"),
-    (("full", "space", "room"),
-     "make room on the filesystem of the store: buildidfs prune --dry-run says what would go"),
-    (("share", "faster"),
-     "the container named maps more new files than its share, and loses its own only: limit it"),
-    (("answer", "silent"), "a filesystem does not answer: look at its server"),
-)  # fmt: skip
 
 
 class Verdict(enum.IntEnum):
@@ -235,7 +220,7 @@ def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
             Verdict.LOSING,
             f"{total} file{'s' * (total != 1)} lost in the last {RECENT_S // 60} minutes:"
             f" {causes}{more}",
-            f"{_remedy(str(lost[0].get('reason', '')))}; {names_them}",
+            f"{remedies.of_loss(str(lost[0].get('reason', '')))}; {names_them}",
         )
     if events := _number(facts, "events_lost"):
         yield Finding(
@@ -281,14 +266,6 @@ def _cause(row: dict[str, Any]) -> str:
     container = row.get("container")
     where = f"in {container}" if container else "on the host"
     return f"{_number(row, 'recent')} {where} ({row.get('reason', '')})"
-
-
-def _remedy(reason: str) -> str:
-    """Return the remedy for losses of one reason."""
-    for words, remedy in _REMEDIES:
-        if any(word in reason for word in words):
-            return remedy
-    return "buildidfs doctor says what this machine lacks"
 
 
 def _rows(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -54,24 +54,39 @@ class PackageNotes:
         `UNKNOWN` if no notes say so. Does not raise.
         """
         try:
-            status = os.fstat(process.root_fd)
+            root_fd = process.root_fd
         except OSError:
             return UNKNOWN
-        root = status.st_dev, status.st_ino, process.mount_namespace
+        return self._owner(root_fd, process.mount_namespace, path)
+
+    def owner_here(self, path: bytes) -> Package:
+        """Return the same for a path in our own root."""
+        try:
+            root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return UNKNOWN
+        try:
+            return self._owner(root_fd, 0, path)
+        finally:
+            os.close(root_fd)
+
+    def _owner(self, root_fd: int, namespace: int, path: bytes) -> Package:
+        status = os.fstat(root_fd)
+        root = status.st_dev, status.st_ino, namespace
         known = self._known.get((root, path))
         if known is None:
             if len(self._known) >= _MOST_ANSWERS:
                 self._known.clear()
-            paths = _spellings(path)
-            found = (owner(paths) for owner in self._read(process, root))
+            paths = [path, *names.merged(path)]  # a package has one of them in its list
+            found = (owner(paths) for owner in self._read(root_fd, root))
             known = next((each for each in found if each != UNKNOWN), UNKNOWN)
             self._known[root, path] = known
         return known
 
-    def _read(self, process: Process, root: _Root) -> list[_Owner]:
+    def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
         if notes is None:
-            fd = os.dup(process.root_fd)  # a thread that waits for an answer keeps it
+            fd = os.dup(root_fd)  # a thread that waits for an answer keeps it
             try:
                 notes = self._patience.ask((0, root[2]), lambda: _all(fd), lambda answer: None)
             except (TimeoutError, RuntimeError):
@@ -129,11 +144,6 @@ def _apk(root_fd: int) -> Iterator[_Owner]:
         installed = _content(root_fd, path)
         if installed:
             yield functools.partial(package_notes.apk_owner, installed)
-
-
-def _spellings(path: bytes) -> list[bytes]:
-    """A path, and its other name where /usr is merged: a package has one of them in its list."""
-    return [path, *names.merged(path)]
 
 
 def _content(root_fd: int, path: bytes) -> bytes:

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reasons why a file has no names, and the remedy for each: the one place that has both.
+
+A reason is a clause for a person, and the key of its remedy. ``code`` is the stable name that
+programs get. Whoever shows reasons shows these: `coverage`, `repair`, `why`, `status`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
+OTHER_HOST: Final = "only on other machines a file was seen at this path"
+OTHER_FILE: Final = "the journal knows only other files at this path"
+AMBIGUOUS: Final = "several build IDs fit, and nothing tells which"
+TOO_LONG: Final = "its build ID is longer than the 20 bytes that perf can hold"
+NO_MAPPING: Final = "no mapping recorded for that address"
+ANONYMOUS: Final = "memory without a file: generated code (JIT)"
+MEMFD: Final = "a memfd that was never captured: a program run from memory, or generated code (JIT)"
+NO_KERNEL: Final = "the profile names no build ID of its kernel"
+GUEST: Final = "a virtual machine, into which a profile of the host does not see"
+
+NOT_CAPTURED: Final = "never captured"
+STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
+NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"
+NO_EXECUTABLE: Final = "only its debuginfo was captured"
+NO_KALLSYMS: Final = "symbols of this kernel never captured"
+NO_DEBUGINFO: Final = "it has symbols, but no file with DWARF was seen: lines are missing"
+WITHHELD: Final = "all debuginfo that was seen is believed less than the executable"
+STILL_HERE: Final = "never captured, and still at its path on this host"
+NEVER_SEEN: Final = "no scan and no watch of this store has seen it"
+NOTED: Final = "there was no room for it, and this host had it at that time"
+NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
+COMPLETE: Final = "nothing is missing: the store has names for it"
+
+NOTHING_RECORDED: Final = (
+    "nothing tells what some files were: have watch run while you record (buildidfs up), or record"
+    " build IDs (perf record --buildid-mmap); for this profile, capture the files where they still"
+    " are (scan perf-data), or say what they were (repair --assign PATH=ID)"
+)
+OTHER_MACHINE: Final = (
+    "the profile was made on {host}, and this store has seen some of its files on other machines"
+    " only: use the store of {host} (--store), or say what they were (repair --assign PATH=ID)"
+)
+MAY_BE_HERE: Final = (
+    "what was never captured may still be here: buildidfs scan perf-data takes what this machine"
+    " has of a profile"
+)
+
+
+class Remedy(msgspec.Struct, frozen=True):
+    """What to do about a reason, as a clause; ``command`` is the first step, empty if none helps.
+
+    A command may have ``{file}`` (the profile or core file), ``{path}`` and ``{id}`` in it.
+    """
+
+    code: str
+    text: str
+    command: str = ""
+
+
+_OF_REASON: Final = {
+    NO_BUILD_ID: Remedy("no-build-id", NOTHING_RECORDED, "buildidfs scan perf-data {file}"),
+    OTHER_HOST: Remedy(
+        "other-host",
+        "use the store of the machine that made the profile (--store), or say what the file was"
+        " (repair --assign PATH=ID)",
+    ),
+    OTHER_FILE: Remedy(
+        "other-file",
+        "have watch run while you record (buildidfs up); for this profile say what the file was"
+        " (repair --assign PATH=ID)",
+        "buildidfs which {path}",
+    ),
+    AMBIGUOUS: Remedy(
+        "ambiguous",
+        "record build IDs (perf record --buildid-mmap), or a clock that can be compared"
+        " (perf record -k mono); for this profile say which file it was (repair --assign PATH=ID)",
+        "buildidfs which {path}",
+    ),
+    TOO_LONG: Remedy(
+        "long-build-id",
+        "perf cannot read it: name addresses with buildidfs symbolize",
+        "perf script --show-mmap-events -i {file} | buildidfs symbolize --perf-script",
+    ),
+    NO_MAPPING: Remedy(
+        "no-mapping",
+        "perf lost the record of the mapping, or the process made it before the recording: record"
+        " with larger buffers (perf record -m), and for processes that run already with -p or -a",
+    ),
+    ANONYMOUS: Remedy(
+        "generated-code",
+        "no file has these names: let the runtime write /tmp/perf-PID.map (node"
+        " --perf-basic-prof, java with perf-map-agent), or use perf record -k mono and perf inject"
+        " --jit; frames without an owner can also be stacks that were walked without frame pointers"
+        " (perf record --call-graph dwarf)",
+    ),
+    MEMFD: Remedy(
+        "memfd",
+        "have watch run while the program starts; a runtime that compiles into a memfd needs"
+        " /tmp/perf-PID.map",
+        "buildidfs up",
+    ),
+    NO_KERNEL: Remedy(
+        "no-kernel",
+        "record as root, or with kernel.kptr_restrict=0, so that perf can read the build ID of the"
+        " kernel",
+    ),
+    GUEST: Remedy("guest", "record inside the guest, or with perf kvm --guest on the host"),
+    NOT_CAPTURED: Remedy(
+        "not-captured",
+        "capture it where it still is, on this host or in an image",
+        "buildidfs scan perf-data {file}",
+    ),
+    STILL_HERE: Remedy("still-here", "capture it while it is there", "buildidfs add {path}"),
+    STRIPPED: Remedy(
+        "stripped",
+        "install the debug package of the program and capture its files, capture the package"
+        " itself, or ask a debuginfod server",
+        "buildidfs scan tree /usr/lib/debug",
+    ),
+    NO_SYMBOLS: Remedy(
+        "no-symbols",
+        "install the debug package of the program and capture its files, capture the package"
+        " itself, or ask a debuginfod server",
+        "buildidfs scan tree /usr/lib/debug",
+    ),
+    NO_EXECUTABLE: Remedy(
+        "no-executable",
+        "perf and gdb want the binary beside its debuginfo: capture it where it still is, or its"
+        " package",
+        "buildidfs scan package PACKAGE",
+    ),
+    NO_KALLSYMS: Remedy(
+        "no-kallsyms",
+        "capture the symbols of the kernel while it runs, as root; of another kernel the files that"
+        " are installed (scan kernel --all)",
+        "buildidfs scan kernel",
+    ),
+    NO_DEBUGINFO: Remedy(
+        "no-debuginfo",
+        "functions have names; for files and lines install the debug package, or ask a debuginfod"
+        " server",
+        "buildidfs scan tree /usr/lib/debug",
+    ),
+    WITHHELD: Remedy(
+        "withheld",
+        "capture the debug package that belongs to the executable, or trust the place of the"
+        " debuginfo ([[trust.rules]] in buildidfs.toml(5))",
+        "buildidfs scan package PACKAGE",
+    ),
+    NEVER_SEEN: Remedy(
+        "never-seen",
+        "have watch run (buildidfs up), or capture the file where it still is; buildidfs where"
+        " --live says if a process maps it now",
+        "buildidfs where --live {id}",
+    ),
+    NOTED: Remedy(
+        "no-room",
+        "make room (buildidfs prune --dry-run --max-size SIZE shows what would go), or pin what"
+        " has to stay; then capture it where it still is",
+        "buildidfs scan proc",
+    ),
+    NOT_KEPT: Remedy(
+        "not-kept",
+        "a limit or remove took its bytes, or they were gone before they could be copied: capture"
+        " it again where it still is, and pin what has to stay (buildidfs pin)",
+        "buildidfs scan proc",
+    ),
+    COMPLETE: Remedy(
+        "complete",
+        "point the client at the mount (buildidfs-mount(7)): perf --buildid-dir, or"
+        " DEBUGINFOD_URLS=file:///buildid",
+        "buildidfs mount /buildid",
+    ),
+}  # fmt: skip
+
+_UNKNOWN: Final = Remedy("other", "buildidfs doctor says what this machine lacks")
+
+_OF_LOSS: Final = (
+    (("No such", "gone"),
+     "they were gone before they could be opened: less load, or CAP_SYS_NICE, which lets watch run"
+     " before everything else"),
+    (("not copied within", "wait to be copied"),
+     "the store is too slow for what starts: faster storage, or more patience (pin-seconds and"
+     " pin-bytes of buildidfs.toml(5))"),
+    (("denied", "not permitted"),
+     "buildidfs doctor says which privilege is missing; fuse-as-owner of buildidfs.toml(5) is for"
+     " the FUSE filesystems of users"),
+    (("full", "space", "room"),
+     "make room on the filesystem of the store: buildidfs prune --dry-run says what would go"),
+    (("share", "faster"),
+     "the container named maps more new files than its share, and loses its own only: limit it"),
+    (("answer", "silent"), "a filesystem does not answer: look at its server"),
+)  # fmt: skip
+
+
+def of_reason(why: str) -> Remedy:
+    """Return the remedy for a reason of this module, or of the ELF decoders."""
+    return _OF_REASON.get(why, _UNKNOWN)
+
+
+def of_loss(reason: str) -> str:
+    """Return the remedy for losses of a watch for one reason, as its journal has it."""
+    for words, remedy in _OF_LOSS:
+        if any(word in reason for word in words):
+            return remedy
+    return _UNKNOWN.text
+
+
+def debug_package(manager: str, package: str) -> str:
+    """Return the name of the package with the debug files of a package; empty if not known."""
+    if not package:
+        return ""
+    if manager == "dpkg":
+        return "libc6-dbg" if package == "libc6" else f"{package}-dbgsym"
+    return {"apk": f"{package}-dbg", "rpm": f"{package}-debuginfo"}.get(manager, "")
+
+
+_INSTALL: Final = {
+    "dpkg": "apt-get install {package} && buildidfs scan tree /usr/lib/debug",
+    "apk": "apk add {package} && buildidfs scan tree /usr/lib/debug",
+    "rpm": "dnf debuginfo-install {owner} && buildidfs scan tree /usr/lib/debug",
+}
+
+
+def install_debug_package(manager: str, package: str) -> str:
+    """Return the command that installs and captures the debug files of a package, or nothing."""
+    name = debug_package(manager, package)
+    return _INSTALL[manager].format(package=name, owner=package) if name else ""

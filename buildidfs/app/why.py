@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reason why a file, or a frame of a profile, has no name, and the remedy."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app import inputs, remedies
+from buildidfs.app.containers import Names
+from buildidfs.app.coverage import Holdings, Row
+from buildidfs.capture import elf_file
+from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.unresponsive.file_helper import check_readable
+from buildidfs.errors import ArtifactMissing, UsageError
+from buildidfs.formats.package_notes import UNKNOWN
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from buildidfs.capture.base import Progress
+    from buildidfs.store import JournalRecord, Store
+    from buildidfs.store.run_files import Lost
+
+_ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
+_MOST_PATHS: Final = 8
+_LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One reason and its remedy, as clauses for a person.
+
+    ``reason`` is its stable name, ``command`` the first step of the remedy, empty if there is none.
+    """
+
+    reason: str
+    why: str
+    remedy: str
+    command: str = ""
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """A file and the findings on it, the most important first.
+
+    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; 0 and None for
+    a build ID that was asked for by itself.
+    """
+
+    path: bytes
+    container: str
+    build_id: BuildId | None
+    findings: list[Finding]
+    weight: int = 0
+    share: float | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The files of a profile or core file that lack names, the heaviest first.
+
+    ``unit`` is what their weight counts. ``incomplete`` says in words what could not be read.
+    """
+
+    files: list[Explained]
+    unit: str
+    incomplete: str = ""
+
+
+class Explainer:
+    """Finds reasons and remedies, with what one store knows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names = Names(store)
+        self._holdings = Holdings(store)
+        self._packages = PackageNotes()
+        self._lost: dict[str, Lost] | None = None
+
+    def build_id(self, build_id: BuildId) -> Explained:
+        """Explain what is missing of a build ID."""
+        ordinal = self._store.index.ordinal(build_id)
+        origins = [] if ordinal is None else self._store.index.origins(ordinal)
+        rows = self._store.journal.of(build_id)
+        places = [
+            (each.origin.path, each.origin.container)
+            for each in sorted(origins, key=lambda each: Kind.DEBUGINFO in each.kinds)
+        ]
+        places += [(each.path, each.container) for each in rows]
+        path, container = places[0] if places else (b"", "")
+        row = self._holdings.row(container, path, build_id, 1)
+        return Explained(path, container, build_id, self._findings(row, ""))
+
+    def file(self, path: bytes, frame: str | None, *, progress: Progress | None = None) -> Answer:
+        """Explain the files of a profile or core file that have no symbols, or those of a frame.
+
+        ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
+        `UsageError`, and `ArtifactMissing` if no sample is there.
+        """
+        address = _ADDRESS.fullmatch(frame) if frame is not None else None
+        found = inputs.coverage_of_file(
+            self._store,
+            path,
+            address=None if address is None else int(address[1], 16),
+            progress=progress,
+        )
+        rows = found.worst_first()
+        if frame is None:
+            rows = [row for row in rows if row.symbols < Quality.SYMTAB]
+        elif address is None:
+            rows = [row for row in rows if _fits(frame, row.path)]
+        if frame is not None and not rows:
+            raise ArtifactMissing(
+                f"no sample of {show(path)} is at {show(os.fsencode(frame))}; a frame is an address"
+                " (0x7f12ab34), or the path of its file, as perf script prints both"
+            )
+        whole = found.weight or 1
+        files = [
+            Explained(
+                row.path,
+                row.container,
+                row.build_id,
+                self._findings(row, os.fsdecode(path)),
+                row.weight,
+                row.weight / whole,
+            )
+            for row in rows
+        ]
+        return Answer(files, found.unit, found.incomplete)
+
+    # --- reasons -----------------------------------------------------------------------------
+
+    def _findings(self, row: Row, file: str) -> list[Finding]:
+        if row.build_id is None:
+            return [self._finding(row.why, row, file)]
+        if row.why == remedies.NOT_CAPTURED:
+            return self._missed(row, file)
+        if row.why:
+            return [*self._withheld(row, file), self._finding(row.why, row, file)]
+        if not row.debuginfo and row.symbols is Quality.SYMTAB and row.path[:1] != b"[":
+            return [
+                *self._withheld(row, file),
+                self._finding(remedies.NO_DEBUGINFO, row, file),
+            ]
+        return [self._finding(remedies.COMPLETE, row, file)]
+
+    def _withheld(self, row: Row, file: str) -> list[Finding]:
+        """The finding on debuginfo that no reader gets."""
+        ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
+        if ordinal is None or self._store.index.artifact(ordinal, Kind.DEBUGINFO) is not None:
+            return []
+        if not self._store.index.variants(ordinal, Kind.DEBUGINFO):
+            return []
+        return [self._finding(remedies.WITHHELD, row, file)]
+
+    def _missed(self, row: Row, file: str) -> list[Finding]:
+        """The findings on a build ID that the store has no bytes of."""
+        assert row.build_id is not None
+        records = self._store.journal.of(row.build_id)
+        found: list[Finding] = []
+        here = self._still_here(row.build_id, row.path, records)
+        if here is not None:
+            found.append(self._finding(remedies.STILL_HERE, row, file, path=here))
+        lost = self._losses().get(row.build_id.hex())
+        if lost is not None:
+            where = self._names.short(lost.container) or "the host"
+            found.append(
+                Finding(
+                    "lost",
+                    f"a watch saw it at {show(lost.raw_path)} in {where} {_ago(lost.time_ns)},"
+                    f" and lost it: {lost.reason}",
+                    remedies.of_loss(lost.reason),
+                    "buildidfs journal --lost",
+                )
+            )
+        elif any(each.noted for each in records):
+            found.append(self._finding(remedies.NOTED, row, file))
+        elif records:
+            last = max(records, key=lambda each: each.last_seen_ns)
+            where = self._names.short(last.container) or "the host"
+            seen = f"{remedies.NOT_KEPT} ({show(last.path)} in {where}, {_ago(last.last_seen_ns)})"
+            found.append(self._finding(remedies.NOT_KEPT, row, file, seen))
+        elif not found:
+            why = remedies.NOT_CAPTURED if file else remedies.NEVER_SEEN
+            found.append(self._finding(why, row, file))
+        return found
+
+    def _finding(
+        self, why: str, row: Row, file: str, said: str = "", *, path: bytes = b""
+    ) -> Finding:
+        """Make a finding; ``said`` is the reason with what is known of this file besides."""
+        remedy = remedies.of_reason(why)
+        text, command = remedy.text, remedy.command
+        if why == remedies.STILL_HERE and file:
+            command = remedies.of_reason(remedies.NOT_CAPTURED).command  # for all of them
+        if why in _LACKING and (install := self._install(row)):
+            command = install
+        command = command.format(
+            file=_word(os.fsencode(file)), path=_word(path or row.path), id=row.build_id or "ID"
+        )
+        return Finding(remedy.code, said or why, text, command)
+
+    def _install(self, row: Row) -> str:
+        """The command that installs the debug package of a file of this host."""
+        ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
+        origins = [] if ordinal is None else self._store.index.origins(ordinal)
+        paths = {
+            each.origin.path: None
+            for each in origins
+            if not each.origin.container and each.origin.host == machine.host_name()
+        }
+        for path in list(paths)[:_MOST_PATHS]:
+            package = self._packages.owner_here(path)
+            if package != UNKNOWN:
+                return remedies.install_debug_package(package.manager, package.name)
+        return ""
+
+    def _losses(self) -> dict[str, Lost]:
+        """The last loss of each build ID."""
+        if self._lost is None:
+            self._lost = {each.build_id: each for each in self._store.lost_since() if each.build_id}
+        return self._lost
+
+    def _still_here(
+        self, build_id: BuildId, path: bytes, records: list[JournalRecord]
+    ) -> bytes | None:
+        """A path on this host where a file with a build ID is now; None if none is known."""
+        host = machine.host_name()
+        seen = [each.path for each in records if not each.container and each.host == host]
+        for each in list(dict.fromkeys((path, *seen)))[:_MOST_PATHS]:
+            if each.startswith(b"/") and _build_id_at(each) == build_id:
+                return each
+        return None
+
+
+def _build_id_at(path: bytes) -> BuildId | None:
+    try:
+        check_readable(path)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, UsageError):
+        return None
+    try:
+        found = elf_file.identify(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return found if isinstance(found, BuildId) else None
+
+
+def _fits(frame: str, path: bytes) -> bool:
+    wanted = os.fsencode(frame)
+    if path == wanted or path.rpartition(b"/")[2] == wanted:
+        return True
+    return fnmatch.fnmatchcase(os.fsdecode(path), frame)
+
+
+def _word(path: bytes) -> str:
+    """A path as a word of a command line that a person can copy."""
+    import shlex
+
+    return shlex.quote(show(path)) if path else "PATH"
+
+
+def _ago(nanoseconds: int) -> str:
+    at = time.localtime(nanoseconds // 1_000_000_000)
+    return f"on {time.strftime('%Y-%m-%d at %H:%M:%S', at)}"

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs why``: why a frame or a file has no name, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.app.containers import Names
+from buildidfs.cli import terminal
+from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
+from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
+from buildidfs.errors import IncompleteError
+
+if TYPE_CHECKING:
+    from buildidfs.app.why import Explained
+
+_GROUPS: Final = 10
+_FILES: Final = 5
+
+
+@click.command(
+    "why",
+    short_help="Say why a frame or a file has no name, and what to do.",
+    epilog=exit_status(
+        [
+            "buildidfs why perf.data",
+            "buildidfs why perf.data 0x7f3c5a1e2f40",
+            "buildidfs why perf.data '*/libcrypto.so*'",
+            "buildidfs why 8e9f",
+            "buildidfs why /usr/lib/x86_64-linux-gnu/libc.so.6 --json | jq .findings",
+        ],
+        {
+            2: "neither a profile, nor a core file, nor a build ID",
+            3: "some of the file could not be read",
+            11: "no store at that place; 13 unknown format",
+            30: "nothing is known of that path, or no sample is at that frame",
+        },
+    ),
+)
+@click.argument("what", metavar="FILE|ID|PATH", type=BuildIdArgument())
+@click.argument("frame", metavar="[FRAME]", required=False)
+@container_option("Take for PATH what was seen there in this container.")
+@click.option("--all", "all_", is_flag=True, help="Not only the heaviest reasons and files.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object for each file.")
+@click.pass_obj
+def why(
+    session: Session,
+    what: str,
+    frame: str | None,
+    container: str | None,
+    all_: bool,
+    json_: bool,
+) -> int:
+    """Say why names are missing, and the remedy: a package, an option, a command.
+
+    FILE is a perf.data file or a core file: all its files without symbols are explained, or those
+    at FRAME, which is an address or a path (or the end of one, or a pattern) as perf script prints
+    them. Of a build ID, or of the file at PATH, everything that a debugger would miss is explained.
+    """
+    from buildidfs.app import inputs, resolve
+    from buildidfs.app.why import Explainer
+
+    path = os.fsencode(what)
+    is_file = resolve.is_path(what) and inputs.is_profile_or_core(path)
+    if frame is not None and not is_file:
+        raise click.UsageError("FRAME belongs to a profile or a core file")
+    with session.open_store() as store:
+        names = Names(store)
+        explainer = Explainer(store)
+        incomplete, unit = "", ""
+        if is_file:
+            with session.progress("Reading", "record") as progress:
+                answer = explainer.file(path, frame, progress=progress)
+            files, incomplete, unit = answer.files, answer.incomplete, answer.unit
+        else:
+            files = [explainer.build_id(resolve.future_build_id(store, what, container))]
+        if json_:
+            for each in files:
+                json_line(_fields(each, names))
+        elif is_file:
+            _print_groups(files, unit, names, bounded=not all_)
+        else:
+            _print_one(files[0], names)
+        sys.stdout.flush()
+    if incomplete:
+        click.echo(f"buildidfs: {one_line(incomplete)}", err=True)
+    if not files:
+        session.say_why_empty(f"all of {printable(path)} has symbols in the store")
+    return IncompleteError.exit_code if incomplete else 0
+
+
+def _fields(each: Explained, names: Names) -> dict[str, object]:
+    return {
+        **path_fields(each.path),
+        **names.fields(each.container),
+        "build_id": None if each.build_id is None else each.build_id.hex(),
+        "weight": each.weight or None,
+        "share": None if each.share is None else round(each.share, 6),
+        "findings": [
+            {
+                "reason": finding.reason,
+                "why": finding.why,
+                "remedy": finding.remedy,
+                "command": finding.command or None,
+            }
+            for finding in each.findings
+        ],
+    }
+
+
+def _print_one(each: Explained, names: Names) -> None:
+    where = one_line(names.long(each.container))
+    click.echo(f"{each.build_id}" + (f"  {printable(each.path)} in {where}" if each.path else ""))
+    for finding in each.findings:
+        _print_clause("why", finding.why)
+        _print_remedy(finding.remedy, finding.command)
+
+
+def _print_groups(files: list[Explained], unit: str, names: Names, *, bounded: bool) -> None:
+    """Print the files by reason, the heaviest reason first."""
+    groups: dict[tuple[str, str, str], list[Explained]] = {}
+    for each in files:
+        finding = each.findings[0]
+        groups.setdefault((finding.why, finding.remedy, finding.command), []).append(each)
+    order = sorted(groups.items(), key=lambda item: -sum(each.weight for each in item[1]))
+    for (reason, remedy, command), members in order[: _GROUPS if bounded else None]:
+        weight = sum(each.weight for each in members)
+        share = sum(each.share or 0.0 for each in members)
+        click.echo(f"{share:6.1%}  {counted(weight, unit.removesuffix('s'))}: {one_line(reason)}")
+        for each in members[: _FILES if bounded else None]:
+            where = one_line(names.long(each.container))
+            known = f"  {each.build_id.hex()[:12]}" if each.build_id is not None else ""
+            place = f"{printable(each.path)} in {where}{known}"
+            click.echo(f"        {each.share or 0.0:6.1%}  {place}")
+        if bounded and len(members) > _FILES:
+            click.echo(f"        and {counted(len(members) - _FILES, 'more file')}, see --all")
+        _print_remedy(remedy, command)
+    if bounded and len(order) > _GROUPS:
+        click.echo(f"and {counted(len(order) - _GROUPS, 'more reason')}, see --all")
+
+
+def _print_remedy(remedy: str, command: str) -> None:
+    _print_clause("remedy", remedy)
+    if command:
+        click.echo(f"{'run':8}{one_line(command)}")  # to be copied: it stays on one line
+
+
+def _print_clause(name: str, text: str) -> None:
+    """Print a clause behind its name; on a terminal within the width of that."""
+    width = terminal.width(sys.stdout) if sys.stdout.isatty() else None
+    lines = [one_line(text)] if width is None else textwrap.wrap(one_line(text), max(width - 8, 20))
+    for number, line in enumerate(lines):
+        click.echo(f"{'' if number else name:8}{line}")

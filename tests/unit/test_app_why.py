@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.app.why: the reason why a file or a frame has no name, and the remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.app import remedies
+from buildidfs.app.why import Explainer
+from buildidfs.errors import ArtifactMissing
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.store import NewSeen, Store
+from buildidfs.store.run_files import LossLog, Lost, lost_text
+from tests.support.captures import NOW, capture, commit, sighting
+from tests.support.elfwriter import elf_file
+from tests.support.perfwriter import PerfWriter
+
+ID = BuildId(b"\1" * 20)
+OTHER = BuildId(b"\2" * 20)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "store") as made:
+        yield made
+
+
+def reasons(store: Store, build_id: BuildId = ID) -> list[str]:
+    return [each.reason for each in Explainer(store).build_id(build_id).findings]
+
+
+def see(store: Store, quality: Quality, kind: Kind = Kind.EXECUTABLE, path: bytes = b"/x") -> None:
+    seen = sighting(path, host=machine.host_name())
+    content = f"{kind} {quality}".encode()
+    commit(store, capture(store, content, ID, kinds=(kind,), at=seen, quality=quality))
+
+
+# --- of a build ID -------------------------------------------------------------------------------
+
+
+def test_nothing_is_known(store: Store) -> None:
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.reason == "never-seen"
+    assert finding.command == f"buildidfs where --live {ID}"
+
+
+@pytest.mark.parametrize(
+    ("quality", "kind", "reason"),
+    [
+        (Quality.DYNSYM, Kind.EXECUTABLE, "stripped"),
+        (Quality.NONE, Kind.EXECUTABLE, "no-symbols"),
+        (Quality.SYMTAB, Kind.EXECUTABLE, "no-debuginfo"),
+        (Quality.DEBUGINFO, Kind.EXECUTABLE, "complete"),
+        (Quality.DEBUGINFO, Kind.DEBUGINFO, "no-executable"),
+    ],
+)
+def test_what_the_store_has(store: Store, quality: Quality, kind: Kind, reason: str) -> None:
+    see(store, quality, kind)
+    assert reasons(store) == [reason]
+
+
+def test_package_of_a_file_of_this_host(store: Store) -> None:
+    path = os.path.realpath("/bin/sh")
+    see(store, Quality.DYNSYM, path=os.fsencode(path))
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.command == "apt-get install dash-dbgsym && buildidfs scan tree /usr/lib/debug"
+
+
+def test_file_that_a_watch_lost(store: Store) -> None:
+    store.note_seen([NewSeen(sighting(b"/gone", container="docker:0123"), ID)])
+    row = Lost(NOW, lost_text(b"/gone"), "No such process", "docker:0123", build_id=ID.hex())
+    assert LossLog(store.path).append([row])
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.reason == "lost"
+    assert "/gone in docker:0123" in finding.why
+    assert "No such process" in finding.why
+    assert "CAP_SYS_NICE" in finding.remedy
+
+
+def test_file_that_there_was_no_room_for(store: Store) -> None:
+    store.commit([], [], [NewSeen(sighting(b"/noted"), ID, noted=True)])
+    assert reasons(store) == ["no-room"]
+
+
+def test_file_whose_bytes_are_gone(store: Store) -> None:
+    store.note_seen([NewSeen(sighting(b"/gone"), ID)])
+    assert reasons(store) == ["not-kept"]
+
+
+def test_file_that_is_still_there(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "a b"
+    file.write_bytes(elf_file(build_id=ID))
+    seen = sighting(os.fsencode(file), host=machine.host_name())
+    store.note_seen([NewSeen(seen, ID)])
+    first, second = Explainer(store).build_id(ID).findings
+    assert (first.reason, second.reason) == ("still-here", "not-kept")
+    assert first.command == f"buildidfs add '{file}'"
+
+
+# --- of a profile --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> bytes:
+    """Samples in a file with a build ID, in one without, and in memory without a file."""
+    write = PerfWriter()
+    file = tmp_path / "perf.data"
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app/server", build_id=bytes(ID))
+    records += write.mmap2(1, 0x20000, 0x1000, b"/app/libx.so")
+    records += write.mmap2(1, 0x30000, 0x1000, b"//anon")
+    for address, count in ((0x10010, 6), (0x20010, 3), (0x30010, 1)):
+        records += b"".join(write.sample(1, address, 9) for _ in range(count))
+    file.write_bytes(write.file(records))
+    return os.fsencode(file)
+
+
+def test_files_of_a_profile(store: Store, profile: bytes) -> None:
+    answer = Explainer(store).file(profile, None)
+    found = [(each.path, each.share, each.findings[0].reason) for each in answer.files]
+    assert found == [
+        (b"/app/server", 0.6, "not-captured"),
+        (b"/app/libx.so", 0.3, "no-build-id"),
+        (b"//anon", 0.1, "generated-code"),
+    ]
+    assert answer.unit == "samples"
+    assert answer.files[0].findings[0].command == f"buildidfs scan perf-data {os.fsdecode(profile)}"
+
+
+@pytest.mark.parametrize("frame", ["0x20010", "20010", "/app/libx.so", "libx.so", "*/libx.so*"])
+def test_one_frame(store: Store, profile: bytes, frame: str) -> None:
+    (each,) = Explainer(store).file(profile, frame).files
+    assert (each.path, each.weight) == (b"/app/libx.so", 3)
+
+
+def test_frame_with_names(store: Store, profile: bytes) -> None:
+    see(store, Quality.DEBUGINFO)
+    assert [each.path for each in Explainer(store).file(profile, None).files] == [
+        b"/app/libx.so", b"//anon",
+    ]  # fmt: skip
+    (each,) = Explainer(store).file(profile, "server").files
+    assert each.findings[0].reason == "complete"
+
+
+def test_frame_that_no_sample_has(store: Store, profile: bytes) -> None:
+    for frame in ("0x40000", "/no/such"):
+        with pytest.raises(ArtifactMissing, match="no sample of"):
+            Explainer(store).file(profile, frame)
+
+
+# --- remedies ------------------------------------------------------------------------------------
+
+
+def test_each_reason_has_a_remedy() -> None:
+    texts = [
+        text
+        for name, text in vars(remedies).items()
+        if name.isupper() and isinstance(text, str) and not name.startswith("_")
+    ]
+    notes = (remedies.NOTHING_RECORDED, remedies.OTHER_MACHINE, remedies.MAY_BE_HERE)
+    codes = [remedies.of_reason(text).code for text in texts if text not in notes]
+    assert "other" not in codes
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize(
+    ("manager", "package", "command"),
+    [
+        ("dpkg", "libssl3", "apt-get install libssl3-dbgsym"),
+        ("dpkg", "libc6", "apt-get install libc6-dbg"),
+        ("apk", "musl", "apk add musl-dbg"),
+        ("rpm", "glibc", "dnf debuginfo-install glibc"),
+        ("", "x", ""),
+        ("dpkg", "", ""),
+    ],
+)
+def test_debug_packages(manager: str, package: str, command: str) -> None:
+    said = remedies.install_debug_package(manager, package)
+    assert said.partition(" && ")[0] == command
