@@ -76,7 +76,7 @@ class AdoptedId(BuildId):
 
 
 _SHARED_IDS: Final = frozenset(
-    # What Go 1.24 makes of the Go build ID "redacted", which Bazel gives to all programs.
+    # Go 1.24 makes this of the Go build ID "redacted", which Bazel gives to all programs.
     (bytes.fromhex("498919aff001d8366249403a2544fba2d833084f"),)
 )
 

@@ -353,7 +353,7 @@ def _record_places(
             continue  # what the bytes say counts, not what the manifest says of them
         sighting = new.sighting
         if held.digest not in verified:
-            # Who made the bundle knows the digest, and need not have been able to read the bytes.
+            # The maker of the bundle knows the digest, but maybe could not read the bytes.
             sighting = reached(sighting, 0)
         batch.append(
             NewCapture(

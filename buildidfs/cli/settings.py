@@ -25,7 +25,7 @@ _WITHOUT: Final = {
     "retention.compress-after": "never",
     "up.mountpoint": "/buildid",
 }
-"""What an unset key without a value means."""
+"""The meaning of an unset key without a value."""
 
 
 class _Row(NamedTuple):

@@ -132,7 +132,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
         signal.signal(number, lambda *_: stop.set())
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     notifier = Notifier(os.environ)
-    # What reads as other users is forked before there are threads.
+    # The process that reads as other users is forked before there are threads.
     with capture.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
         watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
         try:

@@ -360,8 +360,8 @@ class Committer(Generic[Job]):
 FIRST_DELAY_S: Final = 1.0
 LAST_DELAY_S: Final = 10.0
 
-# What is asked for after a recovery costs as much as a scan. A store that is full for one huge file
-# and not for the others recovers all the time.
+# The scan after a recovery is expensive, and a store that is full for one huge file only recovers
+# again and again.
 _FIRST_PAUSE_S: Final = 10.0
 _LAST_PAUSE_S: Final = 600.0
 _TELL_EVERY_S: Final = 60.0

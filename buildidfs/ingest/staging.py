@@ -67,8 +67,8 @@ _WRITING_NS: Final = 60_000_000_000
 # With more variants than this of one build ID none is compared with the file at hand, which
 # would take the longer the more there are: it is copied, and the store finds out.
 _MANY_VARIANTS: Final = 64
-# What is mostly holes costs its maker nothing and us an hour for each few TiB; a filesystem that
-# compresses takes a sixty-fourth for real bytes at the very least.
+# A file of holes costs its maker nothing and the store an hour for each few TiB. A compressing
+# filesystem allocates at least a sixty-fourth for real bytes.
 _HOLES_BYTES: Final = 8 << 30
 _HOLES_RATIO: Final = 64
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from buildidfs.linux import child, syscalls
 
-# What the helper reports, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
+# Reports of the helper, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.
 NOTE: Final = "note"
 READY: Final = "ready"

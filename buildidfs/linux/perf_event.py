@@ -129,8 +129,8 @@ class Ring:
             return self._take()
 
     def _take(self) -> bytes:
-        # What the kernel wrote before it moved the head has to be read after the head, and before
-        # the tail is moved. Leaving a lock and taking it again is the barrier that Python has.
+        # Records that precede a new head must be read after the head and before the tail moves.
+        # Leaving a lock and taking it again is the memory barrier that Python has.
         with self._barrier:
             head = self._words[_HEAD]
         size = head - self._tail

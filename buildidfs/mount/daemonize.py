@@ -22,7 +22,7 @@ from buildidfs.store import export
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.mount.options import MountOptions
+    from buildidfs.mount.mountpoint import MountOptions
 
     Work = Callable[[Callable[[], None]], None]
 
@@ -169,7 +169,7 @@ def mount(
     when it can be read. Raises `MountError`, `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
-    from buildidfs.mount import options as mount_options
+    from buildidfs.mount import mountpoint as mount_options
 
     chosen = mount_options.parse(
         store_path, mountpoint, options, gdb_scripts, list_all=list_all, bundle=bundle

@@ -34,7 +34,7 @@ from buildidfs.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.mount.options import MountOptions
+    from buildidfs.mount.mountpoint import MountOptions
 
 log = logging.getLogger(__name__)
 

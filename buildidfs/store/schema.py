@@ -211,7 +211,7 @@ MAX_ALIAS: Final = 255
 #: Bit of ``OrdinalRow.kinds``: all that is kept of the build ID is debuginfo that is withheld.
 WITHHELD: Final = 1
 
-#: Who scans often does not write for each file each time: last seen is kept to the minute.
+#: The time of the last sighting is kept to the minute, so that a frequent scan writes little.
 LAST_SEEN_SLACK_NS: Final = 60_000_000_000
 
 MEMO_EPOCH: Final = b"1"

@@ -26,7 +26,7 @@ from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
-from buildidfs.mount import options
+from buildidfs.mount import mountpoint
 from tests.fuzz import elf_mutation
 from tests.fuzz.own_formats import store
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
@@ -203,7 +203,7 @@ def _check_names(data: bytes) -> None:
     with contextlib.suppress(BuildIdFsError):
         store().index.match(text)
     with contextlib.suppress(BuildIdFsError):
-        options.parse(b"/store", b"/mount", text.split(","))
+        mountpoint.parse(b"/store", b"/mount", text.split(","))
 
 
 def _seed_names() -> Iterator[bytes]:

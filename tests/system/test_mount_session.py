@@ -19,7 +19,7 @@ import pytest
 from buildidfs.errors import MountError
 from buildidfs.linux import machine
 from buildidfs.linux.sdnotify import Inbox
-from buildidfs.mount import mountpoint, options
+from buildidfs.mount import mountpoint
 from buildidfs.store import Store, coordination
 from buildidfs.store.run_files import present
 from tests.support.captures import capture
@@ -507,7 +507,7 @@ def test_read_ahead(buildidfs: BuildIdFs, place: Path) -> None:
         return int(Path(f"/sys/class/bdi/{name}/read_ahead_kb").read_text())
 
     buildidfs("mount", place)
-    assert shown() == options.READ_AHEAD_KIB
+    assert shown() == mountpoint.READ_AHEAD_KIB
     buildidfs("unmount", place)
     buildidfs("mount", "-o", "read_ahead_kb=64", place)
     assert shown() == 64

@@ -15,7 +15,7 @@ import pytest
 from buildidfs.capture.live.grabber import Elsewhere, FairShare, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.formats.perf.records import Mapped
-from buildidfs.linux import namespaces, procfs, procmap_query
+from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
 from tests.support.children import cat_program, needs_root, private_cat
 from tests.support.scans import open_descriptors, own_namespaces
@@ -130,7 +130,7 @@ def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def refused(*_: object) -> None:
             raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
-        monkeypatch.setattr(procmap_query, "executable_at", refused)
+        monkeypatch.setattr(procfs, "executable_at", refused)
         assert (end_now(cut), end_now(inside)) == (end, 0)
     os.close(pid_fd)
     assert end_now(cut) == 0

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from buildidfs import config, errors, names
 from buildidfs.cli.main import cli
-from buildidfs.mount import options
+from buildidfs.mount import mountpoint as mount_options
 from buildidfs.store import schema
 from tests.support.manuals import formatted, indent
 
@@ -309,13 +309,13 @@ def test_names_in_the_mount_are_in_the_page() -> None:
 def test_mount_options_are_in_the_page(tmp_path: Path) -> None:
     text = page("buildidfs-mount.7").partition(" OPTIONS ")[2].partition(" NOTES ")[0]
     shown = set(re.findall(r"\b([a-z]+_[a-z_]+|loop|ro|no[a-z]+)\b(?==|,| [A-Z])", text))
-    fields = {field.name for field in msgspec.structs.fields(options.MountOptions)}
+    fields = {field.name for field in msgspec.structs.fields(mount_options.MountOptions)}
     fields = {name.replace("_kib", "_kb") for name in fields - {"store", "mountpoint", "bundle"}}
     assert fields <= shown
     values = {"loop": "plain", "gdb_scripts": "keep", "read_ahead_kb": "128"}
     for name in shown:
         option = f"{name}={values[name]}" if name in values else name
-        options.parse(tmp_path, tmp_path, [option])
+        mount_options.parse(tmp_path, tmp_path, [option])
 
 
 def test_errors_docstring_has_the_codes() -> None:

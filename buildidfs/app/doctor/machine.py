@@ -22,7 +22,6 @@ from buildidfs.linux import (
     openat2,
     perf_event,
     procfs,
-    procmap_query,
     statx,
 )
 
@@ -40,7 +39,7 @@ _LIMITS = "limits"
 #: A file that waits to be copied is one descriptor; this many wait when an image is unpacked.
 _FILES_WANTED = 4096
 _FILES_NEEDED = 512
-#: What `watch` has between the kernel and itself for each CPU.
+#: The size of the ring between the kernel and `watch`, for each CPU.
 _RING_KIB = 4096
 _CLOCK = "clock"
 #: The year of this program: no clock that is right shows an earlier one.
@@ -244,7 +243,7 @@ def _memory_maps() -> Answer:
     try:
         maps_fd = procfs.open_maps(pid_fd)
         try:
-            count = sum(1 for _ in procmap_query.executable_file_mappings(maps_fd))
+            count = sum(1 for _ in procfs.executable_file_mappings(maps_fd))
         finally:
             os.close(maps_fd)
     except OSError as error:

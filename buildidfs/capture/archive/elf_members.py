@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Memo
     from buildidfs.model import Access
 
-# What is remembered of one archive, so that hard links and closed directories are recognised: so
-# much at most, and of each name that much besides its own length.
+# The memory for the names of one archive, by which hard links and closed directories are
+# recognised, and that of each name besides its length.
 _NAMES_BYTES: Final = 128 << 20
 _NAME_BYTES: Final = 500
 # A member that decompresses to more is no kernel module; modules are kept in memory.

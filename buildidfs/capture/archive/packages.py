@@ -47,8 +47,8 @@ _MOST_WORKERS: Final = 8
 _MEASURING_S: Final = 5.0
 _AHEAD: Final = 64  # packages that are looked at before one is chosen: the largest takes longest
 _WAITING: Final = 32  # items that wait for their receiver
-# Who sees that a package was read before does not see its files again. So that what is in use does
-# not look forgotten, and comes back if it was thrown away, it is read again after a month.
+# A known package is not read again, so its files would look unused, and removed ones would not come
+# back. Therefore it is read again after a month.
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 

@@ -25,17 +25,20 @@ from buildidfs.capture.archive.stream import (
     unpacked,
 )
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.image.engine_storage import DOCKER, STORED, Docker, Storage
 from buildidfs.capture.image.layers import ArchiveFiles, Context, DirectoryFiles, has
 from buildidfs.capture.image.layouts import (
     CONTENT,
+    DOCKER,
     DOCKERS_CONTENT,
     INDEX,
     LAYOUT,
     SAVED,
+    STORED,
     ContentStore,
+    Docker,
     Layout,
     Saved,
+    Storage,
 )
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.errors import IntegrityError, UsageError

@@ -27,7 +27,7 @@ from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
 from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
-from buildidfs.linux import namespaces, openat2, procfs, procmap_query, statx, syscalls
+from buildidfs.linux import namespaces, openat2, procfs, statx, syscalls
 from buildidfs.linux.threads import Closer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def end_now(record: Mapped) -> int:
     except OSError:
         return 0
     try:
-        found = procmap_query.executable_at(maps_fd, record.start)
+        found = procfs.executable_at(maps_fd, record.start)
         return found[1] if found is not None and found[0] == record.start else 0
     except OSError as error:
         return _end_in_listing(record) if error.errno in _NO_QUERY else 0

@@ -324,7 +324,7 @@ def _as_missing() -> contextlib.suppress:
 
 
 def _joined(said: Iterator[ContainerNames]) -> ContainerNames:
-    """What the notes of one engine say together, until name and image are known."""
+    """Join the notes of one engine, until name and image are known."""
     found = NO_NAMES
     for each in said:
         if each != NO_NAMES:

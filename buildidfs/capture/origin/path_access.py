@@ -260,7 +260,7 @@ class Reach:
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
         begun_ns = time.time_ns()
-        # What is called "/" even from outside has at most what root has hidden above it.
+        # A root that is "/" even from outside is hidden only by directories of root above it.
         barriers = set() if root.path == b"/" else self._above(root)
         fd = os.dup(root.fd)
         try:

@@ -24,7 +24,7 @@ from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
-from buildidfs.linux import credentials, machine, openat2, procfs, procmap_query, statx
+from buildidfs.linux import credentials, machine, openat2, procfs, statx
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Process:
         if self._ways.query:
             maps_fd = procfs.open_maps(self.fd)
             try:
-                return list(procmap_query.executable_mappings(maps_fd, only_files=False))
+                return list(procfs.executable_mappings(maps_fd, only_files=False))
             except OSError as error:
                 if error.errno not in _NO_QUERY:
                     raise
@@ -302,7 +302,7 @@ class Process:
         try:
             maps_fd = procfs.open_maps(self.fd)
             try:
-                raw = procmap_query.build_id(maps_fd, mapping.start)
+                raw = procfs.build_id(maps_fd, mapping.start)
             finally:
                 os.close(maps_fd)
             if raw and not is_shared(raw):

@@ -39,7 +39,7 @@ from buildidfs.capture.unresponsive.filesystems import Devices, Patience, has_fu
 from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, procmap_query
+from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -587,7 +587,7 @@ def may_differ(mappings: Iterable[Mapping]) -> bool:
 def _locate(pid_fd: int) -> tuple[int, int] | None:
     maps_fd = procfs.open_maps(pid_fd)
     try:
-        return procmap_query.vdso(maps_fd)
+        return procfs.vdso(maps_fd)
     except OSError:
         pass
     finally:

@@ -515,7 +515,7 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
     if packing is None:
         raise stream.CannotDecompress("holds a kernel that is compressed in an unknown way")
     if packing is not Packing.GZIP:
-        # What does not say itself how much comes out of it is followed by a number that does
+        # The uncompressed size follows a payload whose format does not contain it
         # (scripts/Makefile.lib, size_append).
         where = ByteRange(where.offset, max(where.size - _SIZE_APPENDED, 0))
     return _Packed(packing, where, _limit(where.size, *_VMLINUX_BYTES))

@@ -106,7 +106,7 @@ class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def called(self) -> ContainerNames:
-        """What people call it; cri-dockerd has the names of pods in labels."""
+        """The names of the container; cri-dockerd has those of pods in labels."""
         labels = (self.config.labels if self.config else None) or {}
         return _names(labels, self.run_image, self.name.removeprefix("/"))
 
@@ -141,7 +141,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> ContainerNames:
-        """What people call it. Docker and Podman do not tell it here."""
+        """The names of the container. Docker and Podman have none here."""
         annotations = self.annotations or {}
         try:
             labels = decoded(annotations.get(_LABELS, "{}").encode("utf-8", "replace"), _Labels)
@@ -194,7 +194,7 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> ContainerNames:
-        """What people call it. CRI-O has the names of pods in another note."""
+        """The names of the container. CRI-O has those of pods in another note."""
         metadata = self._metadata()
         name = metadata.name if self.manager == "podman" else metadata.metadata_name
         return _names({}, self.run_image, name)

@@ -44,7 +44,7 @@ _BLOCK = 4096
 #: Of a sparse file, what is left out if it is all zeros.
 _PIECE = 16 << 10
 
-#: What is allocated to a file beyond its end and given back at once.
+#: Bytes that are allocated beyond the end of a file and freed at once.
 _EXCESS = 64 << 10
 
 _DIRECTORIES_S = 60.0

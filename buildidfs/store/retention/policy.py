@@ -62,7 +62,7 @@ _FOLD_S: Final = 60
 #: When nothing was found that may go, it is not looked for again for so long.
 _IN_VAIN_S: Final = 5
 
-#: What a blob takes besides its content: its rows, its place in a directory, its attributes.
+#: Bytes of a blob besides its content: rows, entry of a directory, attributes.
 _EACH_BYTES: Final = 12 << 10
 
 #: Of that, its rows, which are written when it is committed.
@@ -82,7 +82,7 @@ _ROW_BYTES: Final = 128
 #: A row of the journal.
 _NOTE_BYTES: Final = 512
 
-#: What this host has takes the place of what it has as well, unused for so long.
+#: A recapturable blob may displace a recapturable one that was unused for so many seconds.
 _DISPLACED_S: Final = 86_400
 
 #: For so long it is waited for a filesystem to tell that it has freed what was removed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.linux.procmap_query must say what the text of /proc/PID/maps says."""
+"""buildidfs.linux.procfs must say what the text of /proc/PID/maps says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.formats import proc_text
-from buildidfs.linux import procfs, procmap_query
+from buildidfs.linux import procfs
 from tests.support import echo
 from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
 from tests.support.elfwriter import elf_file
@@ -31,7 +31,7 @@ _AT_SYSINFO_EHDR = 33
 def _has_query() -> bool:
     fd = os.open("/proc/self/maps", os.O_RDONLY)
     try:
-        return any(True for _ in procmap_query.executable_file_mappings(fd))
+        return any(True for _ in procfs.executable_file_mappings(fd))
     except OSError as error:
         if error.errno != errno.ENOTTY:
             raise
@@ -66,7 +66,7 @@ def _maps_of(pid: int) -> Iterator[tuple[int, int]]:
 def _queried(pid_fd: int) -> list[Mapping]:
     maps_fd = procfs.open_maps(pid_fd)
     try:
-        return list(procmap_query.executable_file_mappings(maps_fd))
+        return list(procfs.executable_file_mappings(maps_fd))
     finally:
         os.close(maps_fd)
 
@@ -194,9 +194,9 @@ def test_many_mappings_in_order(me: int, tmp_path: Path) -> None:
 @needs_query
 def test_two_queries_at_once_do_not_disturb_each_other() -> None:
     with _maps_of(os.getpid()) as (_, maps_fd):
-        expected = list(procmap_query.executable_file_mappings(maps_fd))
-        first = procmap_query.executable_file_mappings(maps_fd)
-        second = procmap_query.executable_file_mappings(maps_fd)
+        expected = list(procfs.executable_file_mappings(maps_fd))
+        first = procfs.executable_file_mappings(maps_fd)
+        second = procfs.executable_file_mappings(maps_fd)
         pairs = [(next(first), next(second)) for _ in expected]
     assert pairs == [(mapping, mapping) for mapping in expected]
 
@@ -262,13 +262,13 @@ def test_a_process_that_is_gone() -> None:
     with running([cat_program()]) as child:
         pid_fd = procfs.open_pid(child.pid)
         maps_fd = procfs.open_maps(pid_fd)
-        mappings = procmap_query.executable_file_mappings(maps_fd)
+        mappings = procfs.executable_file_mappings(maps_fd)
         assert next(mappings).inode
     try:
         for call in (
             lambda: list(mappings),
-            lambda: list(procmap_query.executable_file_mappings(maps_fd)),
-            lambda: procmap_query.vdso(maps_fd),
+            lambda: list(procfs.executable_file_mappings(maps_fd)),
+            lambda: procfs.vdso(maps_fd),
         ):
             with pytest.raises(ProcessLookupError):
                 call()
@@ -282,7 +282,7 @@ def test_file_without_the_query_raises_enotty() -> None:
     fd = os.open("/proc/self/status", os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="Inappropriate ioctl") as caught:
-            list(procmap_query.executable_file_mappings(fd))
+            list(procfs.executable_file_mappings(fd))
         assert caught.value.errno == errno.ENOTTY
     finally:
         os.close(fd)
@@ -293,7 +293,7 @@ def test_the_vdso_is_where_the_auxiliary_vector_says() -> None:
     words = Path("/proc/self/auxv").read_bytes()
     vector = dict(struct.iter_unpack("=QQ", words))
     with _maps_of(os.getpid()) as (pid_fd, maps_fd):
-        found = procmap_query.vdso(maps_fd)
+        found = procfs.vdso(maps_fd)
         named = [
             (mapping.start, mapping.end)
             for mapping in proc_text.mappings_in(procfs.maps(pid_fd))
@@ -309,7 +309,7 @@ def test_the_vdso_is_where_the_auxiliary_vector_says() -> None:
 @needs_query
 def test_a_file_called_vdso_is_not_the_vdso(me: int, tmp_path: Path) -> None:
     with _maps_of(os.getpid()) as (_, maps_fd), _mapped(tmp_path / "[vdso]"):
-        real = procmap_query.vdso(maps_fd)
+        real = procfs.vdso(maps_fd)
     names = {mapping.path: mapping for mapping in proc_text.mappings_in(procfs.maps(me))}
     if b"[vdso]" not in names:
         pytest.skip("this kernel gives its processes no vDSO")
@@ -323,11 +323,11 @@ def test_build_id_of_a_mapping(tmp_path: Path) -> None:
     with running([path]) as child, _maps_of(child.pid) as (pid_fd, maps_fd):
         path.unlink()  # the name does not matter
         (mapping,) = [each for each in _queried(pid_fd) if each.path == os.fsencode(path)]
-        told = procmap_query.build_id(maps_fd, mapping.start)
+        told = procfs.build_id(maps_fd, mapping.start)
         assert told is not None
         assert told.hex() == build_id
-        assert procmap_query.build_id(maps_fd, mapping.end - 1) == told
-        assert procmap_query.build_id(maps_fd, 0) is None
+        assert procfs.build_id(maps_fd, mapping.end - 1) == told
+        assert procfs.build_id(maps_fd, 0) is None
 
 
 @needs_query
@@ -347,7 +347,7 @@ def test_build_ids_that_the_kernel_does_not_tell(
     path = tmp_path / "file"
     path.write_bytes(content)
     with _mapped_as_it_is(path) as (maps_fd, address):
-        assert procmap_query.build_id(maps_fd, address) == told
+        assert procfs.build_id(maps_fd, address) == told
 
 
 @contextlib.contextmanager
@@ -371,13 +371,13 @@ def test_the_mapping_at_an_address(me: int, tmp_path: Path) -> None:
         with area:
             (found,) = [
                 mapping
-                for mapping in procmap_query.executable_file_mappings(maps_fd)
+                for mapping in procfs.executable_file_mappings(maps_fd)
                 if mapping.path == os.fsencode(path)
             ]
             for address in (found.start, found.start + _PAGE, found.end - 1):
-                assert procmap_query.executable_at(maps_fd, address) == (found.start, found.end)
-            assert procmap_query.executable_at(maps_fd, found.end) != (found.start, found.end)
-        assert procmap_query.executable_at(maps_fd, found.start) is None
-        assert procmap_query.executable_at(maps_fd, 0) is None
+                assert procfs.executable_at(maps_fd, address) == (found.start, found.end)
+            assert procfs.executable_at(maps_fd, found.end) != (found.start, found.end)
+        assert procfs.executable_at(maps_fd, found.start) is None
+        assert procfs.executable_at(maps_fd, 0) is None
     finally:
         os.close(maps_fd)

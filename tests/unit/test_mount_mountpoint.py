@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.mount.options: what -o takes."""
+"""buildidfs.mount.mountpoint: what -o takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 
 from buildidfs.errors import UsageError
-from buildidfs.mount.options import READ_AHEAD_KIB, parse
+from buildidfs.mount.mountpoint import READ_AHEAD_KIB, parse
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
