@@ -68,7 +68,7 @@ class Store:
 
         Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
         """
-        return self._store.index.match(text)
+        return self._store.match(text)
 
     def artifacts(self, build_id: BuildId) -> dict[Kind, Artifact]:
         """Return what the store serves for a build ID; empty if it holds nothing."""

@@ -17,6 +17,8 @@ from typing import Final
 
 from buildidfs.model import BuildId, Digest, Kind
 
+README: Final = b"README"
+
 KIND_OF: dict[bytes, Kind] = {
     b"elf": Kind.EXECUTABLE,
     b"executable": Kind.EXECUTABLE,

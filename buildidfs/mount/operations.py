@@ -34,7 +34,17 @@ from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.linux import procfs
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
 from buildidfs.names import DWP_SUFFIX, MAX_NAME
-from buildidfs.view import PUBLIC, NeedsReading, blank, is_browsing, is_dwz, is_path_text, is_place
+from buildidfs.view import (
+    PUBLIC,
+    NeedsReading,
+    blank,
+    is_alias,
+    is_alias_name,
+    is_browsing,
+    is_dwz,
+    is_path_text,
+    is_place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -181,6 +191,8 @@ class Operations(pyfuse3.Operations):
                 if node:
                     if parent != _ROOT and (is_place(parent) or name.endswith(DWP_SUFFIX)):
                         return await self._place(parent, name, node, ctx)
+                    if parent == _ROOT and is_alias(node):
+                        return self._fleeting.of(node)
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
                     return self._lasting.of(node)
@@ -189,8 +201,9 @@ class Operations(pyfuse3.Operations):
                 if is_browsing(parent):
                     raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
-                # The name of a dwz file does not tell which commit brings it.
-                if is_dwz(parent) or not absences.add(parent, name):
+                # The name of a dwz file, or an alias, does not tell which commit brings it.
+                is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
+                if is_untold or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
                     return self._absent

@@ -74,7 +74,7 @@ class Store:
         self.read_only = read_only
         self.blobs = VerifiedBlobs(env, files)
         self.index = Index(env)
-        self.aliases = Aliases(env)
+        self.aliases = Aliases(env, self.index)
         self.paths = PathTree(env, self.index)
         self.file_names = FileNames(env, self.paths)
         self.containers = ContainerTree(env, self.index)
@@ -140,6 +140,13 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def match(self, text: str) -> BuildId:
+        """The build ID that a text means: the beginning of one, or an alias; see `Aliases.resolve`.
+
+        Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
+        """
+        return self.aliases.resolve(text)[0]
 
     # --- bytes -----------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
 from buildidfs.view.attributes import PUBLIC, Attributes, FileContent, NeedsReading, Viewer, blank
-from buildidfs.view.nodes import is_browsing, is_dwz, is_path_text, is_place
-from buildidfs.view.tree import View
+from buildidfs.view.nodes import is_alias, is_browsing, is_dwz, is_path_text, is_place
+from buildidfs.view.tree import View, is_alias_name
 
 __all__ = [
     "PUBLIC",
@@ -13,6 +13,8 @@ __all__ = [
     "View",
     "Viewer",
     "blank",
+    "is_alias",
+    "is_alias_name",
     "is_browsing",
     "is_dwz",
     "is_path_text",

@@ -59,6 +59,10 @@ SLOT_BROWSE_LINK: Final = 22
 SLOT_SECTIONS: Final = 23
 SLOT_SECTION: Final = 24
 """A section of a file; the detail is that of `layouts.id_dir.Sections`."""
+SLOT_README: Final = 25
+"""The text in the directory of a build ID that unrelated programs share."""
+SLOT_NOTED: Final = 26
+"""An executable with the note of its adopted ID; the detail is the variant."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 
@@ -169,6 +173,11 @@ def is_place(node: int) -> bool:
 def is_dwz(node: int) -> bool:
     """Return True for ``debug/.dwz`` and the directories below it."""
     return node == DWZ or node >> TAG_SHIFT == TAG_DWZ
+
+
+def is_alias(node: int) -> bool:
+    """Return True for the link of an alias, of the nodes in the root directory."""
+    return node & SLOT_BITS != 0
 
 
 def is_path_text(node: int) -> bool:

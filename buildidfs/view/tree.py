@@ -88,6 +88,16 @@ _ROOT_NAMES = _STATIC[nodes.ROOT]
 _OFFSET_IDS = 64
 """In the root's listing: the fixed names are below, build IDs follow by ordinal."""
 
+_ALIAS_DIGITS = frozenset((8, 32, 64))
+_GO_DIGITS = 80
+"""Aliases have so many hexadecimal digits, or in the case of Go build IDs, more than 80."""
+
+
+def is_alias_name(name: bytes) -> bool:
+    """Return True if an absent name in the root may become a link that no commit tells of."""
+    return len(name) in _ALIAS_DIGITS or len(name) > _GO_DIGITS
+
+
 _STATIC_END = nodes.PERF_BUCKET + 256
 _LINK_MODE = stat.S_IFLNK | 0o777
 
@@ -151,15 +161,24 @@ class View:
             except ValueError:
                 return _ROOT_NAMES.get(name, nodes.ABSENT)
             ordinal = self._store.index.ordinal(raw) if hexlify(raw) == name else None
-            return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal)
+            if ordinal is None:
+                return self._alias(name) if is_alias_name(name) else nodes.ABSENT
+            return nodes.of_id(ordinal)
         tag = node >> nodes.TAG_SHIFT
         if tag:
             return self._lookups[tag](node, name)
         return self._lookup_static(node, name)
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
-        """Look up an entry of a directory of sections; raises OSError, `IntegrityError`."""
+        """Look up an entry for which a file is read; raises OSError, `IntegrityError`."""
+        if node >> nodes.TAG_SHIFT >= nodes.TAG_PERF_ID:
+            return self._perf.lookup_file(node, name, wait=True)
         return self._ids.section(node, name)
+
+    def _alias(self, name: bytes) -> int:
+        """A link to the directory of the build ID that has an alias."""
+        ordinal = self._store.aliases.ordinal(name.decode())
+        return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal, nodes.SLOT_BROWSE_LINK)
 
     def children(
         self, node: int, after: int = 0, viewer: Viewer | None = None
@@ -251,8 +270,8 @@ class View:
     def _open(self, node: int, viewer: Viewer | None, *, wait: bool) -> FileContent | None:
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
             slot = node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK
-            if slot == nodes.SLOT_PATH:
-                return FileContent(text=self._ids.path_text(node, viewer))
+            if slot in (nodes.SLOT_PATH, nodes.SLOT_README):
+                return FileContent(text=self._ids.text(node, viewer))
             if _TYPES[slot] == stat.S_IFREG:
                 return self._ids.open(node, wait=wait)
         elif nodes.is_browsing(node):

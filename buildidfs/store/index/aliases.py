@@ -6,21 +6,27 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.model import Alias, AliasType, BuildId, Digest
+from buildidfs.errors import ArtifactMissing, InvalidBuildId
+from buildidfs.formats.elf.identity import parse_alias
+from buildidfs.model import Alias, AliasType, BuildId, Digest, Kind
 from buildidfs.store import schema
 from buildidfs.store.index.queries import prefixed, whole
+from buildidfs.store.index.ranking import rank
 
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Table, Txn
+    from buildidfs.store.index.queries import Index
 
 _MOST: Final = 64
+_SHA256_DIGITS: Final = 64
 
 
 class Aliases:
     """Reads of the aliases. A store of an earlier version that is only read has none."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
+        self._index = index
         self._identities = environment.tables.get("identities")
         self._aliases = environment.tables.get("aliases")
         self._adopted = environment.tables.get("adopted")
@@ -55,6 +61,51 @@ class Aliases:
                 return []
             found = dict.fromkeys(ref[0] for ref in schema.DigestRow.unpack(value).refs)
             return sorted(found, key=lambda ordinal: self._is_ambiguous(txn, ordinal))
+
+    def ordinal(self, text: str) -> int | None:
+        """The number of the build ID whose files have an alias; None if there is none.
+
+        Of several that is the one whose executable is the best.
+        """
+        found = self.named(text)
+        return None if found is None else found[1]
+
+    def named(self, text: str) -> tuple[Digest, int] | None:
+        """A blob that has the alias ``text``, and the number of the build ID that it belongs to."""
+        for kind, value in parse_alias(text):
+            known = [
+                (digest, ordinal)
+                for digest in self.blobs(kind, value)
+                for ordinal in self.ordinals(digest)[:1]
+            ]
+            if known:
+                return min(known, key=lambda each: self._worth(each[1]))
+        return None
+
+    def _worth(self, ordinal: int) -> tuple[int, ...]:
+        artifact = self._index.artifact(ordinal, Kind.EXECUTABLE)
+        return (1,) if artifact is None else (0, *rank(artifact, None))
+
+    def resolve(self, text: str) -> tuple[BuildId, Digest | None]:
+        """The build ID that a text means: the beginning of one, or an alias of a file.
+
+        A SHA-256 names one file, which is returned as well. Raises `InvalidBuildId`,
+        `AmbiguousBuildId`, `ArtifactMissing`.
+        """
+        found = self.named(text) if len(text) == _SHA256_DIGITS or ":" in text else None
+        if found is None:
+            try:
+                return self._index.match(text), None
+            except (InvalidBuildId, ArtifactMissing):
+                found = self.named(text)
+                if found is None:
+                    raise
+        digest, ordinal = found
+        build_id = self._index.build_id(ordinal)
+        if build_id is None:
+            raise ArtifactMissing(f"nothing is known of {text}")
+        is_sha256 = text.lower().removeprefix("sha256:") == digest.hex()
+        return build_id, digest if is_sha256 else None
 
     def is_adopted(self, ordinal: int) -> bool:
         """Return True if a file without a build ID of its own goes by the build ID."""

@@ -45,14 +45,19 @@ class Paths:
         ordinal = None if build_id is None else self._store.index.ordinal(build_id)
         if ordinal is None or not self._store.paths.has(path, ordinal):
             return None
-        return ordinal if self._store.index.kinds(ordinal) & self._kinds else None
+        return ordinal if self._is_shown(ordinal) else None
 
     def ids(self, path: int, after: int) -> Iterator[tuple[int, BuildId]]:
         """(ordinal, build ID) of the files seen at a path, behind the ordinal ``after``."""
         for ordinal in self._store.paths.ids(path, after):
             build_id = self._store.index.build_id(ordinal)
-            if build_id is not None and self._store.index.kinds(ordinal) & self._kinds:
+            if build_id is not None and self._is_shown(ordinal):
                 yield ordinal, build_id
+
+    def _is_shown(self, ordinal: int) -> bool:
+        """Return True for a file of the kinds, or one of programs that share a build ID."""
+        kinds = self._store.index.kinds(ordinal)
+        return bool(kinds & self._kinds or (kinds and self._store.aliases.is_ambiguous(ordinal)))
 
     def directories(self, path: int, after: int) -> Iterator[tuple[bytes, int]]:
         """(name, number) of the paths in a path, behind the one with the number ``after``."""

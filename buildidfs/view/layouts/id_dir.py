@@ -34,6 +34,7 @@ from buildidfs.view.attributes import (
     openness,
     stale,
 )
+from buildidfs.view.layouts.noted import NotedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,8 +52,13 @@ _PACKAGE_NAMES: Final = frozenset(
     if kind in (Kind.EXECUTABLE, Kind.DEBUGINFO)
 )
 _LISTED_PACKAGES = tuple(name + names.DWP_SUFFIX for name in (b"elf", b"debug"))
-_LISTED = (*names.KIND_OF, names.PATH, names.VARIANTS, *_LISTED_PACKAGES)
+_LISTED = (*names.KIND_OF, names.PATH, names.VARIANTS, *_LISTED_PACKAGES, names.README)
 """The names that are listed; `lookup` finds more."""
+_AMBIGUOUS: Final = b"""\
+Unrelated programs have this build ID, so that it does not tell which one is meant, and there is no
+elf or debug here. variants/ has all of them by their SHA-256. Each one has a directory of its own
+under its adopted ID, which buildidfs show tells.
+"""
 
 
 class IdDirectories:
@@ -69,6 +75,7 @@ class IdDirectories:
         self._variants = _Variants(store, self.node_of)
         self._packages = _Packages(store)
         self._sections = Sections(store)
+        self._noted = NotedFiles(store)
 
     def forget(self) -> None:
         """Forget modes and owners of files: a commit may have changed them."""
@@ -90,6 +97,8 @@ class IdDirectories:
             )
         if name == names.VARIANTS and self._store.index.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
+        if name == names.README and self._store.aliases.is_ambiguous(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_README)
         if name == names.SECTION and self._store.index.kinds(ordinal):
             return nodes.of_id(ordinal, nodes.SLOT_SECTIONS)
         if name.endswith(names.DWP_SUFFIX):
@@ -139,8 +148,12 @@ class IdDirectories:
         artifact = self._recent.get(node)
         if artifact is not None:  # as after each lookup
             return of_artifact(artifact)
-        if nodes.slot_of(node) == nodes.SLOT_PATH:
-            return self._attributes_of_text(nodes.ordinal_of(node))
+        slot = nodes.slot_of(node)
+        if slot in (nodes.SLOT_PATH, nodes.SLOT_README):
+            size = len(self.text(node, PUBLIC))
+            return self._attributes_of_text(nodes.ordinal_of(node), size)
+        if slot == nodes.SLOT_NOTED:
+            return self._noted.attributes(self._of_noted(node))
         if nodes.slot_of(node) == nodes.SLOT_SECTION:
             return self._sections.attributes(node)
         return of_artifact(self._artifact(node))
@@ -161,6 +174,10 @@ class IdDirectories:
         Raises OSError(ESTALE) if it is gone from the store.
         """
         slot = nodes.slot_of(node)
+        if slot == nodes.SLOT_NOTED:
+            artifact = self._of_noted(node)
+            zeros = artifact.scripts if self._is_zeroed(artifact) else ()
+            return FileContent(b"", zeros, self._noted.open(artifact)) if wait else None
         if slot == nodes.SLOT_SECTION:
             zeroed = self._is_zeroed(self._sections.artifact(node))
             return self._sections.open(node, zeroed=zeroed) if wait else None
@@ -175,9 +192,32 @@ class IdDirectories:
             self._artifact(node)  # it was removed meanwhile, unless it should be there
             raise
 
-    def path_text(self, node: int, viewer: Viewer | None) -> bytes:
-        """The text of ``path`` for a viewer; all of it for None."""
+    def text(self, node: int, viewer: Viewer | None) -> bytes:
+        """The text of ``path`` or ``README`` for a viewer; all of it for None."""
+        if nodes.slot_of(node) == nodes.SLOT_README:
+            return _AMBIGUOUS
         return self._text(nodes.ordinal_of(node), viewer)
+
+    def noted(self, artifact: Artifact, *, wait: bool) -> int:
+        """The node of an executable with the note of its adopted ID, as perf wants it.
+
+        Raises `NeedsReading` unless it may ``wait``, OSError, `IntegrityError`.
+        """
+        if not self._noted.is_known(artifact):
+            if not wait:
+                raise NeedsReading
+            self._noted.parts(artifact)
+        return nodes.of_id(artifact.ordinal, nodes.SLOT_NOTED, artifact.variant)
+
+    def _of_noted(self, node: int) -> Artifact:
+        variant = node & nodes.DETAIL_MASK
+        ordinal, kind = nodes.ordinal_of(node), Kind.EXECUTABLE
+        found = None
+        if variant <= nodes.VARIANT_MAX:
+            found = self._store.index.artifact_variant(ordinal, kind, variant)
+        if found is None:
+            raise stale()
+        return found
 
     def _artifact(self, node: int) -> Artifact:
         artifact = self._recent.get(node)
@@ -207,6 +247,7 @@ class IdDirectories:
         yield directory, names.PATH, False
         yield directory, names.VARIANTS, False
         yield directory, names.SECTION, False
+        yield directory, names.README, False
         yield from self._variants.spellings(ordinal, origins)
         yield from self._packages.spellings(ordinal, origins)
 
@@ -234,7 +275,7 @@ class IdDirectories:
             if mask >> kind & 1:
                 yield from self._store.index.variants_after(ordinal, kind)
 
-    def _attributes_of_text(self, ordinal: int) -> Attributes:
+    def _attributes_of_text(self, ordinal: int, size: int) -> Attributes:
         # Readable by users who may read one of the files, as far as one owner and group express it.
         most, chosen = openness(0), None
         for artifact in self._artifacts(ordinal):
@@ -247,7 +288,7 @@ class IdDirectories:
         return Attributes(
             stat.S_IFREG | chosen.mode & 0o444,
             # The kernel has one size for all: what everybody may know. To read gives all.
-            len(self._text(ordinal, PUBLIC)),
+            size,
             self._shared.mtime_ns,
             chosen.uid,
             chosen.gid,

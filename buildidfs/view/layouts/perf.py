@@ -20,6 +20,7 @@ from buildidfs.view.layouts.debug import EXECUTABLE_BIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from buildidfs.model import Artifact
     from buildidfs.store import Store
     from buildidfs.view.layouts.id_dir import IdDirectories
 
@@ -86,20 +87,43 @@ class PerfTree:
 
     # --- <origpath>/<id> -------------------------------------------------------------------
 
-    def lookup_file(self, node: int, name: bytes) -> int:
-        """The node of a file in the directory of a build ID."""
+    def lookup_file(self, node: int, name: bytes, *, wait: bool = False) -> int:
+        """The node of a file in the directory of a build ID.
+
+        The path decides between programs that share a build ID. perf wants to find in an executable
+        the build ID that it goes by, even an adopted one. Raises `NeedsReading` if the file has to
+        be read for that, and it may not ``wait``.
+        """
         kind = names.PERF_KIND_OF.get(name)
         if kind is None:
             return nodes.ABSENT
-        _, ordinal = nodes.perf_id_of(node)
+        path, ordinal = nodes.perf_id_of(node)
+        if self._store.aliases.is_ambiguous(ordinal):
+            found = self._last_seen(path, ordinal, kind)
+            return nodes.ABSENT if found is None else self._ids.node_of(found)
+        if kind is Kind.EXECUTABLE and self._store.aliases.is_adopted(ordinal):
+            served = self._store.index.artifact(ordinal, kind)
+            if served is not None and served.adopted:
+                return self._ids.noted(served, wait=wait)
         if kind is Kind.DEBUGINFO and not self._store.index.kinds(ordinal) & EXECUTABLE_BIT:
             return nodes.ABSENT
         return self._ids.file(ordinal, kind)
 
+    def _last_seen(self, path: int, ordinal: int, kind: Kind) -> Artifact | None:
+        """The file of a build ID that was last seen at a path."""
+        spelled = self._store.paths.spelled(path)
+        for record in self._store.index.origins(ordinal):  # newest first
+            if record.origin.path != spelled:
+                continue
+            for of, variant in self._store.index.variants_with(record.digest, ordinal):
+                if of == kind:
+                    return self._store.index.artifact_variant(ordinal, kind, variant)
+        return None
+
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of the directory of a build ID: name, node, offset."""
         for offset, (name, _) in enumerate(_ENTRIES[after:], after + 1):
-            found = self.lookup_file(node, name)
+            found = self.lookup_file(node, name, wait=True)
             if found:
                 yield name, found, offset
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ELF file with a note more: the build ID that it goes by, for readers who insist on one.
+
+perf refuses a file whose ``.note.gnu.build-id`` is not that of the profile. `with_note` says which
+bytes differ: a few of the ELF header, and a tail with the note, its section header and its program
+header behind copies of the other headers. All other bytes stay where they are. A file without a
+section table gets one with the note alone.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.formats.elf.header import (
+    PN_XNUM,
+    PT_NOTE,
+    SHF_ALLOC,
+    SHN_XINDEX,
+    SHT_NOTE,
+    SHT_NULL,
+    SHT_STRTAB,
+    parse_header,
+)
+
+if TYPE_CHECKING:
+    from buildidfs.formats.elf.header import Layout, ReadAt
+
+_TABLE_MAX: Final = 1 << 20
+_SECTIONS_MAX: Final = 0xFF00 - 3  # from SHN_LORESERVE on the number is elsewhere
+_NOTE_NAME: Final = b".note.gnu.build-id\0"
+_NAMES_NAME: Final = b".shstrtab\0"
+_NT_GNU_BUILD_ID: Final = 3
+_R: Final = 4
+
+
+class Noted(NamedTuple):
+    """The file of ``size`` bytes is ``head``, its own bytes behind that, and ``tail``.
+
+    ``tail`` begins at ``at``, not before the end of the original; between the two are zeros.
+    """
+
+    head: bytes
+    at: int
+    tail: bytes
+
+    @property
+    def size(self) -> int:
+        """The size of the file with the note."""
+        return self.at + len(self.tail)
+
+
+class _Headers(NamedTuple):
+    """The structures of one of the four forms, whole."""
+
+    ehdr: Struct
+    phdr: Struct
+    shdr: Struct
+
+
+def _headers(layout: Layout) -> _Headers:
+    order = "<" if layout.little_endian else ">"
+    if layout.bits == 64:
+        return _Headers(
+            *map(Struct, (order + "HHIQQQIHHHHHH", order + "IIQQQQQQ", order + "IIQQQQIIQQ"))
+        )
+    return _Headers(*map(Struct, (order + "HHIIIIIHHHHHH", order + "IIIIIIII", order + "10I")))
+
+
+def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
+    """Return the parts that differ in a file with a note of ``build_id``; None if it cannot be.
+
+    Raises nothing but what ``read_at`` raises.
+    """
+    parsed = parse_header(read_at(0, min(size, 64)))
+    if parsed is None:
+        return None
+    layout, header = parsed
+    forms = _headers(layout)
+    fields = list(header)
+    phoff, shoff, phnum, shnum, names_index = (fields[i] for i in (4, 5, 9, 11, 12))
+    segments = _table(read_at, size, phoff, phnum * forms.phdr.size) if phoff else b""
+    sections = _table(read_at, size, shoff, shnum * forms.shdr.size) if shoff and shnum else b""
+    too_many = phnum >= PN_XNUM - 1 or shnum > _SECTIONS_MAX or names_index == SHN_XINDEX
+    if segments is None or sections is None or too_many or (shoff and not shnum):
+        return None
+    at = -(-size // 16) * 16
+    tail = _Tail(at)
+    note_at = tail.add(_note(build_id, layout.little_endian))
+    names = _names(read_at, size, forms.shdr, sections, names_index)
+    note_name = len(names)
+    names += _NOTE_NAME + _NAMES_NAME
+    names_at = tail.add(names)
+    table = sections or forms.shdr.pack(*([0] * 10))
+    note_size = len(_note(build_id, layout.little_endian))
+    table += forms.shdr.pack(note_name, SHT_NOTE, SHF_ALLOC, 0, note_at, note_size, 0, 0, 4, 0)
+    table += forms.shdr.pack(
+        note_name + len(_NOTE_NAME), SHT_STRTAB, 0, 0, names_at, len(names), 0, 0, 1, 0
+    )
+    count = len(table) // forms.shdr.size
+    fields[5], fields[10], fields[11], fields[12] = (
+        tail.add(table),
+        forms.shdr.size,
+        count,
+        count - 1,
+    )
+    entry = (note_at, 0, 0, note_size, note_size)
+    if layout.bits == 64:
+        segments += forms.phdr.pack(PT_NOTE, _R, *entry, 4)
+    else:
+        segments += forms.phdr.pack(PT_NOTE, *entry, _R, 4)
+    fields[4], fields[8], fields[9] = tail.add(segments), forms.phdr.size, phnum + 1
+    if layout.bits == 32 and at + len(tail.data) >= 1 << 32:
+        return None
+    head = read_at(0, 16) + forms.ehdr.pack(*fields)
+    return Noted(head, at, bytes(tail.data))
+
+
+class _Tail:
+    """Bytes from an offset of a file on; each part begins at a multiple of 8."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.data = bytearray()
+
+    def add(self, part: bytes) -> int:
+        """Add a part, and return its offset in the file."""
+        self.data += bytes(-len(self.data) % 8)
+        offset = self._at + len(self.data)
+        self.data += part
+        return offset
+
+
+def _note(build_id: bytes, little_endian: bool) -> bytes:
+    numbers = Struct(("<" if little_endian else ">") + "III")
+    desc = build_id + bytes(-len(build_id) % 4)
+    return numbers.pack(4, len(build_id), _NT_GNU_BUILD_ID) + b"GNU\0" + desc
+
+
+def _table(read_at: ReadAt, size: int, offset: int, length: int) -> bytes | None:
+    """A table of headers, None if it is too large or not all there."""
+    if length > _TABLE_MAX or offset + length > size:
+        return None
+    data = read_at(offset, length)
+    return data if len(data) == length else None
+
+
+def _names(read_at: ReadAt, size: int, shdr: Struct, sections: bytes, index: int) -> bytes:
+    """The names of the sections, with a NUL at the end; those that cannot be read are empty."""
+    at = index * shdr.size
+    if at + shdr.size > len(sections):
+        return b"\0"
+    _, kind, _, _, offset, length, *_ = shdr.unpack_from(sections, at)
+    if kind == SHT_NULL or not 0 < length <= _TABLE_MAX or offset + length > size:
+        return b"\0"
+    return read_at(offset, length) + b"\0"

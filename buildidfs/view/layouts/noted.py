@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executables that go by an adopted ID, as perf wants them: with a note that says so.
+
+Only perf's tree has them so; ``<id>/elf`` is the exact bytes. Header and tail are made while
+reading, from the headers of the file; a directory of `layouts.perf` leads to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.formats.elf import noted
+from buildidfs.store import Blob
+from buildidfs.view.attributes import Attributes, of_artifact
+
+if TYPE_CHECKING:
+    from buildidfs.formats.elf.noted import Noted
+    from buildidfs.model import Artifact, Digest
+    from buildidfs.store import Store
+
+_REMEMBERED: Final = 64
+
+
+class NotedFiles:
+    """Opens executables with the note of the build ID that they go by."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[Digest, Noted | None] = {}
+
+    def is_known(self, artifact: Artifact) -> bool:
+        """Return True if `attributes` and `open` need not read the headers of the file."""
+        return artifact.digest in self._known
+
+    def attributes(self, artifact: Artifact) -> Attributes:
+        """Attributes of the file with its note. Raises OSError, `IntegrityError`."""
+        attributes, parts = of_artifact(artifact), self.parts(artifact)
+        return attributes if parts is None else msgspec.structs.replace(attributes, size=parts.size)
+
+    def open(self, artifact: Artifact) -> Blob:
+        """Open the file; the exact bytes if no note fits in. Raises OSError, `IntegrityError`."""
+        parts = self.parts(artifact)
+        blob = self._store.open_blob(artifact.digest)
+        return blob if parts is None else NotedBlob(blob, parts)
+
+    def parts(self, artifact: Artifact) -> Noted | None:
+        """What differs from the exact bytes; None if no note fits in."""
+        if artifact.digest not in self._known:
+            build_id = self._store.index.build_id(artifact.ordinal) or b""
+            with self._store.blobs.open(artifact.digest) as blob:
+                found = noted.with_note(blob.read_at, blob.size, build_id)
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[artifact.digest] = found
+            return found
+        return self._known[artifact.digest]
+
+
+class NotedBlob(Blob):
+    """A blob with another header and a tail. It closes the blob."""
+
+    __slots__ = ("_blob", "_parts")
+
+    def __init__(self, blob: Blob, parts: Noted) -> None:
+        self.fd = -1
+        self.is_plain = False
+        self.size = parts.size
+        self._copy = None
+        self._blob = blob
+        self._parts = parts
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to ``size`` bytes from ``offset``; raises what the blob raises."""
+        parts = self._parts
+        end = min(offset + size, parts.size)
+        if offset >= end:
+            return b""
+        data = bytearray(end - offset)
+        if offset < self._blob.size:
+            own = self._blob.pread(min(end, self._blob.size) - offset, offset)
+            data[: len(own)] = own
+        for at, part in ((0, parts.head), (parts.at, parts.tail)):
+            first, last = max(offset, at), min(end, at + len(part))
+            if first < last:
+                data[first - offset : last - offset] = part[first - at : last - at]
+        return bytes(data)
+
+    def was_written(self) -> bool:
+        """Return True if the file of the blob has been written to since it was opened."""
+        return self._blob.was_written()
+
+    def close(self) -> None:
+        """Close the blob; safe to call twice."""
+        self._blob.close()
