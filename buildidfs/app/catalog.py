@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.elf.identify import ElfFile
-    from buildidfs.model import Digest
+    from buildidfs.model import Alias, Digest
     from buildidfs.store import OriginRecord, Pin, Store
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
@@ -242,7 +242,8 @@ class Known(NamedTuple):
 
     ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
     last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
-    ``served`` are the numbers of those that are, and ``truncated`` says why others are not whole.
+    ``served`` are the numbers of those that are, ``truncated`` says why others are not whole, and
+    ``aliases`` are the other names of each.
     """
 
     missing: list[str]
@@ -252,6 +253,7 @@ class Known(NamedTuple):
     why: dict[Kind, list[str]]
     served: dict[Kind, int | None]
     truncated: dict[Digest, str]
+    aliases: dict[Digest, tuple[Alias, ...]]
 
 
 def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
@@ -279,7 +281,8 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
         for each in kept
         if each.truncated
     }
-    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated)
+    aliases = {digest: store.aliases.of(digest) for digest in digests}
+    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated, aliases)
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:
@@ -303,6 +306,8 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
 
 def _missing(store: Store, ordinal: int) -> list[str]:
     """Return in words what a debugger will ask for and not get."""
+    if store.aliases.is_ambiguous(ordinal):
+        return ["a build ID of its own: unrelated programs have this one, and none is served"]
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
     debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
     withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))

@@ -13,6 +13,7 @@ from buildidfs.app.remedies import (
     NO_KALLSYMS,
     NO_SYMBOLS,
     NOT_CAPTURED,
+    SHARED,
     STRIPPED,
 )
 from buildidfs.model import BuildId, Kind, Quality
@@ -123,6 +124,8 @@ class Holdings:
             return False, Quality.NONE, False, NOT_CAPTURED
         found = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
         held = {kind: artifact for kind, artifact in found.items() if artifact is not None}
+        if not held and store.aliases.is_ambiguous(ordinal):
+            return False, Quality.NONE, False, SHARED
         if not held:
             return False, Quality.NONE, False, NOT_CAPTURED
         if Kind.KALLSYMS in held:

@@ -22,6 +22,7 @@ MEMFD: Final = "a memfd that was never captured: a program run from memory, or g
 NO_KERNEL: Final = "the profile names no build ID of its kernel"
 GUEST: Final = "a virtual machine, into which a profile of the host does not see"
 
+SHARED: Final = "unrelated programs have this build ID, and nothing tells which one it was"
 NOT_CAPTURED: Final = "never captured"
 STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
 NO_SYMBOLS: Final = "stripped: no symbols, no debuginfo captured"
@@ -63,6 +64,11 @@ class Remedy(msgspec.Struct, frozen=True):
 
 _OF_REASON: Final = {
     NO_BUILD_ID: Remedy("no-build-id", NOTHING_RECORDED, "buildidfs scan perf-data {file}"),
+    SHARED: Remedy(
+        "shared-build-id",
+        "say which program it was by its adopted ID (repair --assign PATH=ID); show has those",
+        "buildidfs show {id}",
+    ),
     OTHER_HOST: Remedy(
         "other-host",
         "use the store of the machine that made the profile (--store), or say what the file was"

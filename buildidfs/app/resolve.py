@@ -1,36 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build ID that a user means: by its first digits, or by the path of a file that has it."""
+"""The build ID that a user means: its first digits, an alias, or the path of a file that has it."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app import history
 from buildidfs.app.containers import Names
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
-from buildidfs.model import BuildId
+from buildidfs.formats.elf.identity import is_typed
+from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from buildidfs.app.history import Place
+    from buildidfs.model import Artifact
     from buildidfs.store import Store
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _LEAST_DIGITS: Final = 16
 _MOST_SHOWN: Final = 4
+_SHA256_DIGITS: Final = 64
 
 
 def is_path(text: str) -> bool:
-    """Return True if a user means a file by ``text``: what consists of hex digits is a build ID."""
-    return bool(text) and not _HEX.fullmatch(text)
+    """Return True if a user means a file by ``text``.
+
+    What consists of hexadecimal digits is a build ID or another alias of a file, and so is what
+    begins with the type of an alias (``htl:``). A Go build ID looks like a path.
+    """
+    return bool(text) and not _HEX.fullmatch(text) and not is_typed(text)
 
 
 def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
-    """Return the build ID that a user means: the beginning of one that is known, or a path.
+    """Return the build ID that a user means: the beginning of one that is known, an alias, a path.
 
     A path means the file that is there now, if the store knows it, else the last one that was seen
     there: on this host, or in containers if all had the same build ID. ``container`` is the one
@@ -38,9 +46,11 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
     `AmbiguousBuildId`, `ArtifactMissing`.
     """
     if is_path(text):
+        if not os.path.lexists(text) and (found := store.aliases.named(text)) is not None:
+            return store.match(f"sha256:{found[0]}")
         return _at_path(store, text, container)
     try:
-        return store.index.match(text)
+        return store.match(text)
     except ArtifactMissing as missing:
         try:
             whole = BuildId.from_hex(text)
@@ -49,6 +59,31 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
         if not store.journal.of(whole):
             raise
         return whole
+
+
+def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
+    """Return the very file that a user means by its SHA-256; None if ``text`` is none."""
+    digits = text.lower().removeprefix("sha256:")
+    ordinal = store.index.ordinal(build_id)
+    if len(digits) != _SHA256_DIGITS or not _HEX.fullmatch(digits) or ordinal is None:
+        return None
+    refs = store.index.variants_with(Digest(bytes.fromhex(digits)), ordinal)
+    return store.index.artifact_variant(ordinal, *min(refs)) if refs else None
+
+
+def why_ambiguous(store: Store, build_id: BuildId) -> str:
+    """Say that unrelated programs share a build ID, and which IDs tell them apart; else nothing."""
+    ordinal = store.index.ordinal(build_id)
+    if ordinal is None or not store.aliases.is_ambiguous(ordinal):
+        return ""
+    kept = store.index.variants_after(ordinal, Kind.EXECUTABLE)
+    adopted = [store.aliases.adopted_id(each.digest) for each in islice(kept, _MOST_SHOWN + 1)]
+    shown = [str(each) for each in adopted if each is not None]
+    more = ", ..." if len(shown) > _MOST_SHOWN else ""
+    return (
+        f"unrelated programs have build ID {build_id}, and nothing is served under it; the adopted"
+        f" IDs tell them apart: {', '.join(shown[:_MOST_SHOWN])}{more}"
+    )
 
 
 def future_build_id(store: Store, text: str, container: str | None = None) -> BuildId:

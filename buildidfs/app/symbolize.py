@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 NEVER_CAPTURED: Final = "never captured"
 NO_ELF_FILE: Final = "captured, but not as an ELF file"
 NOT_BELIEVED: Final = "its debuginfo is believed too little, see buildidfs show"
+SHARED: Final = (
+    "unrelated programs have this build ID: their adopted IDs tell them apart (buildidfs show)"
+)
 NOT_LOADED: Final = "no such address in the file"
 NOT_MAPPED: Final = "no such offset in what is loaded of the file"
 NO_EXECUTABLE: Final = (
@@ -161,6 +164,8 @@ class Symbolizer:
         )
         debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
         found = [each for each in (debuginfo, executable) if each is not None]
+        if not found and store.aliases.is_ambiguous(ordinal):
+            return _File([], why=SHARED)
         if not found:
             withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))
             return _File([], why=NOT_BELIEVED if withheld else NO_ELF_FILE)

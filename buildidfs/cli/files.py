@@ -112,7 +112,8 @@ def get(
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
-        artifact = _choose(store, resolve.build_id(store, id_, container), kind)
+        build_id = resolve.build_id(store, id_, container)
+        artifact = resolve.file(store, build_id, id_) or _choose(store, build_id, kind)
         if output is None:
             export.to_stream(store, artifact, sys.stdout.buffer)
         else:
@@ -129,4 +130,7 @@ def _choose(store: Store, build_id: BuildId, kind: str | None) -> Artifact:
         artifact = None if ordinal is None else store.index.artifact(ordinal, each)
         if artifact is not None:
             return artifact
-    raise ArtifactMissing(f"no {kind or 'file'} is kept for build ID {build_id}")
+    from buildidfs.app import resolve
+
+    shared = resolve.why_ambiguous(store, build_id)
+    raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}")

@@ -42,8 +42,10 @@ class _Listed(NamedTuple):
 
     @property
     def kinds(self) -> str:
-        names = (artifact.kind.name.lower() for artifact, _ in self.artifacts)
-        return "+".join(_SHORT_KINDS.get(name, name) for name in names)
+        names = [artifact.kind.name.lower() for artifact, _ in self.artifacts]
+        shown = "+".join(_SHORT_KINDS.get(name, name) for name in names)
+        is_adopted = any(artifact.adopted for artifact, _ in self.artifacts)
+        return f"{shown} adopted" if is_adopted else shown
 
     @property
     def size(self) -> int:
@@ -149,6 +151,7 @@ def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
                     "kind": artifact.kind.name.lower(),
                     "sha256": artifact.digest.hex(),
                     "size": artifact.size,
+                    "adopted": artifact.adopted,
                     **names.fields(record.origin.container),
                     "last_seen": record.last_seen_ns / 1e9,
                     **path_fields(record.origin.path),

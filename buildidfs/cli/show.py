@@ -21,7 +21,7 @@ from buildidfs.cli.output import counted, json_line, moment, one_line, path_fiel
 
 if TYPE_CHECKING:
     from buildidfs.app.catalog import Known
-    from buildidfs.model import Artifact, BuildId, Kind
+    from buildidfs.model import Alias, Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord
 
 _VARIANTS: Final = 10  # of a kind
@@ -109,6 +109,8 @@ def _as_json(
                     "why": why,
                     "truncated": known.truncated.get(artifact.digest, ""),
                     "gdb_scripts": bool(artifact.scripts),
+                    "adopted": artifact.adopted,
+                    "aliases": _aliases(known.aliases[artifact.digest]),
                 }
                 for kind, kept in variants.items()
                 for artifact, why in zip(kept, known.why[kind], strict=True)
@@ -193,6 +195,24 @@ def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> 
     )
     if text := known.truncated.get(artifact.digest):
         click.echo(f"           {text}")
+    if artifact.adopted:
+        click.echo("           adopted: the file has no usable build ID, and goes by its htlhash")
+    for name, value in _aliases(known.aliases[artifact.digest]).items():
+        if not (artifact.adopted and name == "htl"):
+            click.echo(f"           {name}:{value}")
+
+
+def _aliases(aliases: tuple[Alias, ...]) -> dict[str, str]:
+    """The aliases of a file by their types, as the commands take them."""
+    from buildidfs.model import AliasType
+
+    found = {}
+    for kind, value in aliases:
+        if kind is AliasType.GO:
+            found["go"] = value.decode("ascii", "replace")
+        elif kind is not AliasType.LINK:
+            found[kind.name.lower()] = value.hex()
+    return found
 
 
 def _count_left_out(count: int, noun: str, indent: str) -> None:

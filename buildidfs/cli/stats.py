@@ -42,6 +42,8 @@ def stats(session: Session, json_: bool) -> None:
                 "store": session.store_path,
                 "build_ids": held.ids,
                 "artifacts": {kind.name.lower(): n for kind, n in held.artifacts.items()},
+                "adopted": held.adopted,
+                "ambiguous": held.ambiguous,
                 "blobs": held.blobs,
                 "blob_bytes": held.blob_bytes,
                 "stored_bytes": held.stored_bytes,
@@ -66,6 +68,13 @@ def stats(session: Session, json_: bool) -> None:
     kinds = ", ".join(f"{n} {kind.name.lower()}" for kind, n in held.artifacts.items() if n)
     click.echo(f"store      {session.store_path}")
     click.echo(f"build IDs  {held.ids} ({kinds or 'nothing yet'})")
+    if held.adopted:
+        click.echo(f"           {held.adopted} adopted: of programs without a build ID")
+    if held.ambiguous:
+        click.echo(
+            f"           {held.ambiguous} of unrelated programs each, not served:"
+            " see list --conflicts"
+        )
     click.echo(
         f"blobs      {held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
         f" index {size(held.index_bytes)}; free {size(held.free_bytes)}"

@@ -409,6 +409,8 @@ class Store:
         """For each of the `variants` of an artifact, why it is served or is not, in words."""
         from buildidfs.store.index.ranking import why
 
+        if self.aliases.is_ambiguous(ordinal):
+            return ["has a build ID that unrelated programs share"] * len(kept)
         build_id = self.index.build_id(ordinal)
         floor = 0 if build_id is None else self.index.floor(build_id)
         return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE), floor)

@@ -62,7 +62,7 @@ SLOT_SECTION: Final = 24
 SLOT_README: Final = 25
 """The text in the directory of a build ID that unrelated programs share."""
 SLOT_NOTED: Final = 26
-"""An executable with the note of its adopted ID; the detail is the variant."""
+"""A file with the note of its adopted ID; the detail is that of `layouts.id_dir`."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 

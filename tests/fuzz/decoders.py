@@ -9,7 +9,7 @@ from typing import Final
 
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
-from buildidfs.formats.elf import header, identify, identity
+from buildidfs.formats.elf import header, identify, identity, noted
 from buildidfs.formats.perf.records import Mapped, decode_ring
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
@@ -267,7 +267,18 @@ def _check_identity(data: bytes) -> None:
         assert value
 
 
+def _check_noted(data: bytes) -> None:
+    """Any file: the parts are small, and lie where they should."""
+    reader = FileReader(data)
+    parts = noted.with_note(reader, len(data), bytes(16))
+    assert reader.bytes_read <= 4 << 20
+    if parts is not None:
+        assert len(parts.head) in (52, 64)
+        assert len(data) <= parts.at < len(data) + 16
+
+
 TARGETS: Final = {
+    "noted": Target(_check_noted, elf_mutation.seeds, _huge_elves, ("elf.noted",)),
     "identity": Target(_check_identity, elf_mutation.seeds, _huge_elves, ("elf.identity",)),
     "elf": Target(
         elf_mutation.examine,

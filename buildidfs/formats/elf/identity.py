@@ -307,6 +307,11 @@ def link_value(crc: int, name: bytes) -> bytes:
     return crc.to_bytes(4, "big") + name
 
 
+def is_typed(text: str) -> bool:
+    """Return True for a text that says itself of which type the alias is, as ``htl:0123...``."""
+    return text.partition(":")[0].lower() in _TYPES and ":" in text
+
+
 def parse_alias(text: str) -> list[tuple[AliasType | None, bytes]]:
     """Return what a text can be: aliases by their type, and a SHA-256 with None for it.
 
@@ -334,6 +339,7 @@ def parse_alias(text: str) -> list[tuple[AliasType | None, bytes]]:
     return found
 
 
+_TYPES: Final = frozenset(("gnu", "go", "gohex", "htl", "sha256", "code", "crc32"))
 _BY_SIZE: Final = (
     ("htl", AliasType.HTL, HTL_BYTES),
     ("code", AliasType.CODE, 32),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from buildidfs.formats.elf.header import (
     PN_XNUM,
     PT_NOTE,
-    SHF_ALLOC,
     SHN_XINDEX,
     SHT_NOTE,
     SHT_NULL,
@@ -93,7 +92,7 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     names_at = tail.add(names)
     table = sections or forms.shdr.pack(*([0] * 10))
     note_size = len(_note(build_id, layout.little_endian))
-    table += forms.shdr.pack(note_name, SHT_NOTE, SHF_ALLOC, 0, note_at, note_size, 0, 0, 4, 0)
+    table += forms.shdr.pack(note_name, SHT_NOTE, 0, 0, note_at, note_size, 0, 0, 4, 0)
     table += forms.shdr.pack(
         note_name + len(_NOTE_NAME), SHT_STRTAB, 0, 0, names_at, len(names), 0, 0, 1, 0
     )

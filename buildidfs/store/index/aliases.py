@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import ArtifactMissing, InvalidBuildId
-from buildidfs.formats.elf.identity import parse_alias
+from buildidfs.formats.elf.identity import is_typed, parse_alias
 from buildidfs.model import Alias, AliasType, BuildId, Digest, Kind
 from buildidfs.store import schema
 from buildidfs.store.index.queries import prefixed, whole
@@ -92,12 +92,14 @@ class Aliases:
         A SHA-256 names one file, which is returned as well. Raises `InvalidBuildId`,
         `AmbiguousBuildId`, `ArtifactMissing`.
         """
-        found = self.named(text) if len(text) == _SHA256_DIGITS or ":" in text else None
+        found = self.named(text) if len(text) == _SHA256_DIGITS or is_typed(text) else None
         if found is None:
             try:
-                return self._index.match(text), None
+                return self._index.match(text.removeprefix("gnu:")), None
             except (InvalidBuildId, ArtifactMissing):
                 found = self.named(text)
+                if found is None and is_typed(text):
+                    raise ArtifactMissing(f"nothing is known of {text}") from None
                 if found is None:
                     raise
         digest, ordinal = found

@@ -117,6 +117,8 @@ def _better(best: Artifact, other: Artifact, executable: Artifact | None) -> str
         return f"is believed most: {_name(best.trust)}"
     if belief(best) != belief(other):
         return f"comes from the best place: {_name(best.standing)}"
+    if other.adopted and not best.adopted:
+        return "has that build ID in it, and others are only known by it"
     if contradicts(other, executable):
         return "is loaded where the executable is, and others are not"
     if best.quality != other.quality and not is_settled(best):
@@ -133,6 +135,8 @@ def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> s
         return f"is believed less: {_name(artifact.trust)}"
     if belief(artifact) != belief(best):
         return f"comes from a lesser place: {_name(artifact.standing)}"
+    if artifact.adopted and not best.adopted:
+        return "has no build ID, and is only known by this one"
     if contradicts(artifact, executable) and not contradicts(best, executable):
         return "is not loaded where the executable is"
     if artifact.quality != best.quality and not is_settled(best):

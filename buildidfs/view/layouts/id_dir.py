@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 _RECENT = 512
+_NOTED_SHIFT: Final = 16  # of the kind, in the detail of a node with a note
 _KINDS = tuple(Kind)
 _PACKAGE_NAMES: Final = frozenset(
     name + names.DWP_SUFFIX
@@ -199,7 +200,7 @@ class IdDirectories:
         return self._text(nodes.ordinal_of(node), viewer)
 
     def noted(self, artifact: Artifact, *, wait: bool) -> int:
-        """The node of an executable with the note of its adopted ID, as perf wants it.
+        """The node of a file with the note of the adopted ID that it goes by, as perf wants it.
 
         Raises `NeedsReading` unless it may ``wait``, OSError, `IntegrityError`.
         """
@@ -207,14 +208,15 @@ class IdDirectories:
             if not wait:
                 raise NeedsReading
             self._noted.parts(artifact)
-        return nodes.of_id(artifact.ordinal, nodes.SLOT_NOTED, artifact.variant)
+        detail = artifact.kind << _NOTED_SHIFT | artifact.variant
+        return nodes.of_id(artifact.ordinal, nodes.SLOT_NOTED, detail)
 
     def _of_noted(self, node: int) -> Artifact:
-        variant = node & nodes.DETAIL_MASK
-        ordinal, kind = nodes.ordinal_of(node), Kind.EXECUTABLE
+        kind, variant = divmod(node & nodes.DETAIL_MASK, 1 << _NOTED_SHIFT)
         found = None
-        if variant <= nodes.VARIANT_MAX:
-            found = self._store.index.artifact_variant(ordinal, kind, variant)
+        if kind in _KINDS:  # another number was made up
+            ordinal = nodes.ordinal_of(node)
+            found = self._store.index.artifact_variant(ordinal, Kind(kind), variant)
         if found is None:
             raise stale()
         return found
@@ -270,7 +272,8 @@ class IdDirectories:
         """All files of a build ID, served or not."""
         mask = self._store.index.kinds(ordinal)
         if mask:
-            mask |= 1 << Kind.DEBUGINFO  # none of it may be served, and there is some
+            # None of it may be served, and there is some.
+            mask |= 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
         for kind in _KINDS:
             if mask >> kind & 1:
                 yield from self._store.index.variants_after(ordinal, kind)

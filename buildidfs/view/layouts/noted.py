@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executables that go by an adopted ID, as perf wants them: with a note that says so.
+"""Files that go by an adopted ID, as perf wants them: with a note that says so.
 
 Only perf's tree has them so; ``<id>/elf`` is the exact bytes. Header and tail are made while
 reading, from the headers of the file; a directory of `layouts.perf` leads to them.
@@ -24,7 +24,7 @@ _REMEMBERED: Final = 64
 
 
 class NotedFiles:
-    """Opens executables with the note of the build ID that they go by."""
+    """Opens files with the note of the build ID that they go by."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -28,6 +28,7 @@ _SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
 """Bits of kinds: perf is shown no directory without a file of one of them."""
 
 _BUCKETS_NAME = b".build-id"
+_NOTED = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 _ENTRIES = tuple(names.PERF_KIND_OF.items())
 
 # Offsets in a listing of a path: the fixed entry, then sub-directories by path number, then
@@ -90,8 +91,8 @@ class PerfTree:
     def lookup_file(self, node: int, name: bytes, *, wait: bool = False) -> int:
         """The node of a file in the directory of a build ID.
 
-        The path decides between programs that share a build ID. perf wants to find in an executable
-        the build ID that it goes by, even an adopted one. Raises `NeedsReading` if the file has to
+        The path decides between programs that share a build ID. perf wants to find in a file the
+        build ID that it goes by, even an adopted one. Raises `NeedsReading` if the file has to
         be read for that, and it may not ``wait``.
         """
         kind = names.PERF_KIND_OF.get(name)
@@ -101,12 +102,13 @@ class PerfTree:
         if self._store.aliases.is_ambiguous(ordinal):
             found = self._last_seen(path, ordinal, kind)
             return nodes.ABSENT if found is None else self._ids.node_of(found)
-        if kind is Kind.EXECUTABLE and self._store.aliases.is_adopted(ordinal):
-            served = self._store.index.artifact(ordinal, kind)
-            if served is not None and served.adopted:
-                return self._ids.noted(served, wait=wait)
         if kind is Kind.DEBUGINFO and not self._store.index.kinds(ordinal) & EXECUTABLE_BIT:
             return nodes.ABSENT
+        if kind in _NOTED and self._store.aliases.is_adopted(ordinal):
+            executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
+            served = self._store.index.artifact(ordinal, kind)
+            if executable is not None and executable.adopted and served is not None:
+                return self._ids.noted(served, wait=wait)
         return self._ids.file(ordinal, kind)
 
     def _last_seen(self, path: int, ordinal: int, kind: Kind) -> Artifact | None:
