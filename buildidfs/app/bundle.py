@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import symbolizers
-from buildidfs.app.symbolizers import Child, Failed, Slots
+from buildidfs.app.symbolizers import Failed, Slots, SymbolizerProcess
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
 from buildidfs.capture.base import PinnedFile, reached
@@ -427,7 +427,7 @@ def _ask(
         until = min(deadline, time.monotonic() + symbolizers.ANSWER_S)
         # The query that takes longer, and more memory, comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
-            child = Child([program, option, os.fsdecode(slots.path(0))], slots)
+            child = SymbolizerProcess([program, option, os.fsdecode(slots.path(0))], slots)
             try:
                 for line in found(item.build_id, child.lines(until)):
                     lines.add(line, is_file=found is _paths)

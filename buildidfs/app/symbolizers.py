@@ -315,7 +315,7 @@ class Llvm:
 
     def __init__(self, path: str, slots: Slots) -> None:
         self._slots = slots
-        self._child = Child([path, "--output-style=JSON"], slots)
+        self._child = SymbolizerProcess([path, "--output-style=JSON"], slots)
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address."""
@@ -333,7 +333,7 @@ class Elfutils:
     def __init__(self, path: str, slots: Slots) -> None:
         self._path = path
         self._slots = slots
-        self._children: OrderedDict[int, Child] = OrderedDict()
+        self._children: OrderedDict[int, SymbolizerProcess] = OrderedDict()
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address."""
@@ -345,7 +345,9 @@ class Elfutils:
             options = ["--functions", "--inlines", "--demangle", "--addresses", "--absolute"]
             if self._slots.directory is not None:
                 options.append(f"--debuginfo-path={self._slots.directory}")
-            child = self._children[slot] = Child([self._path, file, *options], self._slots)
+            child = self._children[slot] = SymbolizerProcess(
+                [self._path, file, *options], self._slots
+            )
         self._children.move_to_end(slot)
         child.write(b"0x%x\n%s\n" % (address, _NOWHERE))
         deadline = time.monotonic() + ANSWER_S
@@ -363,8 +365,8 @@ class Elfutils:
             self._children.popitem()[1].close()
 
 
-class Child:
-    """A confined process that answers lines with lines, or just says some."""
+class SymbolizerProcess:
+    """A confined symbolizer, which answers lines with lines or writes lines unasked."""
 
     def __init__(self, argv: list[str], slots: Slots) -> None:
         """Raises `CapabilityError`, `UsageError`."""

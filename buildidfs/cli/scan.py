@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,14 +16,40 @@ from buildidfs.cli.output import counted, one_line, path_fields, printable, repo
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from buildidfs.app.cores import Binary as CoreBinary
     from buildidfs.app.cores import CoreScan, Dump
     from buildidfs.app.profile.scan import Binary as ProfileBinary
     from buildidfs.app.profile.scan import ProfileScan
+    from buildidfs.cli.progress import Line
     from buildidfs.ingest import Summary
+    from buildidfs.store import Store
+
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
 _ROOTS = ("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd")
 _ROOTS_OF_A_USER = ("docker", "containers/storage")  # below $XDG_DATA_HOME
+
+_files = click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+_json_object = click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+_json_summary = click.option(
+    "--json", "json_", is_flag=True, help="Print the summary as one JSON object."
+)
+
+
+def _statuses(inputs: str, more: str = "") -> dict[int, str]:
+    """Return the exit statuses of a scan of such inputs."""
+    return {
+        3: f"finished, but some {inputs} could not be read{more}",
+        10: "store error; 14 disk full",
+    }
+
+
+@contextmanager
+def _capturing(session: Session, doing: str = "Capturing") -> Iterator[tuple[Store, Line | None]]:
+    """Open the store for a scan, which is made if there is none, and show its progress."""
+    with session.open_store(create=True) as store, session.progress(doing) as show:
+        yield store, show
 
 
 @click.group(
@@ -45,10 +72,7 @@ def scan() -> None:
             "buildidfs scan proc --pid 4711",
             "buildidfs scan proc --container docker:0f5c3e8d1b2a",
         ],
-        {
-            3: "finished, but some processes or files could not be read",
-            10: "store error; 14 disk full",
-        },
+        _statuses("processes or files"),
     ),
 )
 @click.option("--pid", "pids", metavar="PID", type=int, multiple=True, help="Only this process.")
@@ -56,7 +80,7 @@ def scan() -> None:
     "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option("--containers-only", is_flag=True, help="Leave out the processes of the host.")
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@_json_summary
 @click.pass_obj
 def scan_proc(
     session: Session,
@@ -72,7 +96,7 @@ def scan_proc(
     """
     from buildidfs.app import capture
 
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with _capturing(session) as (store, show):
         summary = capture.scan_processes(
             store,
             session.settings,
@@ -91,10 +115,7 @@ def scan_proc(
             "buildidfs scan tree /usr/lib/debug /opt",
             "buildidfs scan tree --dry-run --json ./a.out",
         ],
-        {
-            3: "finished, but some files could not be read",
-            10: "store error; 14 disk full",
-        },
+        _statuses("files"),
     ),
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
@@ -112,7 +133,7 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(session, wanted, json_)
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with _capturing(session) as (store, show):
         summary = capture.scan_tree(store, session.settings, wanted, progress=show)
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
 
@@ -161,17 +182,14 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
             "buildidfs scan kernel --all",
             "buildidfs scan kernel --root /mnt/image",
         ],
-        {
-            3: "finished, but some files could not be read",
-            10: "store error; 14 disk full",
-        },
+        _statuses("files"),
     ),
 )
 @click.option(
     "--all", "all_", is_flag=True, help="All kernels and modules that are installed, too."
 )
 @click.option("--root", metavar="DIR", type=AnyPath(), help="Those installed below DIR, only.")
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@_json_summary
 @click.pass_obj
 def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> int:
     """Capture the running kernel: its symbols, the files it is in, the modules it has loaded.
@@ -182,7 +200,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     from buildidfs.app import capture
 
     where = None if root is None else os.fsencode(root)
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with _capturing(session) as (store, show):
         summary = capture.scan_kernel(
             store, session.settings, everything=all_, root=where, progress=show
         )
@@ -197,15 +215,12 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
             "buildidfs scan perf-data perf.data",
             "buildidfs scan perf-data --json perf.data | jq '.binaries[] | select(.why)'",
         ],
-        {
-            3: "finished, but some files could not be read",
-            10: "store error; 14 disk full",
-        },
+        _statuses("files"),
     ),
 )
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+@_files
 @click.option("--all", "all_", is_flag=True, help="Also what was mapped but never sampled.")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@_json_object
 @click.pass_obj
 def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: bool) -> int:
     """Capture the binaries that samples in perf.data files fell into, callers included.
@@ -215,7 +230,7 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
     """
     from buildidfs.app.profile import scan as profile_scan
 
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with _capturing(session) as (store, show):
         scan = profile_scan.scan_perf_data(
             store,
             session.settings,
@@ -259,14 +274,11 @@ def _perf_data_text(scan: ProfileScan) -> None:
             "buildidfs scan core core.4711",
             "buildidfs scan core --json core.4711 | jq '.cores[].binaries[]'",
         ],
-        {
-            3: "finished, but some files could not be read, or not to their end",
-            10: "store error; 14 disk full",
-        },
+        _statuses("files", ", or not to their end"),
     ),
 )
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@_files
+@_json_object
 @click.pass_obj
 def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     """Capture the program and the libraries that were mapped when a core file was made.
@@ -277,7 +289,7 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     """
     from buildidfs.app import cores
 
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with _capturing(session) as (store, show):
         scan = cores.scan_cores(
             store, session.settings, [os.fsencode(path) for path in paths], progress=show
         )
@@ -348,15 +360,12 @@ def _whose(dump: Dump) -> str:
             "buildidfs scan package libc6_2.36-9_amd64.deb libc6-dbg_2.36-9_amd64.deb",
             "buildidfs scan package /srv/mirror",
         ],
-        {
-            3: "finished, but some packages could not be read",
-            10: "store error; 14 disk full",
-        },
+        _statuses("packages"),
     ),
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 @click.option("--again", is_flag=True, help="Read packages that were read before, too.")
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@_json_summary
 @click.pass_obj
 def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: bool) -> int:
     """Capture every ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
@@ -367,7 +376,7 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
     from buildidfs.app import capture
 
     wanted = [os.fsencode(path) for path in files]
-    with session.open_store(create=True) as store, session.progress("Unpacking") as show:
+    with _capturing(session, "Unpacking") as (store, show):
         scan = capture.scan_packages(store, wanted, again=again, progress=show)
     counts = {"packages": scan.packages, "unchanged": scan.unchanged}
     return _report_archives(session, scan.summary, counts, json_=json_)
@@ -400,7 +409,7 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
 )
 @click.option("--platform", metavar="OS/ARCH", help="Of images for several: this one, or all.")
 @click.option("--again", is_flag=True, help="Read images that were read before, too.")
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@_json_summary
 @click.pass_obj
 def scan_image(
     session: Session,
@@ -420,7 +429,7 @@ def scan_image(
 
     paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
     references = [word for word in images if not os.path.lexists(word)]
-    with session.open_store(create=True) as store, session.progress("Unpacking") as show:
+    with _capturing(session, "Unpacking") as (store, show):
         scan = capture.scan_images(
             store,
             paths,
