@@ -135,12 +135,32 @@ class Kind(enum.IntEnum):
 
 
 class Quality(enum.IntEnum):
-    """How much a file tells a debugger; more is better. On disk."""
+    """How much a file tells a debugger; more is better. On disk as `stored`.
+
+    ``GOPCLNTAB`` is a debug file that was made of the table of a Go program: functions, files and
+    lines, but no types.
+    """
 
     NONE = 0
     DYNSYM = 1
     SYMTAB = 2
-    DEBUGINFO = 3
+    GOPCLNTAB = 3
+    DEBUGINFO = 4
+
+    @property
+    def stored(self) -> int:
+        """The number on disk and in bundles."""
+        return QUALITIES.index(self)
+
+
+QUALITIES: Final = (
+    Quality.NONE,
+    Quality.DYNSYM,
+    Quality.SYMTAB,
+    Quality.DEBUGINFO,
+    Quality.GOPCLNTAB,
+)
+"""The qualities by their number on disk, which is the order in which they were added."""
 
 
 class Trust(enum.IntEnum):
@@ -415,6 +435,17 @@ class Artifact(msgspec.Struct, frozen=True):
     truncated: bool = False
     standing: Standing = Standing.GIVEN
     adopted: bool = False
+
+    @property
+    def made_of(self) -> str:
+        """The section of the executable that a debug file was made of; empty if it was not made.
+
+        Debug files that were captured have a symbol table at least.
+        """
+        return _MADE_OF.get(self.quality, "") if self.kind is Kind.DEBUGINFO else ""
+
+
+_MADE_OF: Final = {Quality.DYNSYM: ".gnu_debugdata", Quality.GOPCLNTAB: ".gopclntab"}
 
 
 class Mapping(msgspec.Struct, frozen=True):

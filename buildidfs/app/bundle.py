@@ -28,7 +28,7 @@ from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import file_ops, machine
-from buildidfs.model import Absence, BuildId, Digest, Kind, Quality, Trust
+from buildidfs.model import QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture
 from buildidfs.store.blobs import files
 from buildidfs.store.bundle import BundleFile, captures, sightings, write_bundle
@@ -115,7 +115,7 @@ def _item(
         artifact.size,
         artifact.mtime_ns,
         artifact.mode,
-        artifact.quality,
+        artifact.quality.stored,
         artifact.trust,
         f"{artifact.segments:x}",
         tuple((extent.offset, extent.size) for extent in artifact.scripts),
@@ -408,7 +408,7 @@ def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive
     """The file to ask for each build ID: that which a debugger would read."""
     chosen: dict[str, bundle_archive.Item] = {}
     for item in items:
-        if item.quality >= Quality.DEBUGINFO and item.kind_of is not Kind.KALLSYMS:
+        if QUALITIES[item.quality] >= Quality.DEBUGINFO and item.kind_of is not Kind.KALLSYMS:
             before = chosen.get(item.build_id)
             if before is None or item.kind_of is Kind.DEBUGINFO:
                 chosen[item.build_id] = item

@@ -70,7 +70,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     size: Size
     mtime_ns: Time
     mode: Annotated[int, Meta(ge=0, le=0o7777)]
-    quality: Annotated[int, Meta(ge=0, le=3)]
+    quality: Annotated[int, Meta(ge=0, le=4)]
     trust: Annotated[int, Meta(ge=0, le=3)]
     segments: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = "0"
     scripts: Annotated[tuple[tuple[Size, Size], ...], Meta(max_length=64)] = ()

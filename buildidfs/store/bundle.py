@@ -28,6 +28,7 @@ from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
+    QUALITIES,
     Absence,
     BuildId,
     ByteRange,
@@ -35,7 +36,6 @@ from buildidfs.model import (
     FileIdentity,
     Kind,
     Origin,
-    Quality,
     Sighting,
     Trust,
 )
@@ -270,7 +270,7 @@ def captures(
                 held,
                 BuildId.from_hex(build_id),
                 tuple(dict.fromkeys(item.kind_of for item in same)),
-                Quality(first.quality),
+                QUALITIES[first.quality],
                 tuple(ByteRange(*extent) for extent in first.scripts),
                 int(first.segments, 16),
                 truncated=first.truncated,

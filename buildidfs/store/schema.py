@@ -166,6 +166,7 @@ from zlib import crc32
 import msgspec
 
 from buildidfs.model import (
+    QUALITIES,
     Absence,
     Alias,
     AliasType,
@@ -175,7 +176,6 @@ from buildidfs.model import (
     Digest,
     FileIdentity,
     Kind,
-    Quality,
     Standing,
     Trust,
     fingerprint,
@@ -237,6 +237,7 @@ USE_SLACK_S: Final = 3600
 COUNTERS_KEY: Final = b"counters"
 FORMAT_KEY: Final = b"format"
 FLOOR_PREFIX: Final = b"floor"
+DERIVATION_PREFIX: Final = b"derive"
 
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
@@ -266,7 +267,6 @@ _ADOPTED: Final = 2
 PUBLIC: Final = b"\1"
 
 _KINDS: Final = tuple(Kind)
-_QUALITIES: Final = tuple(Quality)
 _TRUSTS: Final = tuple(Trust)
 _STANDINGS: Final = tuple(Standing)
 
@@ -367,7 +367,7 @@ def pack_artifact(artifact: Artifact) -> bytes:
         artifact.mode,
         artifact.uid,
         artifact.gid,
-        artifact.quality,
+        artifact.quality.stored,
         artifact.trust,
         artifact.first_seen_ns,
         artifact.segments,
@@ -410,7 +410,7 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         mode,
         uid,
         gid,
-        _QUALITIES[quality],
+        QUALITIES[quality],
         _TRUSTS[trust],
         seen,
         scripts,
@@ -512,6 +512,24 @@ class DwzRow(msgspec.Struct, frozen=True):
         trust, standing = _TRUSTS[believed & 15], _STANDINGS[(believed >> 4) - 1]
         public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
         return cls(ordinal, trust, standing, public, referred[: -CHECK.size])
+
+
+def derivation_key(digest: bytes) -> bytes:
+    """Key of a row of *meta* that asks for a debug file to be made of a blob."""
+    return DERIVATION_PREFIX + digest
+
+
+def pack_derivation(key: bytes, build_id: bytes) -> bytes:
+    """The row of *meta* with that key; the build ID is the one of the debug file."""
+    return build_id + CHECK.pack(crc32(build_id, crc32(key)))
+
+
+def unpack_derivation(key: bytes, value: bytes) -> tuple[Digest, BuildId]:
+    """The inverse of `pack_derivation`; raises ValueError for a row that is not that of the key."""
+    build_id = value[: -CHECK.size]
+    if value != pack_derivation(key, build_id):
+        raise ValueError("it is not what was written for that blob")
+    return Digest(key.removeprefix(DERIVATION_PREFIX)), BuildId(build_id)
 
 
 def floor_key(build_id: bytes) -> bytes:

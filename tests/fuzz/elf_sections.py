@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats import bzimage
-from buildidfs.formats.elf import minidebug, splitdwarf
+from buildidfs.formats.elf import go_debug, identify, minidebug, splitdwarf
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
+from tests.support import gowriter
 from tests.support.elfwriter import (
     SHF_ALLOC,
     SHF_COMPRESSED,
@@ -24,6 +25,71 @@ from tests.support.elfwriter import (
 )
 from tests.support.filereader import FileReader
 from tests.support.kernels import bzimage_file
+
+# --- tables of Go --------------------------------------------------------------------------------
+
+
+def _check_go(data: bytes) -> None:
+    """Given as a whole file, as a table in a program of ours, and found there by its magic."""
+    _check_go_file(data)
+    for headers in (True, False):
+        _check_go_file(go_program(data, headers=headers))
+
+
+def _check_go_file(data: bytes) -> None:
+    debug = go_debug.debug_file(FileReader(data), len(data), b"\x0b" * 20, bytes(32))
+    if debug is not None:
+        assert len(debug) <= 16 * len(data) + (1 << 20)
+        found = identify.describe(FileReader(debug), len(debug))
+        assert isinstance(found, identify.ElfFile)
+        assert not found.truncated
+
+
+def go_program(table: bytes, *, headers: bool = True) -> bytes:
+    """A program with any bytes as its table."""
+    functions = [gowriter.Function("f", [], bare=4096)]
+    return gowriter.program(functions, alter=lambda old: table, headers=headers)
+
+
+_GO_FUNCTIONS: Final = [
+    gowriter.Function(
+        "main.f",
+        [
+            gowriter.Row(4, "/a.go", 3),
+            gowriter.Row(4, "/b.go", 3),
+            gowriter.Row(400, "/b.go", 900),
+        ],
+        4,
+    ),
+    gowriter.Function("main.g\N{MIDDLE DOT}1", [gowriter.Row(4, "/b.go", 70_000)]),
+    gowriter.Function("c", [], bare=32),
+]
+
+
+def _seed_go() -> Iterator[bytes]:
+    for magic in gowriter.MAGICS:
+        for little_endian in (True, False):
+            form = gowriter.Form(magic, 64 if little_endian else 32, little_endian)
+            yield gowriter.program(_GO_FUNCTIONS, form)
+            yield gowriter.table(_GO_FUNCTIONS, 0x400000, form)
+
+
+def _huge_go() -> Iterator[bytes]:
+    """Many functions that share one long table, or one long name, and files that change in it."""
+    for magic in (gowriter.GO_1_2, gowriter.GO_1_16, gowriter.GO_1_20):
+        form = gowriter.Form(magic)
+        few = gowriter.Row(1, "/a.go", 1), gowriter.Row(1, "/b.go", 2)
+        yield gowriter.program([gowriter.Function("f", few * 60_000)], form)
+        yield gowriter.program([gowriter.Function("f", few[:1], 15)] * 8000, form)
+        yield gowriter.program([gowriter.Function("f" * 400_000, few)], form)
+        rows = [gowriter.Row(1, "/a.go", at * 7919 % 100_000) for at in range(100_000)]
+        yield gowriter.program([gowriter.Function("f", rows)], form)
+        for files in (["/a.go"], ["/a.go", "/b.go"]):
+            shared = [gowriter.Row(1, files[at % len(files)], at % 3) for at in range(90_000)]
+            yield gowriter.program([gowriter.Function("f", shared, bare=16)] * 6000, form)
+    yield filled(gowriter.table(_GO_FUNCTIONS[:1], 0, gowriter.Form())[:128])
+    yield go_program(filled(b"\xf1\xff\xff\xff\0\0\1\x08", 900_000), headers=False)
+
 
 # --- kernels -------------------------------------------------------------------------------------
 
@@ -182,6 +248,13 @@ def _huge_sections() -> Iterator[bytes]:
 TARGETS: Final = {
     "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
     "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.sections",)),
+    "go_debug": Target(
+        _check_go,
+        _seed_go,
+        _huge_go,
+        ("elf.go_debug", "elf.go_lines", "elf.gopclntab"),
+        cost=_check_go_file,
+    ),
     "minidebug": Target(
         _check_minidebug,
         _seed_minidebug,

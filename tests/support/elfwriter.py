@@ -221,6 +221,7 @@ class _Writer:
     def _segment(self, section: Section, offset: int) -> bytes:
         size = len(section.data) if section.size is None else section.size
         flags = 5 if section.flags & SHF_EXECINSTR else 4
+        flags |= 2 if section.flags & SHF_WRITE else 0
         place = (offset, _ADDRESS + offset, _ADDRESS + offset, size, size)
         if self._bits == 64:
             return self._phdr.pack(section.segment, flags, *place, section.align)

@@ -163,6 +163,13 @@ _DWARF: Final = frozenset(
     )
 )  # fmt: skip
 _MINI: Final = b".gnu_debugdata"
+# Go writes the last two into each program, also where the linker of C puts its table elsewhere.
+_GO: Final = frozenset(
+    (b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo", b".note.go.buildid")
+)
+MADE_OF_GOPCLNTAB: Final = b".buildidfs.gopclntab"
+"""The section by which a debug file is known that `go_debug` made. It has the SHA-256 of the
+program."""
 _SPLIT: Final = b".debug_addr"
 _SUPPLEMENTARY: Final = b".debug_sup"
 _LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
@@ -199,7 +206,8 @@ class ElfFile(msgspec.Struct, frozen=True):
     a copy of half a file, or one that was damaged on purpose. ``segments`` is
     `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
     and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`. ``shared`` is the ID in
-    its note if files share that by mistake, and ``build_id`` is another one.
+    its note if files share that by mistake, and ``build_id`` is another one. ``go`` says that it
+    may be a Go program.
     """
 
     build_id: BuildId
@@ -217,6 +225,12 @@ class ElfFile(msgspec.Struct, frozen=True):
     mini: ByteRange | None = None
     dwo_ids: tuple[int, ...] = ()
     shared: BuildId | None = None
+    go: bool = False
+
+    @property
+    def is_stripped_go(self) -> bool:
+        """True if `go_debug` may make a debug file of it, and it has no names of its own."""
+        return self.go and not self.truncated and Kind.DEBUGINFO not in self.kinds
 
     @property
     def supplement(self) -> tuple[bytes, BuildId] | None:
@@ -292,6 +306,7 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         _segments(layout, segments),
         survey.mini,
         _dwo_ids(read_at, size) if survey.is_split else (),
+        go=survey.is_go or not table,
     )
 
 
@@ -320,7 +335,7 @@ class _Survey:
         self._scripts: list[tuple[int, int]] = []
         self.links: dict[bytes, tuple[int, int]] = {}
         self.mini: ByteRange | None = None
-        self.is_split = False
+        self.is_split = self.is_go = self._made = False
         self.flaw = ""
         self._end = (0, "")
 
@@ -359,6 +374,10 @@ class _Survey:
             self.mini = ByteRange(offset, length)
         elif name == _SPLIT:
             self.is_split = True
+        elif name in _GO:
+            self.is_go = True
+        elif name == MADE_OF_GOPCLNTAB:
+            self._made = True
         if not _SCRIPTS.isdisjoint(names) and offset < self._size:
             self._scripts.append((offset, min(end, self._size)))
         self.claim("a section", end)
@@ -385,6 +404,8 @@ class _Survey:
 
     def quality(self) -> Quality:
         """The quality for a debugger."""
+        if self._made:
+            return Quality.GOPCLNTAB
         if self._dwarf:
             return Quality.DEBUGINFO
         if self._symtab:

@@ -41,6 +41,7 @@ class SectionHeader(NamedTuple):
     size: int
     link: int
     info: int
+    align: int = 1
 
 
 class Sections:
@@ -83,10 +84,10 @@ class Sections:
         names = b""
         if names_index < len(rows) and rows[names_index][5] <= _NAMES_MAX:
             names = source.read(rows[names_index][4], rows[names_index][5])
-        for name, kind, flags, address, offset, length, link, info, _, _ in rows:
+        for name, kind, flags, address, offset, length, link, info, align, _ in rows:
             spelled = names[name : name + _NAME_MAX].partition(b"\0")[0]
             self.headers.append(
-                SectionHeader(spelled, kind, flags, address, offset, length, link, info)
+                SectionHeader(spelled, kind, flags, address, offset, length, link, info, align)
             )
 
     def named(self, *names: bytes) -> SectionHeader | None:

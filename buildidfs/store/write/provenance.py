@@ -108,7 +108,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
         claims[new.build_id] = Claim(
             bytes(new.build_id),
             kinds,
-            new.quality,
+            new.quality.stored,
             tuple((extent.offset, extent.size) for extent in new.scripts),
             new.segments,
             origin.trust,
@@ -144,7 +144,7 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
             Claim(
                 bytes(schema.build_id_of(named)),
                 kinds[ordinal],
-                artifact.quality,
+                artifact.quality.stored,
                 tuple((extent.offset, extent.size) for extent in artifact.scripts),
                 artifact.segments,
                 artifact.trust,

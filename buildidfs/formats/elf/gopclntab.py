@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``.gopclntab``: the functions of a Go program, with their files and lines.
+
+The Go runtime needs this table for stack traces, so that a stripped program keeps it. Its layout
+has four versions, of Go 1.2, 1.16, 1.18 and 1.20; Go 1.20 to 1.27 write the last one. Nothing here
+raises for any input, except what ``read_at`` raises itself, and the work is bounded by `TABLE_MAX`.
+
+Source: golang.org/s/go12symtab; debug/gosym/pclntab.go, runtime/symtab.go and
+cmd/link/internal/ld/pcln.go of Go 1.19 and 1.27.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from buildidfs.formats.elf.header import (
+    PF_X,
+    ReadAt,
+    Segment,
+    is_loaded,
+    loaded,
+)
+from buildidfs.formats.elf.sections import Sections
+
+TABLE_MAX: Final = 256 << 20
+"""The limit of a table: that of kubectl 1.31 has 18 MB, that of CockroachDB some 70 MB."""
+
+SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
+"""The names of the section: the second one is that of programs at no fixed address."""
+
+FUNCTIONS_MAX: Final = 1 << 22
+
+GO_1_2, GO_1_16, GO_1_18 = range(3)
+"""Layouts. That of Go 1.20 is the one of 1.18 with another magic number."""
+
+_MAGICS: Final = {
+    0xFFFFFFFB: GO_1_2,
+    0xFFFFFFFA: GO_1_16,
+    0xFFFFFFF0: GO_1_18,
+    0xFFFFFFF1: GO_1_18,
+}
+_HEADER: Final = re.compile(
+    rb"(?:[\xfb\xfa\xf0\xf1]\xff\xff\xff|\xff\xff\xff[\xfb\xfa\xf0\xf1])"
+    rb"\0\0[\x01\x02\x04][\x04\x08]"
+)
+_HEADER_BYTES: Final = 8 + 8 * 8
+
+# A search goes through so many bytes of a file at most, and looks at so many likely places.
+_SEARCHED_BYTES: Final = 1 << 30
+_CANDIDATES: Final = 64
+_SEGMENTS_MAX: Final = 256
+_CHUNK: Final = 1 << 20
+_ALIGN: Final = 4
+
+_NO_OFFSET: Final = 0xFFFFFFFF
+
+
+class Place(NamedTuple):
+    """Where a table may be: ``size`` bytes from ``offset`` of the file, loaded at ``address``."""
+
+    offset: int
+    address: int
+    size: int
+
+
+class Function(NamedTuple):
+    """One function. ``room`` is the distance to the next one, in bytes.
+
+    The other fields are where its name and its tables of files and lines begin in `GoTable.data`,
+    0 for none, and the index in `GoTable.units` that its file numbers start from.
+    """
+
+    entry: int
+    room: int
+    name: int
+    files: int
+    lines: int
+    unit: int
+
+
+class GoTable:
+    """A table whose header is sound.
+
+    ``data`` has its bytes. The names of functions lie in there from ``names`` to ``names_end``, the
+    tables of files and lines from ``values`` to ``limit``. ``quantum`` is the least number of bytes
+    of an instruction.
+    """
+
+    def __init__(self, data: bytes, header: _Header, text: int) -> None:
+        self.data = data
+        self.quantum = header.quantum
+        self.version = header.version
+        self.functions = header.functions
+        self._header = header
+        self._text = text if header.version == GO_1_18 else 0
+        offsets = header.offsets
+        self.names, self.values, self._records = offsets.names, offsets.values, offsets.records
+        self.names_end, self.limit = (
+            min((each for each in offsets if each > start), default=len(data))
+            for start in (self.names, self.values)
+        )
+        if header.version == GO_1_2:  # its parts are not apart
+            self.names_end = self.limit = len(data)
+        self.units = self._units()
+
+    def walk(self) -> Iterator[Function]:
+        """The functions in the order of their addresses, up to the first that is out of order."""
+        header, data = self._header, self.data
+        rows = header.rows(data)
+        if rows is None:
+            return
+        record = Struct(header.order + f"{header.record_start}xI8xIII4xI")
+        short = Struct(header.order + f"{header.record_start}xI8xIII")
+        form = short if header.version == GO_1_2 else record
+        end, text, records = len(data) - form.size, self._text, self._records
+        names, values = self.names, self.values
+        entry = text + rows[0]
+        for at, following in zip(rows[1::2], rows[2::2], strict=True):
+            following += text
+            if following < entry:
+                return
+            if at + records <= end:
+                name, _, files, lines, *unit = form.unpack_from(data, at + records)
+                yield Function(
+                    entry,
+                    following - entry,
+                    names + name,
+                    files and values + files,
+                    lines and values + lines,
+                    unit[0] if unit else 0,
+                )
+            entry = following
+
+    def file(self, offset: int) -> bytes:
+        """The path at an offset out of ``units``; empty where there is none."""
+        at = self._header.offsets.files + offset
+        if offset == _NO_OFFSET or at >= len(self.data):
+            return b""
+        end = self.data.find(b"\0", at, at + _PATH_MAX)
+        return self.data[at:end] if end >= 0 else b""
+
+    def _units(self) -> Sequence[int]:
+        """Offsets of file names by the numbers in the tables of files, see `Function.unit`."""
+        header, data = self._header, self.data
+        start, count = header.offsets.units, header.unit_files
+        if header.version == GO_1_2:
+            count = min(count, (len(data) - start) // 4)
+        else:
+            count = (min(header.offsets.files, len(data)) - start) // 4
+        return _words(data[start : start + 4 * max(count, 0)], "I", header.is_swapped)
+
+
+_PATH_MAX: Final = 4096
+
+
+class _Offsets(NamedTuple):
+    names: int
+    units: int
+    files: int
+    values: int
+    records: int
+
+
+class _Header(NamedTuple):
+    version: int
+    order: str
+    quantum: int
+    word: int
+    functions: int
+    unit_files: int
+    text: int
+    offsets: _Offsets
+
+    @property
+    def is_swapped(self) -> bool:
+        """True if the byte order is not that of this machine."""
+        return (self.order == "<") != (sys.byteorder == "little")
+
+    @property
+    def field(self) -> int:
+        """The size of a field of the table of functions."""
+        return 4 if self.version == GO_1_18 else self.word
+
+    @property
+    def record_start(self) -> int:
+        """The size of the first field of a record: the entry, as address or offset."""
+        return self.field
+
+    @property
+    def table_bytes(self) -> int:
+        return (2 * self.functions + 1) * self.field
+
+    def rows(self, data: bytes) -> Sequence[int] | None:
+        """The table of functions: entry and place of the record by turns, at last the end."""
+        start = 8 + self.word if self.version == GO_1_2 else self.offsets.records
+        found = data[start : start + self.table_bytes]
+        if len(found) < self.table_bytes or not self.functions:
+            return None
+        return _words(found, "I" if self.field == 4 else "Q", self.is_swapped)
+
+
+def _words(data: bytes, code: str, is_swapped: bool) -> Sequence[int]:
+    words = array(code)
+    words.frombytes(data)
+    if is_swapped:
+        words.byteswap()
+    return words
+
+
+def _header(data: bytes, size: int) -> _Header | None:
+    """The header of a table of ``size`` bytes of which the first are in ``data``; None if it is
+    none, or it leads out of the table.
+    """
+    if len(data) < _HEADER_BYTES or not _HEADER.match(data):
+        return None
+    order = "<" if data[1] == 0xFF and data[0] != 0xFF else ">"
+    (magic,) = Struct(order + "I").unpack_from(data)
+    version, quantum, word = _MAGICS[magic], data[6], data[7]
+    fields = Struct(order + ("8I" if word == 4 else "8Q")).unpack_from(data, 8)
+    functions, files, text = fields[0], 0, 0
+    if version == GO_1_2:
+        offsets = _Offsets(0, 0, 0, 0, 0)
+    else:
+        files = fields[1]
+        starts = fields[2:7]
+        if version == GO_1_18:
+            text, starts = fields[2], fields[3:8]
+        offsets = _Offsets(*starts)
+    found = _Header(version, order, quantum, word, functions, files, text, offsets)
+    if not 0 < functions <= FUNCTIONS_MAX or max(offsets) >= size:
+        return None
+    if version != GO_1_2 and not min(offsets) >= _HEADER_BYTES // 2:
+        return None
+    return found if found.table_bytes < size else None
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+def find(read_at: ReadAt, size: int) -> GoTable | None:
+    """The table of an ELF file of ``size`` bytes; None if it has none, or one that is not sound."""
+    sections = Sections(read_at, size)
+    loads = loaded(read_at, size)[:_SEGMENTS_MAX]
+    for place in _places(read_at, size, sections, loads):
+        head = read_at(place.offset, min(place.size, _HEADER_BYTES))
+        header = _header(head, place.size)
+        if header is None:
+            continue
+        data = read_at(place.offset, min(place.size, TABLE_MAX))
+        header = _header(data, len(data))
+        if header is not None and (header := _with_files(header, data)) is not None:
+            text = _text(read_at, size, sections, loads, place, header, data)
+            return GoTable(data, header, text)
+    return None
+
+
+def _places(
+    read_at: ReadAt, size: int, sections: Sections, loads: list[Segment]
+) -> Iterator[Place]:
+    """The section of the name, or what looks like the start of a table in the segments."""
+    named = sections.named(*SECTIONS)
+    if named is not None:
+        yield Place(named.offset, named.address, max(0, min(named.size, size - named.offset)))
+        return
+    left, candidates = min(_SEARCHED_BYTES, 2 * size), _CANDIDATES
+    for load in sorted(loads, key=lambda each: bool(each.flags & PF_X)):
+        end = min(load.offset + load.size, size, load.offset + left)
+        left -= max(0, end - load.offset)
+        for at in range(load.offset, end, _CHUNK):
+            # Chunks overlap, as the start of a table may lie across two of them.
+            data = read_at(at, min(_CHUNK + _ALIGN, end - at))
+            for found in _HEADER.finditer(data):
+                start = at + found.start()
+                if (start - load.offset) % _ALIGN or found.start() >= _CHUNK:
+                    continue
+                yield Place(start, load.address + start - load.offset, end - start)
+                candidates -= 1
+                if not candidates:
+                    return
+
+
+def _with_files(header: _Header, data: bytes) -> _Header | None:
+    """The header; in the layout of Go 1.2 with the table of files, which follows the functions."""
+    if header.version != GO_1_2:
+        return header
+    at = 8 + header.word + header.table_bytes
+    number = Struct(header.order + "I")
+    if at + number.size > len(data):
+        return None
+    (units,) = number.unpack_from(data, at)
+    if units + number.size > len(data):
+        return None
+    (files,) = number.unpack_from(data, units)
+    return header._replace(unit_files=files, offsets=header.offsets._replace(units=units))
+
+
+# --- where the functions are ---------------------------------------------------------------------
+
+# Fields of struct moduledata (runtime/symtab.go), by number of words from its start.
+_MIN_PC: Final = 20
+_TEXT: Final = 22
+_OCCURRENCES: Final = 256
+_SHT_RELA: Final = 4
+_RELOCATIONS_MAX: Final = 64 << 20
+_DATA_MAX: Final = 64 << 20
+_WRITABLE: Final = 2
+
+
+def _text(
+    read_at: ReadAt,
+    size: int,
+    sections: Sections,
+    loads: list[Segment],
+    place: Place,
+    header: _Header,
+    data: bytes,
+) -> int:
+    """The address that those of the functions count from, in the layout of Go 1.18.
+
+    It is in the header until Go 1.25, and in the module data of the runtime ever since. At no fixed
+    address both are filled by relocations. ``.text`` begins there unless C code comes first.
+    """
+    if header.version != GO_1_18:
+        return 0
+    rows = header.rows(data)
+    if rows is None:
+        return 0
+    code = [load for load in loads if load.flags & PF_X]
+    span = rows[-1]
+
+    def is_code(text: int) -> bool:
+        return is_loaded(code, text + rows[0]) and is_loaded(code, text + max(span - 1, 0))
+
+    if header.text and is_code(header.text):
+        return header.text
+    memory = _Memory(read_at, size, sections, loads, header)
+    word = header.word
+    own = memory.relocated(place.address + 8 + 2 * word)
+    if own and is_code(own):
+        return own
+    for module in memory.pointers_to(place.address):
+        text = memory.word_at(module + _TEXT * word)
+        if is_code(text) and memory.word_at(module + _MIN_PC * word) == text + rows[0]:
+            return text
+    named = sections.named(b".text")
+    text = named.address if named is not None else min((each.address for each in code), default=0)
+    return text if is_code(text) else 0
+
+
+class _Memory:
+    """Words of the program as they are once it is relocated, for an image at its own addresses."""
+
+    def __init__(
+        self,
+        read_at: ReadAt,
+        size: int,
+        sections: Sections,
+        loads: list[Segment],
+        header: _Header,
+    ) -> None:
+        self._read_at = read_at
+        self._size = size
+        self._loads = loads
+        self._word = Struct(header.order + ("I" if header.word == 4 else "Q"))
+        kind = next(
+            (each for each in sections.headers if each.type == _SHT_RELA and each.size), None
+        )
+        self._relocations = sections.contents(kind, _RELOCATIONS_MAX)
+
+    def word_at(self, address: int) -> int:
+        """The word at an address; 0 where nothing is loaded."""
+        relocated = self.relocated(address)
+        if relocated:
+            return relocated
+        for load in self._loads:
+            if load.address <= address <= load.address + load.size - self._word.size:
+                data = self._read_at(load.offset + address - load.address, self._word.size)
+                return int(self._word.unpack(data)[0]) if len(data) == self._word.size else 0
+        return 0
+
+    def relocated(self, address: int) -> int:
+        """The addend of the relocation of the word at an address; 0 if there is none."""
+        for at in self._rows(address, 0):
+            return int(self._word.unpack_from(self._relocations, at + 2 * self._word.size)[0])
+        return 0
+
+    def pointers_to(self, address: int) -> Iterator[int]:
+        """Where in the program words are that lead to an address, a few of them."""
+        for at in self._rows(address, 2):
+            yield self._word.unpack_from(self._relocations, at)[0]
+        if address >> 8 * self._word.size:
+            return
+        wanted = self._word.pack(address)
+        left = _DATA_MAX
+        for load in self._loads:
+            if load.flags & _WRITABLE:
+                data = self._read_at(load.offset, min(load.size, left))
+                left -= len(data)
+                for at in _occurrences(data, wanted):
+                    if not at % self._word.size:
+                        yield load.address + at
+
+    def _rows(self, value: int, field: int) -> Iterator[int]:
+        """The relocations that have a value in a field (0: the place, 2: the addend)."""
+        if not self._relocations or value >> 8 * self._word.size:
+            return
+        size, end = self._word.size, len(self._relocations)
+        for at in _occurrences(self._relocations, self._word.pack(value)):
+            start = at - field * size
+            if not start % (3 * size) and start + 3 * size <= end:
+                yield start
+
+
+def _occurrences(data: bytes, wanted: bytes) -> Iterator[int]:
+    """Where some bytes are in others, the first few places."""
+    at = data.find(wanted)
+    for _ in range(_OCCURRENCES):
+        if at < 0:
+            return
+        yield at
+        at = data.find(wanted, at + 1)
