@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from buildidfs import config
 from buildidfs.errors import BuildIdFsError
@@ -20,9 +24,10 @@ from buildidfs.linux import threads
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from buildidfs.config import RetentionSettings, Settings
+    from buildidfs.linux.child import Child
     from buildidfs.model import BuildId, Digest
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Policy
@@ -42,6 +47,10 @@ _FIRST_S: Final = 60.0
 # The default of keep-free: journald keeps as much free (or 15 %), and so do others.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 4 << 30
+_DERIVERS: Final = 2
+_DERIVE_WAIT_S: Final = 1.0
+# Of a table of 256 MB, the largest that is read, some eight times as much is needed.
+_DERIVER_BYTES: Final = 3 << 30
 
 
 def compress_after(settings: Settings) -> int | None:
@@ -216,10 +225,24 @@ def retain(store: Store, settings: Settings) -> None:
 
 def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
     """Open a store to capture files, made if there is none, with all that the settings say of it:
-    limits, trust rules, and the engines that name images.
+    limits, trust rules, and the engines that name containers.
 
+    Debug files that are made of captured executables are made by other processes (`Deriver`).
     Raises `StoreError` and its subclasses.
     """
+    store = _open(path, settings)
+    deriver = Deriver(store.path, settings)
+    store.derive_with(deriver.start, deriver.end)
+    try:
+        if store.derivations(1):  # a process was killed before it had made them
+            deriver.start()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _open(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
     from buildidfs.app import capture
     from buildidfs.store import Store
 
@@ -232,6 +255,64 @@ def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -
         store.close()
         raise
     return store
+
+
+class Deriver:
+    """Starts processes that make debug files of executables in a store (`ingest.derived`).
+
+    Such a process outlives this one, and ends when there are none left to make.
+    """
+
+    def __init__(self, path: bytes, settings: Settings) -> None:
+        self._words = (path.hex(), msgspec.json.encode(settings).decode())
+        self._children: list[Child] = []
+
+    def start(self) -> None:
+        """Have all files made that the store asks for by now; does not wait, or raise."""
+        self._children = [child for child in self._children if child.poll() is None]
+        # Of two, the second waits for the first, and then looks at what the store asks for.
+        if len(self._children) == _DERIVERS:
+            return
+        from buildidfs.linux import child as child_process  # most commands make none
+
+        program = child_process.python(__name__, *self._words, paths=list(filter(None, sys.path)))
+        try:
+            started = child_process.start(
+                [sys.executable, "-I", *program],
+                stdout=child_process.DEVNULL,
+                stderr=child_process.DEVNULL,
+                cwd="/",
+                new_session=True,
+            )
+        except OSError as error:
+            _log.warning("cannot make debug files of Go programs: %s", error.strerror)
+        else:
+            self._children.append(started)
+
+    def end(self) -> None:
+        """Wait for files that are made within a second: a command may be about to want them."""
+        until = time.monotonic() + _DERIVE_WAIT_S
+        for child in self._children:
+            child.wait(max(until - time.monotonic(), 0))
+
+
+def main(words: Sequence[str]) -> None:
+    """Make the debug files that a store asks for. The words are those of `Deriver`."""
+    from buildidfs.ingest import derived
+
+    path, settings = words
+    threads.stand_back()
+    _limit_memory()
+    with contextlib.suppress(BuildIdFsError, OSError, MemoryError):
+        decoded = msgspec.json.decode(settings, type=config.Settings)
+        with _open(bytes.fromhex(path), decoded) as store:
+            derived.work(store)
+
+
+def _limit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _DERIVER_BYTES if hard == resource.RLIM_INFINITY else min(_DERIVER_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:

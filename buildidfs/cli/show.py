@@ -98,6 +98,7 @@ def _as_json(
                     "sha256": artifact.digest.hex(),
                     "size": artifact.size,
                     "quality": artifact.quality.name.lower(),
+                    "made_of": artifact.made_of,
                     "trust": artifact.trust.name.lower(),
                     "standing": artifact.standing.name.lower(),
                     "first_seen": artifact.first_seen_ns / 1e9,
@@ -187,10 +188,11 @@ def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> 
     served = "  (served)" if is_served else ""
     reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
     scripts = ", has gdb scripts" if artifact.scripts else ""
+    made = f", made of {artifact.made_of}" if artifact.made_of else ""
     click.echo(
         f"{artifact.kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
         f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
-        f" mode {artifact.mode:04o}{scripts}{served}\n"
+        f" mode {artifact.mode:04o}{scripts}{made}{served}\n"
         f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
     )
     if text := known.truncated.get(artifact.digest):

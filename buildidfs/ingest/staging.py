@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -24,9 +23,8 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import Recapturable
-from buildidfs.formats.elf import identity, minidebug
-from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.ingest import aliases
+from buildidfs.formats.elf import identity
+from buildidfs.ingest import aliases, derived
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import file_ops, statx
 from buildidfs.model import (
@@ -279,118 +277,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         aliases=aliases.of_file(store, staged.fd, staged.size, described, staged.digest),
         codes=aliases.codes(store, described, staged.digest),
         shared=described.shared,
+        derive=pinned.kind is None and described.is_stripped_go,
     )
-    mini = unpacked(store, staged, described, sighting) if pinned.kind is None else None
+    mini = derived.unpacked(store, staged, described, sighting) if pinned.kind is None else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)
-
-
-PACKED_MAX_BYTES: Final = 16 << 20
-UNPACKED_MAX_BYTES: Final = 64 << 20
-"""A larger one is left where it is: libxul's, among the largest, has half of this."""
-
-# Sections of zeros that take no room come out of nearly nothing; tables of symbols are packed to
-# a fifth or a tenth.
-_SMALL: Final = 1 << 20
-_RATIO: Final = 50
-# xz -9 takes 65 MiB.
-_XZ_MEMORY: Final = 72 << 20
-_EXECUTE: Final = 0o111
-
-# Each takes a few times its size in memory.
-_one_at_a_time: Final = threading.Lock()
-
-
-def unpacked(
-    store: Store, staged: Staged, described: ElfFile, sighting: Sighting
-) -> NewCapture | None:
-    """Stage the symbols in ``.gnu_debugdata`` of a staged executable, as debuginfo of last resort.
-
-    gdb, elfutils and lldb read them out of the executable. valgrind, bcc and perf (before commit
-    b10f74308e13, Linux 6.16) do not, and most programs of Fedora and its relatives ship no others.
-    They rank below every debuginfo with the same trust, and are trusted no more than a package, so
-    that a debuginfo package replaces them. Returns None if the executable has other symbols, if
-    these are damaged, too large or of another file, or if there is no room for them and the
-    executable is still there. Raises OSError, `StoreError`.
-    """
-    if described.mini is None or described.truncated or Kind.DEBUGINFO in described.kinds:
-        return None
-    with _one_at_a_time:
-        data = _completed(staged.fd, described)
-        if data is None:
-            return None
-        fd = elf_file.memory_file(b"minidebuginfo", data)
-        try:
-            mini = store.stage(fd, origin=sighting.origin)
-        except Recapturable:
-            return None
-        finally:
-            os.close(fd)
-    try:
-        return _capture(mini, described, sighting)
-    except BaseException:
-        mini.close()
-        raise
-
-
-def _capture(mini: Staged, described: ElfFile, sighting: Sighting) -> NewCapture | None:
-    found = elf_file.describe(mini.fd, described.build_id)
-    if not isinstance(found, ElfFile) or not _belongs(found, described):
-        mini.close()
-        return None
-    origin = sighting.origin
-    identity = origin.identity
-    # Without a scope: a scan that meets this file again is to be told of the executable.
-    identity = msgspec.structs.replace(identity, scope=None, mode=identity.mode & ~_EXECUTE)
-    trust = min(origin.trust, Trust.PACKAGE)
-    return NewCapture(
-        Sighting(msgspec.structs.replace(origin, identity=identity, trust=trust), sighting.seen_ns),
-        mini,
-        described.build_id,
-        (Kind.DEBUGINFO,),
-        Quality.DYNSYM,
-        found.scripts,
-        found.segments,
-    )
-
-
-def _belongs(found: ElfFile, described: ElfFile) -> bool:
-    """Return True for a debug file that is that of the executable it came from."""
-    return (
-        found.kinds == (Kind.DEBUGINFO,)
-        and not found.truncated
-        and found.segments in (0, described.segments)
-        and found.build_id == described.build_id
-        and (found.machine, found.bits, found.little_endian)
-        == (described.machine, described.bits, described.little_endian)
-    )
-
-
-def _completed(fd: int, described: ElfFile) -> bytes | None:
-    """The debug file with all symbols of the executable; None if it is none. Raises OSError."""
-    where = described.mini
-    if where is None or where.size > PACKED_MAX_BYTES:
-        return None
-    packed = os.pread(fd, where.size, where.offset)
-    limit = min(UNPACKED_MAX_BYTES, max(_SMALL, _RATIO * len(packed)))
-    data = _unpacked(packed, limit)
-    if data is None:
-        return None
-    dynamic = minidebug.dynamic_symbols(elf_file.reader(fd), os.fstat(fd).st_size)
-    return None if dynamic is None else minidebug.completed(data, dynamic)
-
-
-def _unpacked(packed: bytes, limit: int) -> bytes | None:
-    """Unpack xz data; None where it is damaged, or more than ``limit`` bytes."""
-    import lzma
-
-    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
-    try:
-        data = decoder.decompress(packed, limit)
-        # The rest may be no more than the end of the stream.
-        if not decoder.eof and len(data) < limit:
-            return None
-        if not decoder.eof and decoder.decompress(b"", 1):
-            return None
-    except (lzma.LZMAError, EOFError):
-        return None
-    return data if decoder.eof else None

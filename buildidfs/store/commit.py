@@ -77,9 +77,11 @@ class Commits:
         keeper: Callable[[], Keeper | None] = lambda: None,
         judge: Callable[[Origin], tuple[Trust, Standing]] | None = None,
         names_of: Callable[[Origin], ContainerNames] | None = None,
+        derive: Callable[[], None] = lambda: None,
     ) -> None:
         """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
-        believed, ``names_of`` what people call a container.
+        believed, ``names_of`` what people call a container. ``derive`` is called when there are
+        new `Store.derivations`.
         """
         self._env = environment
         self._blobs = blobs
@@ -87,6 +89,7 @@ class Commits:
         self._keeper = keeper
         self._judge = judge
         self._names_of = names_of
+        self._derive = derive
 
     def commit(
         self,
@@ -143,6 +146,11 @@ class Commits:
             for blob in staged:
                 blob.close()
         self._announce(count, result.changed)
+        outcomes = result.outcomes
+        if any(
+            new.derive and each.new_variant for new, each in zip(captures, outcomes, strict=True)
+        ):
+            self._derive()
         return result
 
     def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Keeper | None) -> None:

@@ -60,6 +60,10 @@ StorePath = str | bytes | os.PathLike[str]
 _MOST_USES: Final = 1 << 16
 
 
+def _do_nothing() -> None:
+    """Stand in for a function that nobody has given."""
+
+
 class Store:
     """An open store; a context manager. Make one with `create` or `open`.
 
@@ -87,6 +91,8 @@ class Store:
         self._keeper: Keeper | None = None
         self._make_keeper: Callable[[], Keeper] | None = None
         self._making = threading.Lock()
+        self._derive: Callable[[], None] = _do_nothing
+        self._end_deriving: Callable[[], None] = _do_nothing
         self._judge: Callable[[Origin], tuple[Trust, Standing]] | None = None
         self._names_of: Callable[[Origin], ContainerNames] | None = None
 
@@ -125,6 +131,7 @@ class Store:
     def close(self) -> None:
         """Let go of the store; safe to call twice."""
         if self._env is not None:
+            self._end_deriving()
             self.flush_uses()
             env, self._env = self._env, None
             environment.release(env)
@@ -250,6 +257,29 @@ class Store:
         that container. It must be quick, and not raise.
         """
         self._names_of = names_of
+
+    def derive_with(self, start: Callable[[], None], end: Callable[[], None]) -> None:
+        """From now on call ``start`` when there are new `derivations`, and ``end`` at the end.
+
+        ``start`` must be quick, and neither may raise.
+        """
+        self._derive, self._end_deriving = start, end
+
+    def derivations(self, most: int = 64) -> list[tuple[Digest, BuildId]]:
+        """The executables that a debug file is to be made of, and its build ID; ``most`` of them.
+
+        Such a file is made after the capture, since it takes seconds. The row stays until `derived`
+        is called, so that a process that is killed loses none.
+        """
+        from buildidfs.store.index import queries
+
+        return queries.derivations(self._opened(), most)
+
+    def derived(self, digest: Digest) -> None:
+        """A debug file was made of an executable, or none can be. Raises `StoreError`."""
+        from buildidfs.store.index import queries
+
+        queries.derived(self._writable(), digest)
 
     def note_seen(self, entries: Sequence[NewSeen]) -> None:
         """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
@@ -480,6 +510,7 @@ class Store:
             self._keeping,
             self._judge,
             self._names_of,
+            self._derive,
         )
 
     def _writable(self) -> Environment:

@@ -32,7 +32,8 @@ class NewCapture(msgspec.Struct, frozen=True):
     reads it again. ``supplement`` is the name and the build ID of the dwz file that debuginfo
     refers to, None if that is not known. ``aliases`` are other names of the bytes, and ``codes``
     those of other blobs with the same build ID that had none. ``shared`` is the build ID in the
-    file if it is one that files share by mistake, and ``build_id`` another one.
+    file if it is one that files share by mistake, and ``build_id`` another one. ``derive`` asks for
+    a debug file to be made of the bytes later, see `Store.derivations`.
     """
 
     sighting: Sighting
@@ -48,6 +49,7 @@ class NewCapture(msgspec.Struct, frozen=True):
     aliases: tuple[Alias, ...] = ()
     codes: tuple[tuple[Digest, Alias], ...] = ()
     shared: BuildId | None = None
+    derive: bool = False
 
 
 class NewAbsence(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ user.buildid.id           its build ID
 user.buildid.kind         executable, debuginfo, vdso or kallsyms
 user.buildid.variant      number among the files with this build ID and kind
 user.buildid.trust        host, package, container or unknown
-user.buildid.quality      none, dynsym, symtab or debuginfo
+user.buildid.quality      none, dynsym, symtab, gopclntab or debuginfo
 user.buildid.first-seen   time in UTC
 user.buildid.path         where these bytes were seen last, of the places that the viewer could
                           have read them at

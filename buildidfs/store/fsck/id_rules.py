@@ -412,9 +412,11 @@ def _count_up(mending: Mending, *, next_ordinal: int) -> None:
 
 
 def meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A floor can be read; other rows have readers that look at them whole."""
+    """A floor or a derivation can be read; other rows have readers that look at them whole."""
     if key.startswith(schema.FLOOR_PREFIX):
         schema.unpack_floor(key, value)
+    elif key.startswith(schema.DERIVATION_PREFIX):
+        schema.unpack_derivation(key, value)
     yield from ()
 
 

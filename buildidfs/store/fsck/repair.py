@@ -22,6 +22,7 @@ from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
 from buildidfs.formats.elf import identity
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.model import (
+    QUALITIES,
     Alias,
     AliasType,
     BuildId,
@@ -368,11 +369,13 @@ def _claimed(
     if described is None:
         capture = msgspec.structs.replace(
             capture,
-            quality=Quality(claim.quality),
+            quality=QUALITIES[claim.quality],
             scripts=tuple(ByteRange(*extent) for extent in claim.scripts),
             segments=claim.segments,
             truncated=claim.truncated,
         )
+    elif kinds == (Kind.DEBUGINFO,) and QUALITIES[claim.quality] is Quality.DYNSYM:
+        capture = msgspec.structs.replace(capture, quality=Quality.DYNSYM)  # of .gnu_debugdata
     return Adopted(capture, shown, form)
 
 
@@ -395,6 +398,7 @@ def _capture(
         supplement=described.supplement,
         truncated=bool(described.truncated),
         shared=described.shared,
+        derive=described.is_stripped_go and Kind.EXECUTABLE in kinds,
     )
 
 

@@ -23,7 +23,7 @@ import msgspec
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import identity
 from buildidfs.linux import file_ops
-from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind
+from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
@@ -33,6 +33,7 @@ from buildidfs.store.write import provenance
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.identify import ElfFile
+    from buildidfs.model import Artifact
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
@@ -233,6 +234,17 @@ def describe(opened: Blob) -> ElfFile | None:
     return found
 
 
+def _quality(artifact: Artifact, described: ElfFile) -> Quality:
+    """The quality of an artifact whose bytes are described so.
+
+    The symbols of ``.gnu_debugdata`` rank below those of a file, and look the same.
+    """
+    is_unpacked = artifact.kind is Kind.DEBUGINFO and artifact.quality is Quality.DYNSYM
+    if is_unpacked and described.quality is Quality.SYMTAB:
+        return Quality.DYNSYM
+    return described.quality
+
+
 def _differences(
     moment: Rows, digest: Digest, row: schema.DigestRow, described: ElfFile
 ) -> Iterator[Fault]:
@@ -248,7 +260,10 @@ def _differences(
         elif 1 << kind & _ELF_KINDS & ~kinds:
             text = f"is not {Kind(kind).name.lower()}, as the index says of {build_id}"
             yield Fault(f"blob {digest} {text}", digest, build_id)
-        elif artifact.quality != described.quality or artifact.scripts != described.scripts:
+        elif (
+            _quality(artifact, described) != artifact.quality
+            or artifact.scripts != described.scripts
+        ):
             text = f"has other sections than the index says of {build_id}"
             mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
             yield Fault(f"blob {digest} {text}", digest, build_id, mend)
@@ -269,7 +284,7 @@ def _describe_again(mending: Mending, ref: tuple[int, int, int], described: ElfF
         mending.variants.change(
             msgspec.structs.replace(
                 artifact,
-                quality=described.quality,
+                quality=_quality(artifact, described),
                 scripts=described.scripts,
                 segments=described.segments,
                 truncated=bool(described.truncated),

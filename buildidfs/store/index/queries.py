@@ -522,6 +522,19 @@ def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int
     return env.write(work)
 
 
+def derivations(env: Environment, most: int) -> list[tuple[Digest, BuildId]]:
+    """Some blobs that a debug file is to be made of, and its build ID (`schema.derivation_key`)."""
+    with env.read() as txn:
+        rows = prefixed(txn, env.tables["meta"], schema.DERIVATION_PREFIX)
+        return [schema.unpack_derivation(*row) for row in islice(rows, most)]
+
+
+def derived(env: Environment, digest: Digest) -> None:
+    """A debug file was made of a blob, or none can be. Raises `StoreError`."""
+    key = schema.derivation_key(digest)
+    env.write(lambda txn: txn.delete(key, db=env.tables["meta"]))
+
+
 def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
     """Take back the pins with the empty name; returns how many there were."""
     return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])

@@ -295,6 +295,9 @@ class Recorder:
             self._file(digest, row)
         if new_variant:
             self._txn.put(digest, row.pack(), db=self._digests)
+            if new.derive:
+                key = schema.derivation_key(digest)
+                self._txn.put(key, schema.pack_derivation(key, new.build_id), db=self._meta)
         if like is not None:
             for ref in row.refs:
                 if ref[0] == ordinal:

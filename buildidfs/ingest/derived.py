@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debug files that are made of executables, for readers that do not make them themselves.
+
+There are two kinds: the symbols that an executable carries in ``.gnu_debugdata`` are unpacked when
+it is staged, which takes milliseconds. The names of a stripped Go program are made of its
+``.gopclntab`` after it is committed, by `work` in a process of its own, which takes about a second
+for each ten megabytes of the table.
+
+Such a file is kept as debuginfo of the executable's build ID, with its place, and is shown as made
+(`Artifact.made_of`). It is trusted no more than a package that the operator has given, and its
+`Quality` ranks below that of DWARF, so that real debuginfo replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.capture import elf_file
+from buildidfs.errors import IntegrityError, Recapturable
+from buildidfs.formats.elf import go_debug, identity, minidebug
+from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
+from buildidfs.store import NewCapture, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.model import BuildId, Digest
+    from buildidfs.store import OriginRecord, Staged
+
+_LOCK: Final = b"run/derive.lock"
+
+
+def _staged(
+    store: Store, data: bytes, described: ElfFile, sighting: Sighting, quality: Quality
+) -> NewCapture | None:
+    """Stage a debug file that was made of an executable seen at that place.
+
+    Returns None if it is not one of that executable, or if there is no room for it and the
+    executable is still there. Raises OSError, `StoreError`.
+    """
+    fd = elf_file.memory_file(b"debug", data)
+    try:
+        staged = store.stage(fd, origin=sighting.origin)
+    except Recapturable:
+        return None
+    finally:
+        os.close(fd)
+    try:
+        return _capture(staged, described, sighting, quality)
+    except BaseException:
+        staged.close()
+        raise
+
+
+def _capture(
+    staged: Staged, described: ElfFile, sighting: Sighting, quality: Quality
+) -> NewCapture | None:
+    found = elf_file.describe(staged.fd, described.build_id)
+    if not isinstance(found, ElfFile) or not _belongs(found, described):
+        staged.close()
+        return None
+    origin = sighting.origin
+    identity = origin.identity
+    # Without a scope: a scan that meets this file again is to be told of the executable.
+    identity = msgspec.structs.replace(identity, scope=None, mode=identity.mode & ~_EXECUTE)
+    origin = msgspec.structs.replace(
+        origin,
+        identity=identity,
+        trust=min(origin.trust, Trust.PACKAGE),
+        standing=min(origin.standing, Standing.GIVEN),
+    )
+    return NewCapture(
+        Sighting(origin, sighting.seen_ns),
+        staged,
+        described.build_id,
+        (Kind.DEBUGINFO,),
+        quality,
+        found.scripts,
+        found.segments,
+    )
+
+
+def _belongs(found: ElfFile, described: ElfFile) -> bool:
+    """Return True for a debug file that is that of the executable it came from."""
+    return (
+        found.kinds == (Kind.DEBUGINFO,)
+        and not found.truncated
+        and found.segments in (0, described.segments)
+        and found.build_id == described.build_id
+        and (found.machine, found.bits, found.little_endian)
+        == (described.machine, described.bits, described.little_endian)
+    )
+
+
+# --- .gnu_debugdata ------------------------------------------------------------------------------
+
+PACKED_MAX_BYTES: Final = 16 << 20
+UNPACKED_MAX_BYTES: Final = 64 << 20
+"""A larger one is left where it is: libxul's, among the largest, has half of this."""
+
+# Sections of zeros that take no room come out of nearly nothing; tables of symbols are packed to
+# a fifth or a tenth.
+_SMALL: Final = 1 << 20
+_RATIO: Final = 50
+# xz -9 takes 65 MiB.
+_XZ_MEMORY: Final = 72 << 20
+_EXECUTE: Final = 0o111
+
+# Each takes a few times its size in memory.
+_one_at_a_time: Final = threading.Lock()
+
+
+def unpacked(
+    store: Store, staged: Staged, described: ElfFile, sighting: Sighting
+) -> NewCapture | None:
+    """Stage the symbols in ``.gnu_debugdata`` of a staged executable, as debuginfo of last resort.
+
+    gdb, elfutils and lldb read them out of the executable. valgrind, bcc and perf (before commit
+    b10f74308e13, Linux 6.16) do not, and most programs of Fedora and its relatives ship no others.
+    They rank below every debuginfo with the same trust, and are trusted no more than a package, so
+    that a debuginfo package replaces them. Returns None if the executable has other symbols, if
+    these are damaged, too large or of another file, or if there is no room for them and the
+    executable is still there. Raises OSError, `StoreError`.
+    """
+    if described.mini is None or described.truncated or Kind.DEBUGINFO in described.kinds:
+        return None
+    with _one_at_a_time:
+        data = _completed(staged.fd, described)
+        if data is None:
+            return None
+        return _staged(store, data, described, sighting, Quality.DYNSYM)
+
+
+def _completed(fd: int, described: ElfFile) -> bytes | None:
+    """The debug file with all symbols of the executable; None if it is none. Raises OSError."""
+    where = described.mini
+    if where is None or where.size > PACKED_MAX_BYTES:
+        return None
+    packed = os.pread(fd, where.size, where.offset)
+    limit = min(UNPACKED_MAX_BYTES, max(_SMALL, _RATIO * len(packed)))
+    data = _unpacked(packed, limit)
+    if data is None:
+        return None
+    dynamic = minidebug.dynamic_symbols(elf_file.reader(fd), os.fstat(fd).st_size)
+    return None if dynamic is None else minidebug.completed(data, dynamic)
+
+
+def _unpacked(packed: bytes, limit: int) -> bytes | None:
+    """Unpack xz data; None where it is damaged, or more than ``limit`` bytes."""
+    import lzma
+
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+    try:
+        data = decoder.decompress(packed, limit)
+        # The rest may be no more than the end of the stream.
+        if not decoder.eof and len(data) < limit:
+            return None
+        if not decoder.eof and decoder.decompress(b"", 1):
+            return None
+    except (lzma.LZMAError, EOFError):
+        return None
+    return data if decoder.eof else None
+
+
+# --- names of Go ---------------------------------------------------------------------------------
+
+
+def work(store: Store) -> None:
+    """Make the debug files that the store asks for (`Store.derivations`), until there are none.
+
+    One process at a time does that; others wait for it. Raises OSError, `StoreError`.
+    """
+    with _alone(store.path):
+        while wanted := store.derivations():
+            for digest, build_id in wanted:
+                # A damaged blob has no names, and the check of the store reports it.
+                with contextlib.suppress(IntegrityError):
+                    _make(store, digest, build_id)
+                store.derived(digest)
+
+
+def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
+    """Make the debug file of one executable, unless there is one that is as good.
+
+    Raises `IntegrityError`, OSError, `StoreError`.
+    """
+    ordinal = store.index.ordinal(build_id)
+    if ordinal is None:
+        return
+    kept = store.index.variants(ordinal, Kind.EXECUTABLE)
+    executable = next((each for each in kept if each.digest == digest), None)
+    served = store.index.artifact(ordinal, Kind.DEBUGINFO)
+    if executable is None:
+        return
+    if served is not None and served.quality >= Quality.GOPCLNTAB and not served.truncated:
+        return
+    record = _place(store, ordinal, digest)
+    if record is None:
+        return
+    with store.blobs.open(digest) as blob:
+        described = identity.describe(blob.read_at, blob.size, build_id)
+        if isinstance(described, Absence) or described.build_id != build_id:
+            return
+        data = go_debug.debug_file(blob.read_at, blob.size, build_id, digest)
+        dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size)
+        if data is not None and dynamic is not None:
+            data = minidebug.completed(data, dynamic)
+    if data is None:
+        return
+    origin = msgspec.structs.replace(
+        record.origin, trust=executable.trust, standing=executable.standing
+    )
+    sighting = Sighting(origin, record.last_seen_ns)
+    capture = _staged(store, data, described, sighting, Quality.GOPCLNTAB)
+    if capture is not None:
+        store.commit([capture])
+
+
+def _place(store: Store, ordinal: int, digest: Digest) -> OriginRecord | None:
+    """The place where an executable was seen that most users may know of."""
+    records = [each for each in store.index.origins(ordinal) if each.digest == digest]
+    return max(records, key=lambda each: (each.origin.is_public, each.origin.trust), default=None)
+
+
+@contextlib.contextmanager
+def _alone(path: bytes) -> Iterator[None]:
+    """Keep other processes from the same work; the lock ends with the process."""
+    name = os.path.join(path, _LOCK)
+    os.makedirs(os.path.dirname(name), 0o700, exist_ok=True)
+    with open(name, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
