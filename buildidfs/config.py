@@ -112,6 +112,18 @@ class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     mountpoint: str = ""
 
 
+class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
+
+    A client may have ``rate`` requests answered a second, 0 is no limit.
+    """
+
+    listen: str = ""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    cors: bool = False
+    rate: Annotated[float, msgspec.Meta(ge=0)] = 500
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of buildidfs.toml(5)."""
 
@@ -122,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watch: WatchSettings = WatchSettings()
     retention: RetentionSettings = RetentionSettings()
     up: UpSettings = UpSettings()
+    serve: ServeSettings = ServeSettings()
     check: CheckSettings = CheckSettings()
     trust: TrustSettings = TrustSettings()
 

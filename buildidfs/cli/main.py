@@ -42,6 +42,7 @@ _LAST = 2
         "Look up": {
             "mount": "mount:mount",
             "unmount": "mount:unmount",
+            "serve": "serve:serve",
             "list": "list:list_",
             "containers": "containers:containers",
             "show": "show:show",

@@ -100,7 +100,9 @@ def up(
         daemon_up.refuse_second(there, point)
         daemon_up.hurry(path, _PATIENCE_S)
         return _report_up(session, is_new=False)
-    programs = daemon_up.programs(session.arguments(), point, watch=not no_watch)
+    programs = daemon_up.programs(
+        session.arguments(), point, watch=not no_watch, serve=bool(session.settings.serve.listen)
+    )
     if foreground:
         from buildidfs.linux.sdnotify import Notifier
 

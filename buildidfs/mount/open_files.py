@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
 from buildidfs.view import PUBLIC, Viewer
+from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from pyfuse3 import RequestContext
@@ -203,35 +204,6 @@ def _say_once(uid: int) -> None:
 def is_text(handle: int) -> bool:
     """Return True for the handle of a text, which may differ at the next open."""
     return _NO_DESCRIPTOR <= handle < _COMPRESSED
-
-
-class Quota:
-    """Gives each user at most half of the places that all others leave, of ``most`` in all."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held: dict[int, int] = {}
-        self._total = 0
-
-    def take(self, uid: int) -> bool:
-        """Take a place for a user; False if the user has too many."""
-        held = self._held.get(uid, 0)
-        if 2 * (held + 1) > self._most - self._total + held:
-            return False
-        self._held[uid] = held + 1
-        self._total += 1
-        return True
-
-    def give_back(self, uid: int) -> None:
-        """Give back a place of a user."""
-        held = self._held.get(uid, 0)
-        if not held:
-            return
-        self._total -= 1
-        if held > 1:
-            self._held[uid] = held - 1
-        else:
-            del self._held[uid]
 
 
 MOST: Final = 4096

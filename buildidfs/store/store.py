@@ -172,14 +172,14 @@ class Store:
         kept for.
         """
         blob = self.blobs.open(digest)
-        self._note_use(digest)
+        self.note_use(digest)
         return blob
 
     def open_blob_now(self, digest: Digest) -> Blob | None:
         """`open_blob` without waiting for more than an open: None if all has to be read first."""
         blob = self.blobs.open_now(digest)
         if blob is not None:
-            self._note_use(digest)
+            self.note_use(digest)
         return blob
 
     def digest_of(self, fd: int) -> Digest:
@@ -196,7 +196,8 @@ class Store:
 
             uses.leave(self.path, list(used))
 
-    def _note_use(self, digest: Digest) -> None:
+    def note_use(self, digest: Digest) -> None:
+        """Note that a blob was of use, without opening it."""
         if len(self._used) < _MOST_USES:
             self._used.add(digest)
 

@@ -36,6 +36,7 @@ from buildidfs.view.layouts.perf import PerfTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
     from buildidfs.view.attributes import Viewer
 
@@ -180,6 +181,13 @@ class View:
         ordinal = self._store.aliases.ordinal(name.decode())
         return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal, nodes.SLOT_BROWSE_LINK)
 
+    def section_of(self, node: int) -> tuple[Artifact, bool]:
+        """The file that a section is of, and True if scripts in it read as zeros.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        return self._ids.section_of(node)
+
     def children(
         self, node: int, after: int = 0, viewer: Viewer | None = None
     ) -> Iterator[tuple[bytes, int, int]]:
@@ -243,6 +251,13 @@ class View:
                 raise stale()
         return target
 
+    def held_in(self, node: int) -> tuple[Artifact, bool] | None:
+        """The artifact of a file, and True if its scripts read as zeros; None for other nodes.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        return self._ids.held_in(node)
+
     def open(self, node: int, viewer: Viewer | None = None) -> FileContent:
         """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone).
 
@@ -259,12 +274,12 @@ class View:
 
     def extended(self, node: int, viewer: Viewer | None = None) -> list[bytes]:
         """The names of a node's extended attributes, as a ``viewer`` is told them."""
-        found = self._ids.held_in(node)
+        found = self.held_in(node)
         return [] if found is None else self._extended.names(*found, viewer)
 
     def extended_value(self, node: int, name: bytes, viewer: Viewer | None = None) -> bytes | None:
         """The value of one, None if there is none with that name."""
-        found = self._ids.held_in(node)
+        found = self.held_in(node)
         return None if found is None else self._extended.value(*found, name, viewer)
 
     def _open(self, node: int, viewer: Viewer | None, *, wait: bool) -> FileContent | None:

@@ -34,6 +34,7 @@ from tests.support.commands import (
 from tests.support.elfwriter import elf_file
 from tests.support.mounts import BuildIdFs, is_mountpoint
 from tests.support.programs import line_of
+from tests.support.servers import Server, free_port
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 EXAMPLES = ROOT / "examples"
 UNITS = (
     "buildidfs.service", "buildidfs-watch.service", "buildidfs-scan.service",
-    "buildidfs-scan.timer",
+    "buildidfs-scan.timer", "buildidfs-serve.service", "buildidfs-serve.socket",
 )  # fmt: skip
 
 
@@ -255,7 +256,11 @@ class _Unit(configparser.RawConfigParser):
         """The command line of ``key``, confined as the unit says, with ``changes`` to words."""
         words = shlex.split(self["Service"][key])
         wanted = self["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").split()
-        confined = [tool("setpriv"), f"--bounding-set=-all,{','.join(wanted)}", "--no-new-privs"]
+        confined = [
+            tool("setpriv"),
+            f"--bounding-set={','.join(['-all', *wanted])}",
+            "--no-new-privs",
+        ]
         return [*confined, *(changes.get(word, word) for word in words)]
 
 
@@ -273,7 +278,7 @@ def test_unit_is_valid(name: str, tmp_path: Path) -> None:
     for each in UNITS:
         text = (EXAMPLES / each).read_text()
         # verify wants to see the program
-        assert each.endswith("timer") or "/usr/local/bin/buildidfs" in text
+        assert each.endswith(("timer", "socket")) or "/usr/local/bin/buildidfs" in text
         (tmp_path / each).write_text(text.replace("/usr/local/bin/buildidfs", "/bin/true"))
 
     def verify() -> str:
@@ -394,6 +399,37 @@ def test_watch_service_follows_with_the_privileges_it_has(
         until(lambda: "WATCHDOG" in (inbox.receive() or {}), "a sign of life")
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0, log.read_text()
+
+
+@pytest.mark.root
+def test_serve_service_serves_with_the_privileges_it_has(
+    places: dict[str, str], buildidfs: BuildIdFs
+) -> None:
+    path = buildidfs.store.parent / "served.so"
+    path.write_bytes(elf_file(build_id=bytes(range(20))))
+    buildidfs("scan", "tree", path)
+    unit = _Unit.load("buildidfs-serve.service")
+    assert unit["Service"]["Type"] == "notify"
+    assert unit["Unit"]["Requires"] == "buildidfs-serve.socket"
+    assert _Unit.load("buildidfs-serve.socket")["Socket"]["ListenStream"] == "127.0.0.1:8002"
+    port = free_port()
+    activated = [tool("systemd-socket-activate"), "-l", f"127.0.0.1:{port}", "-E", "NOTIFY_SOCKET"]
+    argv = [*activated, *unit.command("ExecStart", places)]
+    log = buildidfs.store.parent / "service.log"
+    with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output) as service:
+        try:
+            server = Server(service, log, f"127.0.0.1:{port}")
+            until(lambda: _answers(server), "an answer", 60)
+            reply = server.ask(f"/buildid/{bytes(range(20)).hex()}/executable")
+            assert reply.body == path.read_bytes()
+        finally:
+            service.terminate()
+
+
+def _answers(server: Server) -> bool:
+    with contextlib.suppress(OSError, EOFError):
+        return server.ask("/healthz").status == 200
+    return False
 
 
 def test_units_agree_with_each_other() -> None:

@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 ROLE = "up"
 WATCH = "watch"
 MOUNT = "mount"
+SERVE = "serve"
 
 _WATCH_GRACE_S = 30.0  # a commit that has begun may take that long on a slow disk
 _MOUNT_GRACE_S = 15.0
+_SERVE_GRACE_S = 20.0  # downloads that have begun may go on for ten
 
 
 def programs(
-    arguments: Sequence[str], mountpoint: bytes | None, *, watch: bool = True
+    arguments: Sequence[str],
+    mountpoint: bytes | None,
+    *,
+    watch: bool = True,
+    serve: bool = False,
 ) -> list[Program]:
     """Return the programs to run, in the order in which they end.
 
@@ -48,6 +54,8 @@ def programs(
     if watch:
         words = (*command, "watch")
         found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
+    if serve:
+        found.append(Program(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))
     if mountpoint is not None:
         words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))
         point = mountpoint

@@ -71,6 +71,12 @@ class Blob:
             return read_fully(self.fd, size, offset)
         return self._packed.pread(size, offset)
 
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """Descriptor and offset at which a file has the content as it is; None for a compressed
+        blob."""
+        return (self.fd, 0) if self.is_plain else None
+
     def read_at(self, offset: int, size: int) -> bytes:
         """`pread`, as decoders ask for it."""
         return self.pread(size, offset)

@@ -125,6 +125,14 @@ class IdDirectories:
         """
         return self._sections.find(nodes.ordinal_of(node), name)
 
+    def section_of(self, node: int) -> tuple[Artifact, bool]:
+        """The file that a section is of, and True if scripts in it read as zeros.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        artifact = self._sections.artifact(node)
+        return artifact, self._is_zeroed(artifact)
+
     def is_public_package(self, node: int, name: bytes) -> bool:
         """Return True if everybody may know of a .dwp file under that name."""
         return self._packages.is_public(nodes.ordinal_of(node), name)
@@ -553,6 +561,16 @@ class Section(Blob):
         if self._blob.was_written():
             raise stale()
         return data
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """Descriptor and offset of the section in the file; None if the blob is compressed."""
+        found = self._blob.extent
+        return None if found is None else (found[0], found[1] + self._extent.offset)
+
+    def was_written(self) -> bool:
+        """Return True if the file has been written to since it was opened."""
+        return self._blob.was_written()
 
     def close(self) -> None:
         """Close the blob; safe to call twice."""

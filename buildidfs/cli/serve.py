@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve the store over HTTP."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from buildidfs.cli.common import Session, exit_status
+from buildidfs.errors import UsageError
+
+
+@click.command(
+    "serve",
+    short_help="Serve the store over HTTP, as a debuginfod.",
+    epilog=exit_status(
+        [
+            "buildidfs serve",
+            "buildidfs serve --listen :8002 --workers 2",
+            "buildidfs serve --listen unix:/run/buildidfs.sock",
+            "DEBUGINFOD_URLS=http://127.0.0.1:8002 gdb -c core",
+        ],
+        {
+            2: "not an address, or the extra buildidfs[serve] is not installed",
+            11: "no store at that place; 13 unknown format",
+            40: "cannot listen at that address",
+        },
+    ),
+)
+@click.option(
+    "--listen",
+    metavar="ADDRESS",
+    help="HOST:PORT, :PORT or unix:PATH. Sockets that systemd passes come first."
+    "  [default: 127.0.0.1:8002]",
+)
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    help="Processes that answer.  [default: 1]",
+)
+@click.option("--cors", is_flag=True, help="Let web pages of other origins read the answers.")
+@click.pass_obj
+def serve(session: Session, listen: str | None, workers: int | None, cors: bool) -> None:
+    """Serve what every user may read: debuginfod clients find it with DEBUGINFOD_URLS.
+
+    Runs until it is told to end. What is captured later is served at once.
+    """
+    import msgspec
+
+    from buildidfs.linux.sdnotify import Notifier
+    from buildidfs.serve import options
+
+    if not session.verbosity:
+        session.start_logging()
+    given = {"listen": listen, "workers": workers, "cors": cors or None}
+    settings = msgspec.structs.replace(
+        session.settings.serve, **{name: each for name, each in given.items() if each is not None}
+    )
+    chosen = options.of_settings(session.store_path, settings)
+    try:
+        from buildidfs.serve import server
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[serve]"
+        ) from error
+    server.run(chosen, os.environ, Notifier(os.environ).ready)

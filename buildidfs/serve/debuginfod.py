@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The debuginfod protocol: files and sections of a build ID.
+
+    /buildid/ID/executable, /buildid/ID/debuginfo
+    /buildid/ID/section/NAME
+
+Source: debuginfod(8), debuginfod.cxx of elfutils 0.192. Beyond the protocol: HEAD, a range, entity
+tags, and zstd for blobs that are stored so.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, cast
+
+from buildidfs import names
+from buildidfs.model import Kind
+from buildidfs.serve import messages
+from buildidfs.serve.content import Content
+from buildidfs.serve.messages import Response, header_text, lines, text
+from buildidfs.view import View, nodes
+from buildidfs.view.attributes import PUBLIC, may_see
+
+if TYPE_CHECKING:
+    from buildidfs.model import Artifact, Digest
+    from buildidfs.serve.backend import Backend
+    from buildidfs.serve.messages import Answer, Request
+    from buildidfs.store import OriginRecord
+    from buildidfs.view import FileContent
+
+KINDS: Final = {b"executable": Kind.EXECUTABLE, b"debuginfo": Kind.DEBUGINFO}
+
+_ATTEMPTS: Final = 3
+_HOPS: Final = 8
+"""Proxies that a request may have passed; more of them are a loop."""
+
+_MOST_BLOCKS: Final = 4096
+_BLOCK_S: Final = 60.0
+"""The places of files are looked up again after so many seconds."""
+
+_SMALL: Final = 16 << 10
+_MOST_SMALL_BYTES: Final = 8 << 20
+"""Files of up to `_SMALL` bytes that were served last are kept in memory, up to so many bytes."""
+
+_CONDITIONS: Final = frozenset((b"range", b"if-none-match", b"if-range", b"x-debuginfod-maxsize"))
+"""Headers on which more depends than the file."""
+
+_VARY: Final = lines((b"Vary", b"Accept-Encoding"))
+_ZSTD: Final = lines((b"Content-Encoding", b"zstd"))
+_FIXED: Final = lines(
+    (b"Content-Type", b"application/octet-stream"),
+    (b"Accept-Ranges", b"bytes"),
+    (b"Cache-Control", b"public"),
+)
+
+
+class Debuginfod:
+    """Answers requests below ``/buildid/``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._store = backend.store
+        self._view = backend.view
+        self._small = _SmallFiles()
+        self._blocks: dict[tuple[int, Digest], bytes] = {}
+        self._blocks_until = 0.0
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to a request whose path begins with ``/buildid/``.
+
+        Raises OSError and what the store raises where it cannot tell.
+        """
+        parts = request.path.split(b"/", 4)
+        name = parts[2].lower()  # one spelling of an ID is as good as the other
+        what = parts[3] if len(parts) > 3 else b""
+        rest = parts[4] if len(parts) > 4 else None
+        if rest is None and what in KINDS:
+            return self._file(request, name, what)
+        if rest and what == b"section":
+            return lambda: self._section(request, name, rest)
+        return self.missing(request, "other")
+
+    def missing(self, request: Request, kind: str) -> Response:
+        """The answer that there is no such file, which clients remember. Raises `StoreError`."""
+        self._backend.check()
+        why = "not found"
+        if request.header(b"x-forwarded-for").count(b",") >= _HOPS:
+            why += f"; the request has passed more than {_HOPS} proxies"
+        return text(404, why, kind=kind)
+
+    # --- files -------------------------------------------------------------------------------
+
+    def _file(self, request: Request, name: bytes, what: bytes, *, wait: bool = False) -> Answer:
+        """The response with a file; with ``wait``, one that may have to be read whole first."""
+        kind = what.decode()
+        for _ in range(_ATTEMPTS):
+            try:
+                found = self._find(name, what)
+                if found is None:
+                    return self.missing(request, kind)
+                node, artifact, zeroed = found
+                tag = _tag(artifact, b"-z" if zeroed else b"")
+                early = self._early(request, artifact, zeroed, tag, kind)
+                if early is not None:
+                    return early
+                file = (self._view.open if wait else self._view.open_now)(node)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                continue  # removed meanwhile: another file may be served now
+            if file is None:
+                return lambda: cast("Response", self._file(request, name, what, wait=True))
+            if not wait:
+                self._small.keep(artifact.digest, zeroed, file)
+            return self._reply(request, file, artifact, tag, kind)
+        raise _changing()
+
+    def _directory(self, name: bytes) -> int:
+        """The node of a build ID; 0 if nothing is known of it."""
+        node = self._view.lookup(View.ROOT, name)
+        if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
+            return 0
+        return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
+
+    def _find(self, name: bytes, what: bytes) -> tuple[int, Artifact, bool] | None:
+        """Node of a file that everybody may read, its artifact, and True if scripts are zeroed."""
+        directory = self._directory(name)
+        node = self._view.lookup(directory, what) if directory else 0
+        held = self._view.held_in(node) if node else None
+        if held is None or not _is_public(held[0]):
+            return None
+        return node, *held
+
+    def _early(
+        self, request: Request, artifact: Artifact, zeroed: bool, tag: bytes, kind: str
+    ) -> Response | None:
+        """The answer, if it does not take the file."""
+        if not _CONDITIONS.isdisjoint(request.headers):
+            return _conditional(request, artifact.size, tag, kind)
+        data = self._small.get(artifact.digest, zeroed)
+        if data is None:
+            return None
+        self._store.note_use(artifact.digest)
+        return Response(200, data, self._headers(artifact, len(data), tag), kind)
+
+    def _reply(
+        self, request: Request, file: FileContent, artifact: Artifact, tag: bytes, kind: str
+    ) -> Response:
+        """The response with a file, or a range of it."""
+        blob = file.blob
+        assert blob is not None
+        wanted = request.header(b"range")
+        if wanted and request.method == b"GET":
+            condition = request.header(b"if-range")
+            if not condition or messages.matches(condition, tag, weak=False):
+                part = messages.parse_range(wanted, blob.size)
+                if part is not None:
+                    return _range(file, self._headers(artifact, blob.size, tag), part, kind)
+        is_packed = kind != "section" and blob.extent is None
+        if is_packed and not file.zeros:
+            accepted = request.header(b"accept-encoding")
+            if accepted and messages.accepts(accepted, b"zstd"):
+                headers = self._headers(artifact, blob.size, _packed(tag)) + _VARY + _ZSTD
+                stored = Content(file, 0, blob.status.st_size, stored=True)
+                return Response(200, stored, headers, kind)
+        headers = self._headers(artifact, blob.size, tag) + (_VARY if is_packed else b"")
+        return Response(200, Content(file, 0, blob.size), headers, kind)
+
+    def _headers(self, artifact: Artifact, size: int, tag: bytes) -> bytes:
+        """Headers of a file or section of that size."""
+        now = time.monotonic()
+        if now > self._blocks_until or len(self._blocks) >= _MOST_BLOCKS:
+            self._blocks.clear()
+            self._blocks_until = now + _BLOCK_S
+        key = artifact.ordinal, artifact.digest
+        block = self._blocks.get(key)
+        if block is None:
+            modified = messages.http_date(artifact.mtime_ns / 1e9)
+            block = _FIXED + lines((b"Last-Modified", modified)) + self._place(artifact)
+            self._blocks[key] = block
+        return b"%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (block, size, tag)
+
+    def _place(self, artifact: Artifact) -> bytes:
+        """Headers with the latest place at which everybody could read the file."""
+        records = self._store.index.origins(artifact.ordinal)
+        here = (each for each in records if each.digest == artifact.digest)
+        last = next((each for each in here if may_see(PUBLIC, each.origin)), None)
+        return b"" if last is None else _place_headers(last)
+
+    # --- sections ----------------------------------------------------------------------------
+
+    def _section(self, request: Request, name: bytes, section: bytes) -> Response:
+        """The response with a section; reads the headers of the file."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._section_now(request, name, section)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        raise _changing()
+
+    def _section_now(self, request: Request, name: bytes, section: bytes) -> Response:
+        view = self._view
+        directory = self._directory(name)
+        node = view.lookup(directory, names.SECTION) if directory else 0
+        found = view.lookup_slowly(node, section) if node else 0
+        if not found:
+            return self.missing(request, "section")
+        artifact, zeroed = view.section_of(found)
+        if not _is_public(artifact):
+            return self.missing(request, "section")
+        tag = _tag(artifact, b"-%s%s" % (b"z-" if zeroed else b"", section.hex().encode()))
+        early = _conditional(request, view.attributes(found).size, tag, "section")
+        if early is not None:
+            return early
+        return self._reply(request, view.open(found), artifact, tag, "section")
+
+
+class _SmallFiles:
+    """Small files that were served last, in memory.
+
+    A digest is the same bytes for ever: what was read and verified once needs no file any more. For
+    the thread of the loop only.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[Digest, bool], bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, digest: Digest, zeroed: bool) -> bytes | None:
+        """The content of a file; None if it is not here."""
+        return self._files.get((digest, zeroed))
+
+    def keep(self, digest: Digest, zeroed: bool, file: FileContent) -> None:
+        """Keep the content of a file, if it is small and can be read now."""
+        size = 0 if file.blob is None else file.blob.size
+        if not 0 < size <= _SMALL:
+            return
+        try:
+            data = Content(file, 0, size).read_now()
+        except OSError:
+            return  # sending it says what is wrong
+        if data is None or (digest, zeroed) in self._files:
+            return
+        self._files[digest, zeroed] = data
+        self._bytes += size
+        while self._bytes > _MOST_SMALL_BYTES:
+            self._bytes -= len(self._files.popitem(last=False)[1])
+
+
+def _conditional(request: Request, size: int, tag: bytes, kind: str) -> Response | None:
+    """The answer that a file is too large, or that the client has it; None if it is neither."""
+    most = messages.number(request.header(b"x-debuginfod-maxsize"))
+    if most and size > most:
+        return text(406, f"File too large, max size={most}", kind=kind)
+    known = request.header(b"if-none-match")
+    if known and (messages.matches(known, tag) or messages.matches(known, _packed(tag))):
+        headers = lines((b"ETag", tag), (b"Cache-Control", b"public"))
+        return Response(304, b"", headers, kind)
+    return None
+
+
+def _changing() -> OSError:
+    return OSError(errno.ESTALE, "the files of this build ID keep changing")
+
+
+def _place_headers(record: OriginRecord) -> bytes:
+    """The headers that name a file and its archive, as debuginfod has them."""
+    origin = record.origin
+    if not origin.archive:
+        return lines((b"X-DEBUGINFOD-FILE", header_text(origin.path.rpartition(b"/")[2])))
+    archive = origin.archive.rpartition(b"/")[2]
+    return lines(
+        (b"X-DEBUGINFOD-FILE", header_text(origin.path)),
+        (b"X-DEBUGINFOD-ARCHIVE", header_text(archive)),
+    )
+
+
+def _is_public(artifact: Artifact) -> bool:
+    return PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
+
+
+def _tag(artifact: Artifact, suffix: bytes) -> bytes:
+    return b'"%s%s"' % (artifact.digest.hex().encode(), suffix)
+
+
+def _packed(tag: bytes) -> bytes:
+    """The entity tag of the same file in zstd."""
+    return tag[:-1] + b'-zstd"'
+
+
+def _range(file: FileContent, headers: bytes, part: tuple[int, int], kind: str) -> Response:
+    assert file.blob is not None
+    first, length = part
+    size = file.blob.size
+    if not length:
+        file.close()
+        return text(416, "no such range", lines((b"Content-Range", b"bytes */%d" % size)), kind)
+    where = b"bytes %d-%d/%d" % (first, first + length - 1, size)
+    headers += lines((b"Content-Range", where))
+    return Response(206, Content(file, first, length), headers, kind)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits that no client may exceed at the cost of others.
+
+A limit delays a client, or refuses its connection; it never makes a wrong answer, because a
+debuginfod client remembers for ten minutes that a file is not there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from buildidfs.view.quota import Quota
+
+_MOST_CLIENTS: Final = 65_536
+_BURST_S: Final = 4.0
+
+
+def client_of(address: str) -> str:
+    """The client that an address belongs to: an IPv6 network of 64 bits is one client."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.IPv6Network((parsed, 64), strict=False))
+    return address
+
+
+class Rate:
+    """At most ``rate`` requests a second of each client, after a burst of four seconds' worth."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """With a ``rate`` of 0 there is no limit."""
+        self._interval = 1 / rate if rate else 0.0
+        self._clock = clock
+        # When each client has used up what it may; the clients in order of their last request.
+        self._until: OrderedDict[Hashable, float] = OrderedDict()
+
+    def delay(self, client: Hashable) -> float:
+        """Count a request, and return the seconds for which it has to wait."""
+        if not self._interval:
+            return 0.0
+        now = self._clock()
+        until = max(self._until.get(client, 0.0), now) + self._interval
+        self._until[client] = until
+        self._until.move_to_end(client)
+        while len(self._until) > _MOST_CLIENTS or next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
+        return max(until - now - _BURST_S, 0.0)
+
+
+class Places:
+    """Places for downloads in progress. A client that gets none is called when it may have one."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._waiting: OrderedDict[object, tuple[Hashable, Callable[[], None]]] = OrderedDict()
+
+    def take(self, client: Hashable, key: object, go: Callable[[], None]) -> None:
+        """Call ``go`` when ``client`` has a place, which may be now. ``key`` is for `forget`."""
+        if self._quota.take(client):
+            go()
+        else:
+            self._waiting[key] = client, go
+
+    def forget(self, key: object) -> bool:
+        """Wait no longer; return True if it still waited."""
+        return self._waiting.pop(key, None) is not None
+
+    def give_back(self, client: Hashable) -> None:
+        """Give back a place, which the first who may have one then gets."""
+        self._quota.give_back(client)
+        for key, (other, go) in self._waiting.items():
+            if self._quota.take(other):
+                del self._waiting[key]
+                go()
+                return

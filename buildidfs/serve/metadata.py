@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The debuginfod request ``/metadata``: the files that were seen at paths, or with a build ID.
+
+    key=glob   paths whose directory and name match the value, split at its last slash
+    key=file   the path that the value is
+    key=buildid   the build ID that the value is
+
+Reply: ``{"results": [{"type", "buildid", "file", "archive"?}, ...], "complete": bool}``. Only
+places are told at which everybody could read the file. Source: debuginfod(8), handle_metadata() of
+debuginfod.cxx in elfutils 0.195.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.serve.debuginfod import KINDS
+from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
+from buildidfs.store.index.locations import ROOT, components
+from buildidfs.view.attributes import PUBLIC, may_see
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.model import Artifact, BuildId
+    from buildidfs.serve.backend import Backend
+    from buildidfs.serve.messages import Request
+
+_LIMIT_S: Final = 5.0
+_MOST_RESULTS: Final = 10_000
+_MOST_VALUE: Final = 4096
+_SPECIAL: Final = re.compile(rb"[*?\[]")
+
+_HEADERS: Final = lines((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-cache"))
+
+_Row = dict[str, str]
+
+
+class _Enough(Exception):
+    """The time or the number of results is used up."""
+
+
+class Metadata:
+    """Answers requests for metadata. Each may take seconds, in a thread of its own."""
+
+    def __init__(self, backend: Backend, limit_s: float = _LIMIT_S) -> None:
+        self._backend = backend
+        self._store = backend.store
+        self._limit_s = limit_s
+
+    def answer(self, request: Request) -> Response:
+        """The reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
+        query = parse_query(request.query)
+        key, value = query.get(b"key", b""), query.get(b"value", b"")
+        if not value or len(value) > _MOST_VALUE:
+            raise BadRequest("/metadata takes key=glob|file|buildid and value=...")
+        search = _Search(self._backend, time.monotonic() + self._limit_s)
+        rows: dict[tuple[tuple[str, str], ...], _Row] = {}
+        is_complete = True
+        try:
+            for row in search.run(key, value):
+                rows[tuple(row.items())] = row
+                if len(rows) >= _MOST_RESULTS:
+                    raise _Enough
+        except _Enough:
+            is_complete = False
+        self._backend.check()
+        reply = {"results": list(rows.values()), "complete": is_complete}
+        return Response(200, msgspec.json.encode(reply), _HEADERS, "metadata")
+
+
+class _Search:
+    """One search, until a moment of the monotonic clock."""
+
+    def __init__(self, backend: Backend, until: float) -> None:
+        self._store = backend.store
+        self._until = until
+
+    def run(self, key: bytes, value: bytes) -> Iterator[_Row]:
+        """The rows of the reply. Raises `BadRequest`, `_Enough`."""
+        if key == b"buildid":
+            raw = names.parse(value.lower())
+            ordinal = None if raw is None else self._store.index.ordinal(raw)
+            return iter(()) if ordinal is None else self._rows(ordinal, None)
+        if key == b"file":
+            return self._at(value)
+        if key == b"glob":
+            return self._matching(value)
+        raise BadRequest("the key of /metadata is glob, file or buildid")
+
+    def _at(self, path: bytes) -> Iterator[_Row]:
+        number = self._number(components(path) or [])
+        if number != ROOT:
+            yield from self._hanging(number, path)
+
+    def _number(self, parts: list[bytes]) -> int:
+        """The number of a path; `ROOT` for one that nothing was seen at."""
+        number = ROOT
+        for part in parts:
+            child = self._store.paths.child(number, part)
+            if child is None:
+                return ROOT
+            number = child
+        return number
+
+    def _matching(self, pattern: bytes) -> Iterator[_Row]:
+        directory, _, name = pattern.rpartition(b"/")
+        found = _SPECIAL.search(directory)
+        fixed = directory if found is None else directory[: found.start()].rpartition(b"/")[0]
+        parts = [part for part in fixed.split(b"/") if part]
+        start = self._number(parts)
+        if start == ROOT and parts:
+            return
+        wanted = _translate(directory), _translate(name)
+        yield from self._below(start, b"".join(b"/" + part for part in parts), wanted)
+
+    def _below(
+        self, start: int, path: bytes, wanted: tuple[re.Pattern[str], re.Pattern[str]]
+    ) -> Iterator[_Row]:
+        """Rows of files below a directory; leads only through names that everybody may know."""
+        directories = [(start, path)]
+        while directories:
+            number, path = directories.pop()
+            fits = wanted[0].match(path.decode("latin-1")) is not None
+            for name, child in self._store.paths.children(number):
+                self._go_on()
+                if not self._store.paths.is_public(number, name):
+                    continue
+                directories.append((child, path + b"/" + name))
+                if fits and wanted[1].match(name.decode("latin-1")):
+                    yield from self._hanging(child, path + b"/" + name)
+
+    def _hanging(self, number: int, path: bytes) -> Iterator[_Row]:
+        for ordinal in self._store.paths.ids(number):
+            self._go_on()
+            if self._store.paths.has_publicly(number, ordinal):
+                yield from self._rows(ordinal, path)
+
+    def _rows(self, ordinal: int, path: bytes | None) -> Iterator[_Row]:
+        """Rows of a build ID at a path, or at all paths, of files that a request would get."""
+        index = self._store.index
+        served = {kind: index.artifact(ordinal, kind) for kind in KINDS.values()}
+        build_id = index.build_id(ordinal)
+        if build_id is None or not any(map(_is_public, served.values())):
+            return
+        for record in index.origins(ordinal):
+            self._go_on()
+            origin = record.origin
+            if not may_see(PUBLIC, origin) or (path is not None and origin.path != path):
+                continue
+            for what, kind in KINDS.items():
+                if kind in record.kinds and _is_public(served[kind]):
+                    yield _row(what, build_id, origin.path, origin.archive)
+
+    def _go_on(self) -> None:
+        if time.monotonic() > self._until:
+            raise _Enough
+
+
+def _row(what: bytes, build_id: BuildId, path: bytes, archive: bytes) -> _Row:
+    row = {"type": what.decode(), "buildid": str(build_id), "file": path.decode("utf-8", "replace")}
+    if archive:
+        row["archive"] = archive.decode("utf-8", "replace")
+    return row
+
+
+def _is_public(artifact: Artifact | None) -> bool:
+    return artifact is not None and PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
+
+
+def _translate(pattern: bytes) -> re.Pattern[str]:
+    """A pattern of SQLite's GLOB, in which a star matches slashes as well."""
+    text = pattern.decode("latin-1").replace("[^", "[!")
+    return re.compile(fnmatch.translate(text))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the server, and the addresses that it listens at."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from buildidfs.config import ServeSettings
+
+DEFAULT_LISTEN: Final = "127.0.0.1:8002"
+"""The port of debuginfod, on this machine alone."""
+
+
+_PORT: Final = re.compile(r"\d{1,5}")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """An address to listen at: ``path`` of a Unix socket, or ``host`` (empty: all) and ``port``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class ServeOptions(msgspec.Struct, frozen=True):
+    """Options of a server. ``rate`` is requests a second of one client, 0 for no limit."""
+
+    store: str | os.PathLike[str]
+    listen: Address
+    workers: int = 1
+    cors: bool = False
+    rate: float = 500.0
+    most_downloads: int = 512
+
+
+def parse_address(text: str) -> Address:
+    """An address from ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` or ``unix:PATH``.
+
+    Raises `UsageError`.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if path:
+            return Address(path=os.path.abspath(path))
+    else:
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if colon and _PORT.fullmatch(port) and int(port) < 65_536:
+            return Address(host, int(port))
+    raise UsageError(f"not an address: {text!r}; try {DEFAULT_LISTEN} or unix:/run/buildidfs.sock")
+
+
+def of_settings(store: str | os.PathLike[str], settings: ServeSettings) -> ServeOptions:
+    """The options for a store. Raises `UsageError`."""
+    return ServeOptions(
+        store,
+        parse_address(settings.listen or DEFAULT_LISTEN),
+        workers=settings.workers,
+        cors=settings.cors,
+        rate=settings.rate,
+    )

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a server: one that owns the sockets, and workers that answer.
+
+The owner opens no store and answers nothing, so it survives the faults of both. It starts a worker
+again that ended; until then clients wait in the queue of the socket. A worker that finds another
+index at the place of its store ends for that reason. Workers are forked before they open the index,
+because LMDB does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import errors
+from buildidfs.errors import BuildIdFsError, MountError
+from buildidfs.linux import child
+from buildidfs.serve.backend import Backend
+from buildidfs.serve.connection import Connection, Shared
+from buildidfs.serve.counters import Counters
+from buildidfs.serve.limits import Places, Rate, client_of
+from buildidfs.serve.site import Site
+from buildidfs.store.run_files import Presence
+from buildidfs.view.quota import Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from buildidfs.linux.child import Child
+    from buildidfs.serve.options import Address, ServeOptions
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "serve"
+USES_S: Final = 300.0
+"""Between two records of blobs that were served, in seconds."""
+
+_BACKLOG: Final = 1024
+_THREADS: Final = 16
+_CHECK_S: Final = 2.0
+_GRACE_S: Final = 10.0
+_FIRST_RETRY_S: Final = 0.2
+_MOST_RETRY_S: Final = 5.0
+_READY: Final = b"ready"
+_FIRST_ACTIVATED: Final = 3  # SD_LISTEN_FDS_START
+_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run(
+    options: ServeOptions, environ: Mapping[str, str], ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP comes. ``ready`` is called when requests are answered.
+
+    Sockets that systemd passes (sd_listen_fds(3)) replace the address of the options. Raises
+    `MountError` if the address cannot be had, and `StoreError` if the store cannot be opened.
+    """
+    _allow_many_files()
+    with contextlib.ExitStack() as stack:
+        sockets = activated(environ)
+        if not sockets:
+            sockets = [stack.enter_context(_listening(options.listen))]
+        for each in sockets:
+            stack.callback(each.close)
+        counters = Counters(options.workers)
+        _Owner(options, sockets, counters).run(ready)
+
+
+def activated(environ: Mapping[str, str]) -> list[socket.socket]:
+    """The listening sockets that systemd has passed to this process."""
+    count = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return []
+    found = []
+    for fd in range(_FIRST_ACTIVATED, _FIRST_ACTIVATED + min(int(count), 64)):
+        try:
+            sock = socket.socket(fileno=fd)
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise OSError(0, "it does not listen")
+        except OSError as error:
+            raise MountError(f"descriptor {fd} is no listening socket: {error.strerror}") from error
+        sock.setblocking(False)
+        os.set_inheritable(fd, False)
+        found.append(sock)
+    return found
+
+
+@contextlib.contextmanager
+def _listening(address: Address) -> Iterator[socket.socket]:
+    """A socket that listens at an address; the file of a Unix socket is removed at the end."""
+    try:
+        if not address.path:
+            sock = _bound(address)
+        else:
+            _remove_stale(address.path)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.bind(address.path)
+            # As for a port of this machine: any local user may ask for what everybody may read.
+            os.chmod(address.path, 0o666)
+    except OSError as error:
+        raise MountError(f"cannot listen at {address}: {error.strerror or error}") from error
+    try:
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        yield sock
+    finally:
+        sock.close()
+        if address.path:
+            with contextlib.suppress(OSError):
+                os.unlink(address.path)
+
+
+def _bound(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(
+        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    # Without a host the IPv6 socket takes both families.
+    found.sort(key=lambda each: each[0] != socket.AF_INET6 if not address.host else 0)
+    failure = OSError(0, "no such address")
+    for family, kind, protocol, _, name in found:
+        sock = None
+        try:
+            sock = socket.socket(family, kind, protocol)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(address.host)))
+            sock.bind(name)
+        except OSError as error:
+            failure = error
+            if sock is not None:
+                sock.close()
+        else:
+            return sock
+    raise failure
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that was killed; one that answers is in use."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
+            return
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+
+
+def _allow_many_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# --- the owner ---------------------------------------------------------------------------------
+
+
+class _Slot:
+    """A worker, and when to start the next one in its place."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: Child | None = None
+        self.pipe = -1
+        self.due = 0.0
+        self.delay = _FIRST_RETRY_S
+        self.was_ready = False
+
+
+class _Owner:
+    """Keeps workers running. For the main thread of a process without others."""
+
+    def __init__(
+        self, options: ServeOptions, sockets: Sequence[socket.socket], counters: Counters
+    ) -> None:
+        self._options = options
+        self._sockets = sockets
+        self._counters = counters
+        self._slots = [_Slot(number) for number in range(options.workers)]
+        self._presence: Presence | None = None
+        self._signals: list[int] = []
+        self._wake = self._woken = -1
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Run workers until a signal comes. Raises what the first one failed with at its start."""
+        with self._woken_by_signals(), contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            while not self._signals:
+                self._start_what_is_due()
+                self._wait()
+                if self._presence is None and all(slot.was_ready for slot in self._slots):
+                    where = [_shown(each) for each in self._sockets]
+                    presence = Presence(self._options.store, ROLE, listen=where)
+                    self._presence = stack.enter_context(presence)
+                    log.info("serving at %s", ", ".join(where))
+                    ready()
+
+    def _start_what_is_due(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.process is None and slot.due <= now:
+                slot.pipe, writing = os.pipe2(os.O_CLOEXEC)
+                owner, number = os.getpid(), slot.number
+
+                def work(writing: int = writing, owner: int = owner, number: int = number) -> None:
+                    self._work(number, writing, owner)
+
+                slot.was_ready = False
+                slot.process = child.fork(work)
+                os.close(writing)
+
+    def _work(self, number: int, writing: int, owner: int) -> None:
+        """The life of a worker, in its process."""
+        try:
+            child.end_with(owner, signal.SIGTERM)
+            for signal_number in _END:
+                signal.signal(signal_number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            kept = {writing, *(each.fileno() for each in self._sockets)}
+            for fd in (self._wake, self._woken, *(slot.pipe for slot in self._slots)):
+                if fd >= 0 and fd not in kept:
+                    os.close(fd)
+            if self._presence is not None and self._presence.fileno() >= 0:
+                os.close(self._presence.fileno())  # its lock is the owner's alone
+            self._counters.choose(number)
+            Worker(self._options, self._sockets, self._counters).run(
+                lambda: os.write(writing, _READY)
+            )
+        except BuildIdFsError as error:
+            log.error("%s", error)
+            os.write(writing, f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
+        except BaseException:
+            log.exception("a worker ended by a fault of this program")
+        finally:
+            logging.shutdown()
+
+    def _wait(self) -> None:
+        """Wait for a signal, the end of a worker, or the time to start one."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        pipes = {slot.pipe: slot for slot in self._slots if slot.pipe >= 0}
+        for fd in pipes:
+            poll.register(fd, select.POLLIN)
+        due = [slot.due for slot in self._slots if slot.process is None]
+        timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        for fd, _ in poll.poll(timeout):
+            if fd == self._wake:
+                self._signals += os.read(fd, 256)
+            else:
+                self._heard(pipes[fd])
+
+    def _heard(self, slot: _Slot) -> None:
+        """Take in what a worker says: that it is ready, its error, or, by silence, its end."""
+        said = os.read(slot.pipe, 4096)
+        if said.startswith(_READY):
+            slot.was_ready, slot.delay = True, _FIRST_RETRY_S
+            return
+        os.close(slot.pipe)
+        slot.pipe = -1
+        if slot.process is not None:
+            code = slot.process.wait(_GRACE_S)
+            if code is None:
+                slot.process.end(_GRACE_S)
+            elif code < 0:
+                log.warning("a worker was killed by signal %d", -code)
+        slot.process = None
+        if said and self._presence is None:
+            raise _error(said)
+        slot.due = time.monotonic() + slot.delay
+        slot.delay = min(2 * slot.delay, _MOST_RETRY_S)
+
+    def _end(self) -> None:
+        """End all workers: those that are answering have ten seconds."""
+        for sock in self._sockets:
+            sock.close()
+        running = [slot.process for slot in self._slots if slot.process is not None]
+        for process in running:
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S + 2
+        for process in running:
+            if process.wait(max(deadline - time.monotonic(), 0)) is None:
+                process.end(_GRACE_S)
+        for slot in self._slots:
+            if slot.pipe >= 0:
+                os.close(slot.pipe)
+
+    @contextlib.contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        wakeup = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in _END}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            os.close(self._wake)
+            os.close(self._woken)
+
+
+def _error(said: bytes) -> BuildIdFsError:
+    """The error of a worker, from the text that it wrote."""
+    name, _, message = said.decode(errors="surrogateescape").partition("\n")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, BuildIdFsError):
+        return kind(message)
+    return MountError(message)
+
+
+def _shown(sock: socket.socket) -> str:
+    """The address of a socket, for people."""
+    name = sock.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+class Worker:
+    """Answers requests until SIGTERM, or until the store is replaced."""
+
+    def __init__(
+        self, options: ServeOptions, sockets: Sequence[socket.socket], counters: Counters
+    ) -> None:
+        self._options = options
+        self._sockets = sockets
+        self._counters = counters
+
+    def run(self, ready: Callable[[], object]) -> None:
+        """Open the store, call ``ready``, and serve. Raises `StoreError`."""
+        with contextlib.closing(Backend(self._options.store)) as backend:
+            _collect_rarely()
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(self._serve(backend, ready))
+
+    async def _serve(self, backend: Backend, ready: Callable[[], object]) -> None:
+        options = self._options
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in _END:
+            loop.add_signal_handler(number, ended.set)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        with ThreadPoolExecutor(_THREADS, "file") as executor:
+            shared = Shared(
+                Site(backend, self._counters, cors=options.cors),
+                Rate(options.rate / options.workers),
+                # A download takes three descriptors: connection, its duplicate, and the blob.
+                Places(Quota(min(options.most_downloads, files // 8))),
+                Quota(files // 2),
+                executor,
+            )
+            servers = [await self._listen(loop, shared, each) for each in self._sockets]
+            ready()
+            ticking = loop.create_task(_tick(shared, backend, ended))
+            await ended.wait()
+            for server in servers:
+                server.close()
+            ticking.cancel()
+            await _drain(shared)
+            await loop.run_in_executor(executor, backend.store.flush_uses)
+
+    async def _listen(
+        self, loop: asyncio.AbstractEventLoop, shared: Shared, sock: socket.socket
+    ) -> asyncio.Server:
+        own = sock.dup()
+        if own.family == socket.AF_UNIX:
+            return await loop.create_unix_server(
+                lambda: Connection(shared, lambda transport: ""), sock=own, backlog=_BACKLOG
+            )
+        return await loop.create_server(
+            lambda: Connection(shared, _peer), sock=own, backlog=_BACKLOG
+        )
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    """The client of a TCP connection."""
+    name = transport.get_extra_info("peername")
+    return client_of(str(name[0])) if name else "unknown"
+
+
+async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
+    """End connections that are too slow, look after the store, and record what was served."""
+    loop = asyncio.get_running_loop()
+    recorded = loop.time()
+    while True:
+        await asyncio.sleep(_CHECK_S)
+        now = loop.time()
+        for connection in list(shared.connections):
+            connection.check(now)
+        if not backend.is_current():
+            log.warning("the store was deleted or replaced: opening the one that is there")
+            ended.set()
+            return
+        if now - recorded > USES_S:
+            recorded = now
+            await loop.run_in_executor(shared.executor, backend.store.flush_uses)
+
+
+async def _drain(shared: Shared) -> None:
+    """Wait until all requests that were read are answered, but not for long."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GRACE_S
+    for connection in list(shared.connections):
+        connection.end_when_idle()
+    while shared.connections and loop.time() < deadline:
+        await asyncio.sleep(0.05)
+        for connection in list(shared.connections):
+            connection.check(loop.time())
+    for connection in list(shared.connections):
+        connection.abort()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where it is installed: it answers two to three times as many small requests."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def _collect_rarely() -> None:
+    """Keep the garbage collector from going through every imported module between requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

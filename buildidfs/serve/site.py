@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes of the server, and the answer to each failure.
+
+Only an answer that is known to be right may say that a file is not there: a debuginfod client
+remembers that for ten minutes, after each error that it was told as well. So where the store cannot
+be asked, the connection of such a client is reset, which it does not remember; others get a 5xx.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import __version__
+from buildidfs.errors import BuildIdFsError
+from buildidfs.serve import messages
+from buildidfs.serve.debuginfod import Debuginfod
+from buildidfs.serve.messages import RESET, BadRequest, Response, text
+from buildidfs.serve.metadata import Metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.serve.backend import Backend
+    from buildidfs.serve.counters import Counters
+    from buildidfs.serve.messages import Answer, Request
+
+log = logging.getLogger(__name__)
+
+_FORGETS: Final = b"elfutils"
+"""The user agent of clients that take each error for the absence of a file."""
+
+_METHODS: Final = b"GET, HEAD, OPTIONS"
+_CORS: Final = messages.lines(
+    (b"Access-Control-Allow-Origin", b"*"),
+    (b"Access-Control-Expose-Headers", b"X-DEBUGINFOD-SIZE, X-DEBUGINFOD-FILE, ETag"),
+)
+_ALLOW: Final = messages.lines((b"Allow", _METHODS))
+_PREFLIGHT: Final = messages.lines(
+    (b"Access-Control-Allow-Methods", _METHODS),
+    (b"Access-Control-Allow-Headers", b"cache-control, range, if-none-match, content-type"),
+    (b"Access-Control-Max-Age", b"86400"),
+)
+_METRICS: Final = messages.lines((b"Content-Type", b"text/plain; version=0.0.4; charset=utf-8"))
+_RETRY: Final = messages.lines((b"Retry-After", b"5"))
+
+
+class Site:
+    """Answers requests. `answer` is for the thread of the loop, what it returns for any thread."""
+
+    def __init__(self, backend: Backend, counters: Counters, *, cors: bool = False) -> None:
+        """``cors`` lets pages of other origins read the answers."""
+        self.counters = counters
+        self._backend = backend
+        self._debuginfod = Debuginfod(backend)
+        self._metadata = Metadata(backend)
+        self._cors = cors
+
+    def most_body(self, target: bytes) -> int:
+        """The most bytes that the body of a POST may have; 0 where there may be none."""
+        return 0
+
+    def answer(self, request: Request) -> Answer:
+        """A response, or a function that returns one. Never raises, and neither does that."""
+        answer = self._guarded(request, lambda: self._route(request))
+        if isinstance(answer, Response):
+            return self._finished(answer)
+        later = answer
+
+        def finish() -> Response:
+            done = self._guarded(request, later)
+            assert isinstance(done, Response)
+            return self._finished(done)
+
+        return finish
+
+    def _finished(self, response: Response) -> Response:
+        if self._cors:
+            response.headers += _CORS
+        return response
+
+    def _guarded(self, request: Request, work: Callable[[], Answer]) -> Answer:
+        try:
+            return work()
+        except BadRequest as error:
+            return text(400, str(error))
+        except (BuildIdFsError, OSError) as error:
+            log.warning("%s: %s", _shown(request), error)
+            return self._failure(request, 503, "the store cannot be read now")
+        except Exception:
+            log.exception("%s: a fault of this program", _shown(request))
+            return self._failure(request, 500, "a fault of the server")
+
+    def _failure(self, request: Request, status: int, message: str) -> Response:
+        if request.header(b"user-agent").startswith(_FORGETS):
+            return Response(RESET)
+        return text(status, message, _RETRY)
+
+    def _route(self, request: Request) -> Answer:
+        request.path, request.query = messages.parse_target(request.target)
+        path = request.path
+        if request.method == b"OPTIONS":
+            return Response(204, b"", _ALLOW + (_PREFLIGHT if self._cors else b""))
+        if request.method not in (b"GET", b"HEAD"):
+            return text(405, "only GET, HEAD and OPTIONS", _ALLOW)
+        if path.startswith(b"/buildid/"):
+            return self._debuginfod.answer(request)
+        if path == b"/metadata":
+            return lambda: self._metadata.answer(request)
+        if path == b"/metrics":
+            return self._metrics()
+        if path == b"/healthz":
+            return self._health
+        if path == b"/":
+            return text(200, f"buildidfs {__version__}", kind="/")
+        return text(404, "no such page")
+
+    def _metrics(self) -> Response:
+        lines = [*self.counters.text(), f"ready {int(self._backend.is_current())}", ""]
+        return Response(200, "\n".join(lines).encode(), _METRICS, "metrics")
+
+    def _health(self) -> Response:
+        """The answer for a load balancer: the index is that of the store, and can be read."""
+        self._backend.check()
+        self._backend.store.stats()
+        return text(200, "ok")
+
+
+def _shown(request: Request) -> str:
+    """A request for the log, in which it is one line."""
+    target = request.target[:200].decode("ascii", "backslashreplace")
+    return f"{request.method.decode('ascii', 'replace')} {ascii(target)[1:-1]}"

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.view.quota: places divided among users."""
+
+from __future__ import annotations
+
+from buildidfs.view.quota import Quota
+
+
+def taken(quota: Quota, uid: int) -> int:
+    count = 0
+    while count < 10_000 and quota.take(uid):
+        count += 1
+    return count
+
+
+def test_each_user_has_half_of_what_others_leave() -> None:
+    quota = Quota(1000)
+    assert [taken(quota, uid) for uid in (7, 8, 9)] == [500, 250, 125]
+
+
+def test_place_given_back_can_be_taken_again() -> None:
+    quota = Quota(10)
+    assert taken(quota, 7) == 5
+    quota.give_back(7)
+    assert quota.take(7)
+    assert not quota.take(7)
+    assert taken(quota, 8) == 2
+    for _ in range(9):
+        quota.give_back(7)
+    assert taken(quota, 8) == 3, "a user cannot give back more than they have"
+    for _ in range(5):
+        quota.give_back(8)
+    assert quota._held == {}
