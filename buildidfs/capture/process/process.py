@@ -44,6 +44,7 @@ _MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
 # Memory that is mapped as a file: memfds, and shared anonymous memory.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
+_DUMP_END: Final = b".dump"
 _DUMP: Final = re.compile(rb"(?:^|/)jit-\d{1,10}\.dump$")
 
 _DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
@@ -339,9 +340,10 @@ class Process:
 
 def _is_generated(mapping: Mapping) -> bool:
     """Return True for a mapping in which a JIT compiler may have put code."""
+    path = mapping.path
     if mapping.inode:
-        return mapping.path.startswith(_MEMORY) or is_dump(mapping.path)
-    return not mapping.path.startswith(b"[") or mapping.path.startswith(b"[anon")
+        return path.startswith(_MEMORY) or (path.endswith(_DUMP_END) and is_dump(path))
+    return not path.startswith(b"[") or path.startswith(b"[anon")
 
 
 def is_dump(path: bytes) -> bool:
