@@ -20,6 +20,7 @@ from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
 from buildidfs.store import Store, layout, schema
+from buildidfs.store.errors import show
 from buildidfs.store.fsck import repair
 from buildidfs.store.fsck.faults import Fault
 from buildidfs.store.index.environment import is_readable
@@ -120,6 +121,7 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
         if options.repair:
             checked.named = repair.name_blobs(store.checker())
         yield from _check_files(store, settings, options, checked)
+        yield from _check_names(store, options)
         checked.blobs = store.stats().blobs
         checked.unreferenced = store.checker().unreferenced()
 
@@ -159,6 +161,15 @@ def _check_rows(checker: Checker, options: Options) -> Iterator[Result]:
         yield Result(fault, "found")
     for fault in checker.counts():
         yield Result(fault, "found")
+
+
+def _check_names(store: Store, options: Options) -> Iterator[Result]:
+    """Look at the names of generated code; a file that has none is removed."""
+    for path in list(store.jit_maps.damaged()):
+        fault = Fault(f"jit/{show(os.path.basename(path))} does not say of which process it is")
+        if options.repair:
+            store.jit_maps.remove(path)
+        yield Result(fault, "repaired" if options.repair else "found")
 
 
 def _check_files(

@@ -98,15 +98,15 @@ _OF_REASON: Final = {
     ),
     ANONYMOUS: Remedy(
         "generated-code",
-        "no file has these names: let the runtime write /tmp/perf-PID.map (node"
-        " --perf-basic-prof, java with perf-map-agent), or use perf record -k mono and perf inject"
-        " --jit; frames without an owner can also be stacks that were walked without frame pointers"
-        " (perf record --call-graph dwarf)",
+        "buildidfs jit lists the processes whose names are kept, and buildidfs repair uses these:"
+        " let the runtime write /tmp/perf-PID.map (node --perf-basic-prof, python3 -X perf, java"
+        " with perf-map-agent) while buildidfs watch runs; frames without an owner can also be"
+        " stacks that were walked without frame pointers (perf record --call-graph dwarf)",
     ),
     MEMFD: Remedy(
         "memfd",
         "have watch run while the program starts; a runtime that compiles into a memfd needs"
-        " /tmp/perf-PID.map",
+        " /tmp/perf-PID.map, which buildidfs repair uses",
         "buildidfs up",
     ),
     NO_KERNEL: Remedy(

@@ -31,6 +31,7 @@ def stats(session: Session, json_: bool) -> None:
 
     with session.open_store() as store:
         held = store.stats()
+        jit_maps, jit_bytes = store.jit_maps.totals()
         policy = upkeep.policy(session.settings.retention, store.path)
         with session.progress("Counting", "process") as show:
             host = inventory.take(show)
@@ -51,6 +52,8 @@ def stats(session: Session, json_: bool) -> None:
                 "origins": held.origins,
                 "free_bytes": held.free_bytes,
                 "pins": held.pins,
+                "jit_maps": jit_maps,
+                "jit_bytes": jit_bytes,
                 **limits_fields(policy),
                 "host_processes": host.processes,
                 "host_refused": host.refused,
@@ -81,6 +84,10 @@ def stats(session: Session, json_: bool) -> None:
     )
     click.echo(f"kept       {limits(policy)}; {counted(held.pins, 'pin')}")
     click.echo(f"origins    {held.origins}")
+    if jit_maps:
+        click.echo(
+            f"JIT names  of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
+        )
     click.echo(
         f"host       {counted(host.processes, 'process')} with"
         f" {counted(host.files, 'file')} open or mapped"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from buildidfs.model import FileIdentity, JitProcess, NamespaceSet, Origin
 from tests.support import clients
 from tests.support.clients import run, tool
 from tests.support.waiting import until
@@ -50,6 +51,15 @@ def other(order: str, kind: int, body: bytes) -> bytes:
 
 def _record(order: str, kind: int, body: bytes) -> bytes:
     return struct.pack(f"{order}IIQ", kind, 16 + len(body), 5) + body
+
+
+def jit_process(pid: int, *, container: str = "docker:abc", ticks: int = 100) -> JitProcess:
+    """A process of a container that has written a map."""
+    identity = FileIdentity(1, pid, 10, 2, 3, 0o100644, 1000, 1000, b"scope")
+    origin = Origin(
+        b"/tmp/perf-%d.map" % pid, identity, namespaces=NamespaceSet(mnt=5), container=container
+    )
+    return JitProcess(pid, pid, ticks, ticks * 10**7, "b00t", "node", 62, origin)
 
 
 # --- programs ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from tests.support.children import copied_cat
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.jit import jit_process
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.programs import build_id_of
 
@@ -80,6 +81,22 @@ def _check(buildidfs: BuildIdFs, *options: str) -> tuple[int, list[dict[str, Any
     assert done.rc in (0, 20), done
     assert "Traceback" not in done.err, done
     return done.rc, faults, summary
+
+
+def test_names_of_no_process_are_a_fault(buildidfs: BuildIdFs, originals: Path) -> None:
+    with Store.create(buildidfs.store) as store:
+        store.jit_maps.write(jit_process(7), 0, b"1 1 a\n")
+        store.jit_maps.write(jit_process(8), 0, b"1 1 a\n")
+        damaged = Path(os.fsdecode(store.jit_maps.of(8)[0].path))
+    damaged.write_bytes(b"{}")
+    code, (fault,), _ = _check(buildidfs)
+    assert (code, fault["state"]) == (20, "found")
+    assert damaged.name in fault["fault"]
+    code, (fault,), _ = _check(buildidfs, "--repair")
+    assert (code, fault["state"]) == (0, "repaired")
+    assert _check(buildidfs)[:2] == (0, [])
+    (kept,) = [json.loads(line) for line in buildidfs("jit", "--json").out.splitlines()]
+    assert kept["pid"] == 7
 
 
 def test_every_damage_is_found_and_healed(buildidfs: BuildIdFs, originals: Path) -> None:

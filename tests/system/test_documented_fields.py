@@ -18,6 +18,7 @@ from tests.support.children import cat_program, copied_cat
 from tests.support.commands import ROOT
 from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import elf_file
+from tests.support.jit import jit_process
 from tests.support.manuals import formatted, indent
 from tests.support.perfwriter import PerfWriter
 from tests.support.programs import build_id_of
@@ -45,7 +46,7 @@ def output_section() -> dict[str, str]:
         "scan perf-data", "scan image", "coverage", "repair",
         "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
         "containers", "why",
-        "check", "journal", "which", "where --live", "where", "symbolize", "stats",
+        "check", "journal", "jit", "which", "where --live", "where", "symbolize", "stats",
     )  # fmt: skip
     start = rf"^{indent(page)}(?=(?:{'|'.join(names)})\b)"
     general, *items = re.split(start, text, flags=re.MULTILINE)
@@ -134,6 +135,7 @@ def test_fields_are_in_the_page(
         "containers": ["containers"],
         "show": ["show", build_id[::-1].hex()],
         "journal": ["journal"],
+        "jit": ["jit"],
         "stats": ["stats"],
         "check": ["check"],
     }
@@ -142,6 +144,7 @@ def test_fields_are_in_the_page(
         store.pin([BuildId(build_id[::-1])], b"caf\xe9")
         store.note_seen([NewSeen(sighting(b"/caf\xe9"), BuildId(build_id))])
         commit(store, capture(store, b"bytes", at=sighting(b"/app", container="docker:0123")))
+        store.jit_maps.write(jit_process(7), 0, b"1000 10 f\n")
     for name, words in commands.items():
         context = copied_cat(tmp_path / "cat") if "--live" in words else contextlib.nullcontext()
         if name == "watch":

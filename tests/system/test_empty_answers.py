@@ -47,6 +47,7 @@ def empty(tmp_path: Path) -> BuildIdFs:
         ("journal", "the journal is empty: only watch writes"),
         ("journal --since 1h", "the journal is empty: only watch writes"),
         ("journal --lost", "no watch on this store has lost a file"),
+        ("jit", "no process wrote a map for perf"),
         ("pin --list", "nothing is pinned in this store: buildidfs pin"),
         ("pin --list --name x", "nothing is pinned in this store: buildidfs pin"),
     ],

@@ -17,6 +17,7 @@ from buildidfs.formats.perf.records import (
     Executed,
     Exited,
     Forked,
+    Generated,
     Lost,
     Mapped,
     Record,
@@ -222,6 +223,13 @@ def test_name_without_its_end() -> None:
 
 def test_only_executable_mappings() -> None:
     assert list(decode_ring(record(MMAP2, mapped(b"/data", prot=3)))) == []
+
+
+def test_anonymous_memory_tells_of_its_process_only() -> None:
+    data = record(MMAP2, mapped(b"//anon")) + record(MMAP2, mapped(b"[vdso]"))
+    data += record(MMAP2, mapped(b"//anon", prot=3)) + record(MMAP2, mapped(b"//another"))
+    assert list(decode_ring(data, paths=True)) == [Generated(MOMENT, 100)]
+    assert len(list(decode_ring(data))) == 3
 
 
 @pytest.mark.parametrize("size", [0, 8, 16, 20])

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.model import FileIdentity, JitProcess, NamespaceSet, Origin
 from buildidfs.store import Store, jit_maps
 from buildidfs.store.jit_maps import JitMaps
-
-
-def process(pid: int = 7, *, container: str = "docker:abc", ticks: int = 100) -> JitProcess:
-    identity = FileIdentity(1, pid, 10, 2, 3, 0o100644, 1000, 1000, b"scope")
-    origin = Origin(
-        b"/tmp/perf-%d.map" % pid, identity, namespaces=NamespaceSet(mnt=5), container=container
-    )
-    return JitProcess(pid, pid, ticks, ticks * 10**7, "b00t", "node", 62, origin)
+from tests.support.jit import jit_process as process
 
 
 @pytest.fixture
@@ -26,10 +18,10 @@ def maps(tmp_path: Path) -> JitMaps:
 
 
 def test_map_grows(maps: JitMaps) -> None:
-    assert maps.write(process(), 0, b"1 1 a\n") == 6
-    assert maps.write(process(), 6, b"2 1 b\n") == 12
+    assert maps.write(process(7), 0, b"1 1 a\n") == 6
+    assert maps.write(process(7), 6, b"2 1 b\n") == 12
     (kept,) = maps.of(7)
-    assert kept.process == process()
+    assert kept.process == process(7)
     assert (kept.text(), kept.size) == (b"1 1 a\n2 1 b\n", 12)
     assert maps.of(70) == []
     assert [each.path for each in maps.all()] == [kept.path]
@@ -38,41 +30,41 @@ def test_map_grows(maps: JitMaps) -> None:
 
 def test_two_writers_keep_one_map(maps: JitMaps, tmp_path: Path) -> None:
     other = JitMaps(os.fsencode(tmp_path))
-    assert maps.write(process(), 0, b"1 1 a\n") == 6
-    assert other.write(process(), 0, b"1 1 a\n2 1 b\n") == 12
-    assert maps.write(process(), 6, b"2 1 b\n3 1 c\n") == 18
-    assert other.write(process(), 12, b"3 1 c\n") == 18
+    assert maps.write(process(7), 0, b"1 1 a\n") == 6
+    assert other.write(process(7), 0, b"1 1 a\n2 1 b\n") == 12
+    assert maps.write(process(7), 6, b"2 1 b\n3 1 c\n") == 18
+    assert other.write(process(7), 12, b"3 1 c\n") == 18
     assert maps.of(7)[0].text() == b"1 1 a\n2 1 b\n3 1 c\n"
 
 
 def test_map_that_was_written_anew_comes_after_the_old_one(maps: JitMaps) -> None:
-    maps.write(process(), 0, b"1 1 a\n")
-    assert maps.write(process(), 0, b"5 1 z\n") == 12
-    assert maps.write(process(), 12, b"6 1 y\n") == 18
+    maps.write(process(7), 0, b"1 1 a\n")
+    assert maps.write(process(7), 0, b"5 1 z\n") == 12
+    assert maps.write(process(7), 12, b"6 1 y\n") == 18
     assert maps.of(7)[0].text() == b"1 1 a\n5 1 z\n6 1 y\n"
 
 
 def test_processes_with_one_number_are_told_apart(maps: JitMaps) -> None:
     for ticks in (300, 100, 200):
-        maps.write(process(ticks=ticks), 0, b"1 1 t%d\n" % ticks)
+        maps.write(process(7, ticks=ticks), 0, b"1 1 t%d\n" % ticks)
     assert [each.process.start_ticks for each in maps.of(7)] == [300, 200, 100]
 
 
 def test_removed_map_is_asked_for_again(maps: JitMaps) -> None:
-    maps.write(process(), 0, b"1 1 a\n")
+    maps.write(process(7), 0, b"1 1 a\n")
     maps.remove(maps.of(7)[0].path)
-    assert maps.write(process(), 6, b"2 1 b\n") == -1
-    assert maps.write(process(), 0, b"1 1 a\n2 1 b\n") == 12
+    assert maps.write(process(7), 6, b"2 1 b\n") == -1
+    assert maps.write(process(7), 0, b"1 1 a\n2 1 b\n") == 12
 
 
 def test_map_has_a_bound(maps: JitMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit_maps, "MAX_MAP_BYTES", 15)
-    at = maps.write(process(), 0, b"1 1 a\n2 1 b\n")
-    at = maps.write(process(), at, b"3 1 c\n4 1 d\n")
+    at = maps.write(process(7), 0, b"1 1 a\n2 1 b\n")
+    at = maps.write(process(7), at, b"3 1 c\n4 1 d\n")
     assert maps.of(7)[0].size == 15
-    assert maps.write(process(), at, b"5 1 e\n") > 0  # it is not asked for again
+    assert maps.write(process(7), at, b"5 1 e\n") > 0  # it is not asked for again
     assert maps.of(7)[0].size == 15
-    assert maps.write(process(), 0, b"9 1 new\n") == 8  # what was there is older
+    assert maps.write(process(7), 0, b"9 1 new\n") == 8  # what was there is older
     assert maps.of(7)[0].text() == b"9 1 new\n"
 
 
@@ -103,7 +95,7 @@ def test_number_of_maps_has_a_bound(maps: JitMaps, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_no_map_is_told_and_passed_over(maps: JitMaps, tmp_path: Path) -> None:
-    maps.write(process(), 0, b"1 1 a\n")
+    maps.write(process(7), 0, b"1 1 a\n")
     (kept,) = maps.of(7)
     copied = kept.path.replace(b"/7-", b"/8-")
     shutil.copy(kept.path, copied)  # its header is of another process
@@ -118,7 +110,7 @@ def test_what_is_no_map_is_told_and_passed_over(maps: JitMaps, tmp_path: Path) -
 
 def test_store_with_maps_is_a_store(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
-        store.jit_maps.write(process(), 0, b"1 1 a\n")
+        store.jit_maps.write(process(7), 0, b"1 1 a\n")
     (tmp_path / "store/format").unlink()
     with Store.create(tmp_path / "store") as store:
         assert store.jit_maps.of(7)[0].text() == b"1 1 a\n"

@@ -213,9 +213,12 @@ def _is_anonymous(data: bytes, name: int) -> bool:
 
 
 def _ring_generated(data: bytes, position: int, size: int, misc: int) -> Generated | None:
-    pid, _ = _UNPACK_THREAD(data, position + _HEADER)
+    if size < _MMAP2_NAME + len(_ANONYMOUS) + _TIME:
+        return None
+    fields = _UNPACK_MMAP2(data, position + _HEADER)
+    pid, prot = fields[0], fields[-2]
     (time,) = _UNPACK_TIME(data, position + size - _TIME)
-    return Generated(time, pid) if pid else None
+    return Generated(time, pid) if pid and prot & _PROT_EXEC else None
 
 
 def _ring_mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
@@ -284,7 +287,6 @@ def _ring_lost(data: bytes, position: int, size: int, misc: int) -> Lost | None:
 
 _UNPACK_MMAP2: Final = _NATIVE.mmap2.unpack_from
 _UNPACK_TIME: Final = _NATIVE.word.unpack_from
-_UNPACK_THREAD: Final = _NATIVE.thread.unpack_from
 _ANONYMOUS: Final = b"//anon\0"
 _DECODERS: Final[dict[int, _Decode]] = {
     _LOST: _ring_lost,
