@@ -59,6 +59,7 @@ class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[watch]``: defaults of the options of ``buildidfs watch``.
 
+    ``metrics`` is an address or a FILE.prom, empty for none.
     A file that is not copied yet is kept open for ``pin_seconds``, and all of them together may
     have ``pin_bytes``.
     """
@@ -66,6 +67,7 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
     pin_bytes: int | str = 2 << 30
     exclude: tuple[str, ...] = ()
+    metrics: str = ""
 
 
 class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -291,7 +293,7 @@ def _complaint(key: str, value: object, fields: Collection[str], at: str) -> str
     elsewhere = [known for known in known_keys() if known.endswith(f".{key}")]
     if elsewhere:
         return f"{said}; it belongs into [{elsewhere[0].rpartition('.')[0]}]"
-    close = get_close_matches(key.replace("_", "-"), fields, 1)
+    close = get_close_matches(key.replace("_", "-"), fields, 1, 0.7)
     form = "{}" if at else "[{}]"
     if close:
         return f"{said}; did you mean {form.format(close[0])}?"

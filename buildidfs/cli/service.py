@@ -68,6 +68,11 @@ _LOST = 5  # evicted blobs that are named
 @click.option("--no-mount", is_flag=True, help="Only follow what starts to run.")
 @click.option("--no-watch", is_flag=True, help="Only mount.")
 @click.option(
+    "--metrics",
+    metavar="ADDRESS|FILE.prom",
+    help="Metrics for Prometheus, as of watch.",
+)
+@click.option(
     "--log",
     metavar="FILE",
     help="Where messages of the background go.  [default: syslog, if there is one]",
@@ -79,6 +84,7 @@ def up(
     foreground: bool,
     no_mount: bool,
     no_watch: bool,
+    metrics: str | None,
     log: str | None,
 ) -> int:
     """Capture what runs, follow what starts to run, and mount the store at MOUNTPOINT.
@@ -101,7 +107,11 @@ def up(
         daemon_up.hurry(path, _PATIENCE_S)
         return _report_up(session, is_new=False)
     programs = daemon_up.programs(
-        session.arguments(), point, watch=not no_watch, serve=bool(session.settings.serve.listen)
+        session.arguments(),
+        point,
+        watch=not no_watch,
+        serve=bool(session.settings.serve.listen),
+        metrics=_metrics(metrics, no_watch),
     )
     if foreground:
         from buildidfs.linux.sdnotify import Notifier
@@ -131,6 +141,18 @@ def _check_options(
     ):
         if first and second:
             raise click.UsageError(says)
+
+
+def _metrics(metrics: str | None, no_watch: bool) -> str:
+    """Return the option of watch, whose working directory is another one. Raises `UsageError`."""
+    if metrics is None:
+        return ""
+    if no_watch:
+        raise click.UsageError("--metrics are those of the watch, which --no-watch leaves out")
+    from buildidfs.app.live import metrics as exported
+
+    exported.require_library()
+    return exported.target(metrics).path or metrics
 
 
 def _report_up(session: Session, *, is_new: bool) -> int:

@@ -17,10 +17,12 @@ from buildidfs.cli.output import counted, json_line, path_fields, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from buildidfs.app.live.state import Event, WatchOptions, WatchState
     from buildidfs.app.live.watch import Watch
     from buildidfs.linux.sdnotify import Notifier
+    from buildidfs.store import Store
     from buildidfs.store.run_files import Presence
 
 
@@ -28,7 +30,6 @@ _TURN_S = 0.25
 _TOLD_S = 2.0
 _LIVE_S = 1.0
 _MINUTE_S = 60.0
-_LOSSES = 32
 MODES = {
     "confined": "following this PID namespace only",
     "polling": "scanning every 2 s instead of following",
@@ -56,6 +57,7 @@ _LOST = (
         [
             "buildidfs watch",
             "buildidfs watch --exclude '/tmp/*'",
+            "buildidfs watch --metrics 127.0.0.1:9481",
             "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
         {
@@ -81,6 +83,11 @@ _LOST = (
 @click.option(
     "--pin-bytes", metavar="SIZE", help="Keep files open of so many bytes.  [default: 2GiB]"
 )
+@click.option(
+    "--metrics",
+    metavar="ADDRESS|FILE.prom",
+    help="Metrics for Prometheus at an address, such as 127.0.0.1:9481, or in a file.",
+)
 @click.option("--json", "json_", is_flag=True, help="Print each event as a JSON object.")
 @click.pass_obj
 def watch(
@@ -90,6 +97,7 @@ def watch(
     exclude: tuple[str, ...],
     pin_seconds: float | None,
     pin_bytes: str | None,
+    metrics: str | None,
     json_: bool,
 ) -> int:
     """Capture every binary in the moment it is mapped, in whatever mount namespace.
@@ -109,16 +117,16 @@ def watch(
         scan=not no_scan,
         container_namespaces=session.settings.container.namespaces,
     )
-    return _run(session, options, json_=json_)
+    return _run(session, options, metrics or defaults.metrics, json_=json_)
 
 
-def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
+def _run(session: Session, options: WatchOptions, metrics: str, *, json_: bool) -> int:
     """Watch until a signal says to stop."""
     import signal
     import threading
 
     from buildidfs.app import capture
-    from buildidfs.app.live.state import PARTIAL
+    from buildidfs.app.live.state import PARTIAL, as_facts
     from buildidfs.app.live.watch import Watch
     from buildidfs.app.upkeep import Scrubbing, Upkeep, compress_after
     from buildidfs.errors import IncompleteError
@@ -140,6 +148,7 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
                 Upkeep(store, compress_after=compress_after(session.settings)),
                 Scrubbing(store, session.settings),
                 Presence(store.path, "watch", mode="starting") as presence,
+                _exporting(metrics, store, session, watching),
             ):
                 watching.start()
                 notifier.ready(one_line(as_facts(watching.state())))
@@ -152,6 +161,19 @@ def _run(session: Session, options: WatchOptions, *, json_: bool) -> int:
     return IncompleteError.exit_code if state.mode in PARTIAL else 0
 
 
+def _exporting(
+    metrics: str, store: Store, session: Session, watching: Watch
+) -> AbstractContextManager[object]:
+    """Return the exporter of metrics, if there is to be one."""
+    import contextlib
+
+    if not metrics:
+        return contextlib.nullcontext()
+    from buildidfs.app.live.metrics import Exporter, target
+
+    return Exporter(target(metrics), store, session.settings, watching.state)
+
+
 def _follow(
     watching: Watch,
     stop: threading.Event,
@@ -160,6 +182,7 @@ def _follow(
     notifier: Notifier,
 ) -> None:
     """Until ``stop`` is set: tell everybody who wants to know how it is going."""
+    from buildidfs.app.live.state import as_facts
 
     told = alive = -math.inf
     while True:
@@ -177,51 +200,6 @@ def _follow(
             notifier.alive()
         if stop.wait(_TURN_S):
             return
-
-
-def as_facts(state: WatchState) -> dict[str, Any]:
-    """How a watch is doing, for programs: one flat object."""
-    ingest, catcher = state.ingest, state.catcher
-    return {
-        "mode": state.mode,
-        "degraded": list(state.degraded),
-        "captured": ingest.captured,
-        "copied_bytes": ingest.copied_bytes,
-        "new_build_ids": ingest.new_ids,
-        "held": ingest.held,
-        "absent": ingest.absent,
-        "unreadable": ingest.unreadable,
-        "waiting": state.waiting,
-        "waiting_bytes": state.waiting_bytes,
-        "let_go": ingest.let_go,
-        "noted": ingest.noted,
-        "evicted": state.removed.again,
-        "evicted_for_good": state.removed.losses,
-        "unpinned": catcher.unpinned,
-        "retried": ingest.retried,
-        "journaled": ingest.journaled,
-        "unjournaled": ingest.unjournaled,
-        "store_error": ingest.store_error,
-        "records": catcher.records,
-        "records_lost": catcher.lost,
-        "caught": catcher.caught,
-        "missed": catcher.missed,
-        "dropped": catcher.dropped,
-        "scans": state.scans,
-        "restarts": state.restarts,
-        "idle": state.idle,
-        "losses": [
-            {
-                "reason": loss.reason,
-                "container": loss.container,
-                "count": loss.count,
-                "recent": loss.recent,
-                "last": loss.last_ns / 1e9,
-            }
-            for loss in state.losses[:_LOSSES]
-        ],
-        "events_lost": state.events_lost,
-    }
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
@@ -247,6 +225,9 @@ class Presenter:
     """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
+        from buildidfs.app.live.state import as_facts
+
+        self._facts = as_facts
         self._json = json_
         self._quiet = quiet
         self._live = not json_ and not quiet and sys.stdout.isatty()
@@ -279,7 +260,7 @@ class Presenter:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
-            click.echo(f"\r\x1b[K{one_line(as_facts(state))}", nl=False)
+            click.echo(f"\r\x1b[K{one_line(self._facts(state))}", nl=False)
             self._is_open = True
         elif now >= self._minute_at:
             self._minute_at = now + _MINUTE_S
@@ -293,9 +274,9 @@ class Presenter:
 
     def _counts(self, name: str, state: WatchState) -> None:
         if self._json:
-            self._print_json({"event": name, "time": time.time(), **as_facts(state)})
+            self._print_json({"event": name, "time": time.time(), **self._facts(state)})
         elif not self._quiet:
-            click.echo(one_line(as_facts(state)))
+            click.echo(one_line(self._facts(state)))
             sys.stdout.flush()
 
     def _print_json(self, values: dict[str, object]) -> None:

@@ -56,6 +56,11 @@ class PlainLoop:
         self._limiter = trio.CapacityLimiter(THREADS)
         self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
 
+    @property
+    def requests(self) -> int | None:
+        """The number of requests since the start; None if it is not known."""
+        return None
+
     def install(self) -> None:
         """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
         _replace_trio(trio)
@@ -81,6 +86,10 @@ class FastLoop(PlainLoop):
         super().__init__()
         self._baton = _Baton()
         self._waiter = _Waiter()
+
+    @property
+    def requests(self) -> int | None:
+        return self._waiter.requests
 
     def install(self) -> None:
         """Put this loop in place of trio."""
@@ -133,19 +142,30 @@ class _Waiter:
         self._poll = select.poll()
         self._busy = 0
         self._turns = 0
+        self._began = 0  # the turns that there were when `_waits` was right
+        self._waits = 0
         self._patience_ms = _PATIENCE_MS
+
+    @property
+    def requests(self) -> int:
+        """The number of calls of `wait`: one for each request. Counted without any cost there."""
+        return self._waits + self._began - self._turns
 
     def begin(self) -> None:
         """A handler goes to a thread: trio must soon hear that it is done."""
         self._busy += 1
         self._patience_ms = 0
-        self._turns = min(self._turns, _TURNS_BUSY)
+        self._turn_to(min(self._turns, _TURNS_BUSY))
 
     def end(self) -> None:
         """A handler is back."""
         self._busy -= 1
         if not self._busy:
             self._patience_ms = _PATIENCE_MS
+
+    def _turn_to(self, turns: int) -> None:
+        self._waits = self.requests
+        self._began = self._turns = turns
 
     async def wait(self, fd: int) -> None:
         """Return when ``fd`` is readable."""
@@ -155,7 +175,7 @@ class _Waiter:
             poll = self._poll.poll
             if poll(0) or (self._patience_ms and poll(self._patience_ms)):
                 return
-        self._turns = _TURNS_BUSY if self._busy else _TURNS
+        self._turn_to(_TURNS_BUSY if self._busy else _TURNS)
         if fd != self._fd:
             self._fd, self._poll = fd, select.poll()
             self._poll.register(fd, select.POLLIN)

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 USES_S = 300.0
 """Between two records of what was opened through a mount, in seconds."""
 
+_TELL_S = 5.0
+
 
 def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None:
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
@@ -51,6 +53,7 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
     mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)
     point = os.path.realpath(options.mountpoint)
     _allow_many_files()
+    presence: list[Presence] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(_opened(options))
         view = View(store, zero_scripts=options.gdb_scripts == "zero")
@@ -68,11 +71,20 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
         _collect_rarely()
 
         def answering() -> None:
-            stack.enter_context(Presence(store.path, "mount", mountpoint=point))
+            presence.append(
+                stack.enter_context(Presence(store.path, "mount", mountpoint=point, **counts()))
+            )
             ready()
 
+        def counts() -> dict[str, int]:
+            return {} if loop.requests is None else {"requests": loop.requests}
+
+        def tell() -> None:
+            for each in presence:
+                each.update(**counts())
+
         try:
-            trio.run(_serve, point, device, options.read_ahead_kib, answering, store)
+            trio.run(_serve, point, device, options.read_ahead_kib, answering, tell, store)
         except BaseExceptionGroup as group:
             raise MountError(f"serving {os.fsdecode(point)} failed: {_first(group)}") from group
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))
@@ -134,11 +146,13 @@ async def _serve(
     device: tuple[int, int] | None,
     read_ahead_kib: int,
     ready: Callable[[], None],
+    tell: Callable[[], None],
     store: Store,
 ) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, point, device)
         nursery.start_soon(_record_uses, store)
+        nursery.start_soon(_keep_telling, tell)
         nursery.start_soon(_announce, point, read_ahead_kib, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
@@ -166,6 +180,12 @@ async def _record_uses(store: Store) -> None:
     while True:
         await trio.sleep(USES_S)
         await trio.to_thread.run_sync(store.flush_uses)
+
+
+async def _keep_telling(tell: Callable[[], None]) -> None:
+    while True:
+        await trio.sleep(_TELL_S)
+        tell()
 
 
 async def _stop_on_signal(

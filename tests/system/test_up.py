@@ -6,10 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +145,7 @@ def test_up_again_is_no_error_and_starts_what_was_ended(up: Up) -> None:
     mount = up.process("mount")
     again = up.up()
     assert "Already up" in again.out
-    assert up.process("mount") == mount
+    assert up.process("mount") | {"facts": {}} == mount | {"facts": {}}
     # With nothing else to run the supervisor ends too, so it needs a second program.
     up.run("down")
     up.run("up", "--log", up.log, up.mount, check=False)
@@ -570,3 +573,35 @@ def test_make_of_nothing_says_what_there_is() -> None:
     assert "make up " in done.out
     plan = run([tool("make"), "-n", "-C", ROOT], check=True).out
     assert "scripts/" not in plan
+
+
+@pytest.mark.watch
+@pytest.mark.root
+@pytest.mark.host
+def test_metrics_count_captures_and_requests(up: Up, directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def value(name: str) -> float:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    up.up("--metrics", address)
+    assert value("buildidfs_watch_mode") == 1
+    before = value("buildidfs_captured_files_total")
+    with copied_cat(directory / "cat"):
+        until(lambda: value("buildidfs_captured_files_total") > before, "the capture")
+    requests = value("buildidfs_mount_requests_total")
+    assert requests > 0
+    assert up.is_readable()
+    until(lambda: value("buildidfs_mount_requests_total") > requests, "the requests")
+    assert up.process("mount")["facts"]["requests"] > requests
+    assert up.process("watch")["facts"]["sources"][0]["captured"] > 0
+
+
+def test_wrong_metrics_are_refused_at_once(up: Up) -> None:
+    done = up.up("--metrics", "example.org:80", check=False)
+    assert (done.rc, "is not an IP address" in done.err) == (2, True), done
+    assert present(up.store) == []

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.app.live.state import Event, WatchState
+from buildidfs.app.live.state import Event, WatchState, as_facts
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch as watch_output
 from buildidfs.cli.main import ReaderGone
-from buildidfs.cli.watch import Presenter, as_facts, one_line
+from buildidfs.cli.watch import Presenter, one_line
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId
 from tests.support.captures import NOW, sighting

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -72,6 +72,8 @@ RECENT_S: Final = 600
 """A loss counts as recent for so many seconds."""
 
 _MOST_LOSSES: Final = 256
+_MOST_SOURCES: Final = 256
+_ROWS: Final = 32  # of each kind in the facts of a watch
 _MINUTE_S: Final = 60
 # Between two calls of `Losses.take`: of one container, and of all together.
 _MOST_NAMED: Final = 256
@@ -189,6 +191,49 @@ class Losses:
         return total
 
 
+class Source(msgspec.Struct, frozen=True):
+    """``captured`` files of so many ``bytes`` of one container since the start, the last of them
+    at ``last_ns`` (Unix, ns). ``container`` is its label, empty for the host, or `OTHERS`.
+    """
+
+    container: str
+    captured: int
+    bytes: int
+    last_ns: int
+
+
+class Sources:
+    """Counts captured files by container. Thread-safe, and bounded: a container without a capture
+    for long joins the `OTHERS`.
+    """
+
+    def __init__(self, most: int = _MOST_SOURCES) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._rows: dict[str, Source] = {}  # in the order of their last captures
+
+    def add(self, container: str, size: int) -> None:
+        """Count a file of ``size`` bytes that was captured just now."""
+        with self._lock:
+            self._sum(container, 1, size, time.time_ns())
+            if len(self._rows) > self._most:
+                oldest = next(each for each in self._rows if each != OTHERS)
+                gone = self._rows.pop(oldest)
+                self._sum(OTHERS, gone.captured, gone.bytes, gone.last_ns)
+
+    def rows(self) -> tuple[Source, ...]:
+        """All of them, the one with the last capture first."""
+        with self._lock:
+            rows = list(self._rows.values())
+        return tuple(sorted(rows, key=lambda row: row.last_ns, reverse=True))
+
+    def _sum(self, container: str, captured: int, size: int, last_ns: int) -> None:
+        old = self._rows.pop(container, None) or Source(container, 0, 0, 0)
+        self._rows[container] = Source(
+            container, old.captured + captured, old.bytes + size, max(old.last_ns, last_ns)
+        )
+
+
 class WatchState(msgspec.Struct):
     """How a watch is doing.
 
@@ -198,7 +243,8 @@ class WatchState(msgspec.Struct):
     since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
     ``losses`` says which containers lost how many files for which reason, the most recent ones
     first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
-    ``removed`` is what made room.
+    ``removed`` is what made room. The file that has waited longest to be copied was opened
+    ``lag_s`` seconds ago. ``sources`` says where the captured files came from, the last one first.
     """
 
     mode: str
@@ -213,6 +259,63 @@ class WatchState(msgspec.Struct):
     losses: tuple[Loss, ...] = ()
     events_lost: int = 0
     removed: Tally = msgspec.field(default_factory=Tally)
+    lag_s: float = 0.0
+    sources: tuple[Source, ...] = ()
+
+
+def as_facts(state: WatchState) -> dict[str, Any]:
+    """Return the state of a watch as the JSON object that its run file and ``--json`` have."""
+    ingest, catcher = state.ingest, state.catcher
+    return {
+        "mode": state.mode,
+        "degraded": list(state.degraded),
+        "captured": ingest.captured,
+        "copied_bytes": ingest.copied_bytes,
+        "new_build_ids": ingest.new_ids,
+        "held": ingest.held,
+        "absent": ingest.absent,
+        "unreadable": ingest.unreadable,
+        "waiting": state.waiting,
+        "waiting_bytes": state.waiting_bytes,
+        "let_go": ingest.let_go,
+        "noted": ingest.noted,
+        "evicted": state.removed.again,
+        "evicted_for_good": state.removed.losses,
+        "unpinned": catcher.unpinned,
+        "retried": ingest.retried,
+        "journaled": ingest.journaled,
+        "unjournaled": ingest.unjournaled,
+        "store_error": ingest.store_error,
+        "records": catcher.records,
+        "records_lost": catcher.lost,
+        "caught": catcher.caught,
+        "missed": catcher.missed,
+        "dropped": catcher.dropped,
+        "scans": state.scans,
+        "restarts": state.restarts,
+        "idle": state.idle,
+        "lag": round(state.lag_s, 3),
+        "sources": [
+            {
+                "container": source.container,
+                "captured": source.captured,
+                "bytes": source.bytes,
+                "last": source.last_ns / 1e9,
+            }
+            for source in state.sources[:_ROWS]
+        ],
+        "losses": [
+            {
+                "reason": loss.reason,
+                "container": loss.container,
+                "count": loss.count,
+                "recent": loss.recent,
+                "last": loss.last_ns / 1e9,
+            }
+            for loss in state.losses[:_ROWS]
+        ],
+        "events_lost": state.events_lost,
+    }
 
 
 def added(one: Counts, other: Counts) -> Counts:

@@ -22,7 +22,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.live.jit import JitFollower
-from buildidfs.app.live.state import STOPPED, Event, Losses, WatchOptions, WatchState, added
+from buildidfs.app.live.state import (
+    STOPPED,
+    Event,
+    Losses,
+    Sources,
+    WatchOptions,
+    WatchState,
+    added,
+)
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import PendingFiles
@@ -112,6 +120,7 @@ class Watch(Listener):
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._losses = Losses()
+        self._sources = Sources()
         self._loss_log = run_files.LossLog(store.path)
         self._flooding: set[str] = set()
         self._restarts = 0
@@ -192,6 +201,8 @@ class Watch(Listener):
             self._losses.rows(),
             self._losses.recent_events(),
             self._store.tally,
+            self._pending.lag_s(),
+            self._sources.rows(),
         )
 
     def close(self) -> None:
@@ -319,6 +330,7 @@ class Watch(Listener):
         return any(container.fits(text, origin.container, names) for text in wanted)
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
+        self._sources.add(sighting.origin.container, sighting.origin.identity.size)
         self._tell(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:

@@ -43,16 +43,17 @@ def programs(
     *,
     watch: bool = True,
     serve: bool = False,
+    metrics: str = "",
 ) -> list[Program]:
     """Return the programs to run, in the order in which they end.
 
     ``arguments`` are the global options of the command line for the same store and settings;
-    ``mountpoint`` is absolute, None for no mount.
+    ``mountpoint`` is absolute, None for no mount. ``metrics`` is that option of ``watch``.
     """
     command = (sys.executable, "-m", "buildidfs", *arguments)
     found = []
     if watch:
-        words = (*command, "watch")
+        words = (*command, "watch", *(("--metrics", metrics) if metrics else ()))
         found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
     if serve:
         found.append(Program(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))

@@ -286,6 +286,12 @@ class PendingFiles:
         """The sum of the sizes of all held files."""
         return self._bytes_in_work + self._waiting.bytes
 
+    def lag_s(self) -> float:
+        """Seconds since the file that has waited longest was pinned; 0 if none waits."""
+        with self._lock:
+            first = self._waiting.by_age.first()
+            return 0.0 if first is None else max(time.monotonic() - first.pending.since, 0.0)
+
     @property
     def closed(self) -> bool:
         """True after `close` was called."""

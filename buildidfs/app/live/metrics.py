@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a watch and its store for Prometheus: over HTTP, or in a file for node_exporter.
+
+The values are those that ``status`` reads: the facts of the watch, the counts of the store and the
+run files of mounts. Only the coverage of this host, which takes seconds, is looked at here, every
+`COVERAGE_S`. The names are documented in buildidfs(1), METRICS.
+
+The HTTP side binds the given address only. One thread serves one connection at a time, which may
+take `_REQUEST_S` and send `_REQUEST_BYTES`; values are collected at most once a second, so a
+flood of requests costs no more than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import select
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from buildidfs import __version__
+from buildidfs.app.live.state import as_facts
+from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.store import run_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from prometheus_client.core import Metric
+
+    from buildidfs.app.coverage import Coverage
+    from buildidfs.app.live.state import WatchState
+    from buildidfs.config import Settings
+    from buildidfs.store import Store
+
+log = logging.getLogger(__name__)
+
+COVERAGE_S: Final = 600.0
+"""Between two looks at the coverage of the running processes, in seconds."""
+
+_FILE_S: Final = 15.0
+_REQUEST_S: Final = 2.0
+_REQUEST_BYTES: Final = 8192
+_FRESH_S: Final = 1.0
+_MOST_REASONS: Final = 64
+_OTHERS: Final = "other"
+_MODES: Final = ("starting", "following", "confined", "polling", "interrupted")
+_PORT: Final = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[^\[\]]+\]):)?(?P<port>\d{1,5})")
+
+
+class Target(NamedTuple):
+    """The place where metrics go: a file, or the address of a listening socket."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def target(text: str) -> Target:
+    """Return the target that a user means: ``FILE.prom``, ``ADDRESS:PORT`` or ``PORT``.
+
+    Without an address it is that of this machine only. Raises `UsageError`.
+    """
+    if text.endswith(".prom"):
+        return Target(path=os.path.abspath(text))
+    found = _PORT.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 1 << 16:
+        raise UsageError(f"--metrics {text!r}: neither FILE.prom nor ADDRESS:PORT")
+    host = (found["host"] or "127.0.0.1").strip("[]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if host != "localhost":
+            raise UsageError(f"--metrics {text!r}: {host!r} is not an IP address") from None
+    return Target(host=host, port=int(found["port"]))
+
+
+def require_library() -> None:
+    """Raise `UsageError` if prometheus-client is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "--metrics needs the Python package prometheus-client:"
+            " pip install prometheus-client, or 'buildidfs[metrics]'"
+        ) from None
+
+
+class Exporter:
+    """Gives out the metrics of a watch until the end of the context.
+
+    ``state`` returns how the watch is doing. Raises `UsageError` if the library is missing, the
+    address cannot be bound, or the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        place: Target,
+        store: Store,
+        settings: Settings,
+        state: Callable[[], WatchState],
+    ) -> None:
+        require_library()
+        self._place = place
+        self._store = store
+        self._settings = settings
+        self._state = state
+        self._since = time.time()
+        self._reasons: set[str] = set()
+        self._coverage: Coverage | None = None
+        self._text = b""
+        self._made_at = -_FRESH_S
+        self._ending = threading.Event()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC)
+        self._socket: socket.socket | None = None
+        if place.path:
+            self._write()
+        else:
+            self._socket = _listening(place)
+        work = self._keep_writing if self._socket is None else self._serve
+        self._threads = [
+            threading.Thread(target=run, daemon=True, name=name)
+            for run, name in (
+                (work, "buildidfs-metrics"), (self._keep_looking, "buildidfs-coverage"),
+            )
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ending.set()
+        os.close(self._woken)  # wakes the server
+        for thread in self._threads:  # both read the store, which is closed after this
+            thread.join()
+        os.close(self._wake)
+        if self._socket is not None:
+            self._socket.close()
+        else:
+            # What is in it would be taken for the present.
+            with contextlib.suppress(OSError):
+                os.unlink(self._place.path)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address that is listened at."""
+        assert self._socket is not None
+        host, port, *_ = self._socket.getsockname()
+        return host, port
+
+    def text(self) -> bytes:
+        """Return the metrics in the text format of Prometheus, not older than a second."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        if time.monotonic() - self._made_at >= _FRESH_S:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Collected(self._families))
+            self._text = generate_latest(registry)
+            self._made_at = time.monotonic()
+        return self._text
+
+    # --- the values --------------------------------------------------------------------------
+
+    def _families(self) -> Iterator[Metric]:
+        state = self._state()
+        yield from _of_watch(as_facts(state), self._since)
+        yield self._lost(state)
+        yield from _of_store(self._store)
+        yield from _of_mounts(self._store.path)
+        if self._coverage is not None:
+            yield from _of_coverage(self._coverage)
+
+    def _lost(self, state: WatchState) -> Metric:
+        """Return the lost files by reason; a reason beyond the bound counts as another."""
+        from prometheus_client.core import CounterMetricFamily
+
+        lost = CounterMetricFamily(
+            "buildidfs_lost_files", "Files that were lost.", labels=["reason"]
+        )
+        counts: Counter[str] = Counter()
+        for row in state.losses:
+            if len(self._reasons) < _MOST_REASONS:
+                self._reasons.add(row.reason)
+            counts[row.reason if row.reason in self._reasons else _OTHERS] += row.count
+        for reason, count in counts.items():
+            lost.add_metric([reason], count)
+        return lost
+
+    def _keep_looking(self) -> None:
+        from buildidfs.app.inputs import coverage_of_processes
+
+        def go_on(done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
+            if self._ending.is_set():
+                raise _Ended
+
+        while True:
+            try:
+                self._coverage = coverage_of_processes(self._store, self._settings, progress=go_on)
+            except _Ended:
+                return
+            except (BuildIdFsError, OSError) as error:
+                log.info("the coverage of this host is not known: %s", error)
+            if self._ending.wait(COVERAGE_S):
+                return
+
+    # --- a file ------------------------------------------------------------------------------
+
+    def _keep_writing(self) -> None:
+        while not self._ending.wait(_FILE_S):
+            try:
+                self._write()
+            except (BuildIdFsError, OSError) as error:
+                log.warning("metrics are not written: %s", error)
+
+    def _write(self) -> None:
+        """Replace the file. Raises `UsageError`."""
+        directory, name = os.path.split(self._place.path)
+        try:
+            # The name begins with a dot, so that no collector takes it for a file of metrics.
+            fd, draft = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+        except OSError as error:
+            raise _not_written(self._place.path, error) from error
+        try:
+            with open(fd, "wb") as file:
+                os.fchmod(fd, 0o644)
+                file.write(self.text())
+            os.replace(draft, self._place.path)
+        except OSError as error:
+            os.unlink(draft)
+            raise _not_written(self._place.path, error) from error
+
+    # --- HTTP --------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._socket is not None
+        while not self._ending.is_set():
+            listening = self._socket.fileno()
+            ready, _, _ = select.select([listening, self._wake], [], [])
+            if listening not in ready or self._ending.is_set():
+                continue
+            with contextlib.suppress(OSError):  # the client is gone
+                client, _ = self._socket.accept()
+                with client:
+                    self._answer(client)
+
+    def _answer(self, client: socket.socket) -> None:
+        deadline = time.monotonic() + _REQUEST_S
+        request = b""
+        while b"\r\n\r\n" not in request and len(request) < _REQUEST_BYTES:
+            client.settimeout(max(deadline - time.monotonic(), 0.001))
+            chunk = client.recv(_REQUEST_BYTES)
+            if not chunk:
+                return
+            request += chunk
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+        method, _, rest = request.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        status, kind, body = "404 Not Found", "text/plain", b"metrics are at /metrics\n"
+        if method not in (b"GET", b"HEAD"):
+            status, body = "405 Method Not Allowed", b"only GET\n"
+        elif path == b"/metrics":
+            try:
+                status, kind, body = "200 OK", CONTENT_TYPE_LATEST, self.text()
+            except (BuildIdFsError, OSError) as error:
+                status, body = "500 Internal Server Error", f"{error}\n".encode()
+        head = f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.settimeout(max(deadline - time.monotonic(), 0.001))
+        client.sendall(head.encode() + (b"" if method == b"HEAD" else body))
+
+
+class _Ended(Exception):
+    """The exporter is closed, and nobody waits for the coverage any more."""
+
+
+class _Collected:
+    """A collector, as the registry of prometheus-client wants one."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
+
+
+def _listening(place: Target) -> socket.socket:
+    """Return a listening socket. Raises `UsageError`."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        return socket.create_server((place.host, place.port), family=family, backlog=16)
+    except OSError as error:
+        where = f"{place.host} port {place.port}"
+        raise UsageError(f"--metrics: cannot listen at {where}: {error.strerror}") from error
+
+
+def _not_written(path: str, error: OSError) -> UsageError:
+    return UsageError(f"--metrics: cannot write {path}: {error.strerror}")
+
+
+# --- families of metrics -------------------------------------------------------------------------
+
+_COUNTERS: Final = (
+    ("captured_files", "captured", "Files that were captured."),
+    ("captured_bytes", "copied_bytes", "Bytes that were copied into the store."),
+    ("new_build_ids", "new_build_ids", "Build IDs that the store had not."),
+    ("held_files", "held", "Files whose bytes the store had already."),
+    ("absent_files", "absent", "Files without a build ID."),
+    ("noted_files", "noted", "Files that were only noted for lack of room."),
+    ("retried_files", "retried", "Attempts to capture that were put off."),
+    ("kernel_events", "records", "Events of the kernel that were read."),
+    ("lost_kernel_events", "records_lost", "Events that the kernel could not deliver."),
+    ("missed_files", "missed", "Files that were gone before they could be opened."),
+    ("dropped_mappings", "dropped", "Mappings not looked at: a container made too many."),
+    ("unjournaled_files", "unjournaled", "Files that are not in the journal."),
+    ("gaps", "restarts", "Times that nothing was followed until the catcher ran again."),
+)
+_GAUGES: Final = (
+    ("waiting_files", "waiting", "Files that are open and not copied yet."),
+    ("waiting_bytes", "waiting_bytes", "Bytes of these files."),
+    ("lag_seconds", "lag", "Time that the oldest of these files has waited."),
+)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"buildidfs_{name}", text, value=value)
+
+
+def _of_watch(facts: Mapping[str, Any], since: float) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    info = GaugeMetricFamily("buildidfs_info", "The version that runs.", labels=["version"])
+    info.add_metric([__version__], 1)
+    yield info
+    yield _gauge("start_time_seconds", "Start of the watch (Unix time).", since)
+    modes = GaugeMetricFamily("buildidfs_watch_mode", "1 for the present mode.", labels=["mode"])
+    for mode in _MODES:
+        modes.add_metric([mode], mode == facts["mode"])
+    yield modes
+    yield _gauge("degraded", "Restrictions that status explains.", len(facts["degraded"]))
+    error = bool(facts["store_error"])
+    yield _gauge("store_error", "1 while the store cannot be written.", error)
+    for name, key, text in _COUNTERS:
+        yield CounterMetricFamily(f"buildidfs_{name}", text, value=facts[key])
+    for name, key, text in _GAUGES:
+        yield _gauge(name, text, facts[key])
+
+
+def _of_store(store: Store) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    held, gone = store.stats(), store.evictions()
+    filesystem = os.statvfs(store.path)
+    for name, text, value in (
+        ("store_build_ids", "Build IDs in the store.", held.ids),
+        ("store_blobs", "Files of bytes in the store; each is one inode.", held.blobs),
+        ("store_content_bytes", "Bytes of their content.", held.blob_bytes),
+        ("store_blob_bytes", "Bytes that they take on the disk.", held.stored_bytes),
+        ("store_index_bytes", "Bytes that the index takes.", held.index_bytes),
+        ("store_pins", "Pins.", held.pins),
+        ("store_free_bytes", "Free bytes of the filesystem.", held.free_bytes),
+        ("store_free_inodes", "Free inodes of the filesystem.", filesystem.f_favail),
+        ("store_filesystem_inodes", "All inodes of the filesystem.", filesystem.f_files),
+    ):
+        yield _gauge(name, text, value)
+    blobs = CounterMetricFamily(
+        "buildidfs_evicted_blobs", "Blobs removed to make room.", labels=["recapturable"]
+    )
+    sizes = CounterMetricFamily(
+        "buildidfs_evicted_bytes", "Bytes of these blobs.", labels=["recapturable"]
+    )
+    for label, count, size in (
+        ("true", gone.again, gone.again_bytes), ("false", gone.losses, gone.lost_bytes),
+    ):  # fmt: skip
+        blobs.add_metric([label], count)
+        sizes.add_metric([label], size)
+    yield blobs
+    yield sizes
+
+
+def _of_mounts(root: bytes) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    mounts = [each for each in run_files.present(root) if each.role == "mount"]
+    yield _gauge("mounts", "Mounts of the store.", len(mounts))
+    requests = CounterMetricFamily(
+        "buildidfs_mount_requests", "Requests of the kernel that a mount has answered.",
+        labels=["mountpoint"],
+    )  # fmt: skip
+    for each in mounts:
+        if isinstance(count := each.facts.get("requests"), int):
+            requests.add_metric([each.path("mountpoint").decode("utf-8", "replace")], count)
+    yield requests
+
+
+def _of_coverage(coverage: Coverage) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    shares = GaugeMetricFamily(
+        "buildidfs_coverage_ratio",
+        "The share of the files mapped by running processes that the store can read.",
+        labels=["what"],
+    )
+    shares.add_metric(["executable"], coverage.executable())
+    shares.add_metric(["symbols"], coverage.symbols())
+    shares.add_metric(["debuginfo"], coverage.debuginfo())
+    yield shares
