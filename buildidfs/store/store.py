@@ -11,6 +11,7 @@ Methods may be called from any thread; one thread at a time commits.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -29,7 +30,6 @@ from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index, Pins
-from buildidfs.store.jit_maps import JitMaps
 from buildidfs.store.values import Held, StoreStats
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from buildidfs.store.coordination import Listener
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
+    from buildidfs.store.jit_maps import JitMaps
     from buildidfs.store.retention.compress import Compressed
     from buildidfs.store.retention.eviction import AltLinks, Evictions, Tally
     from buildidfs.store.retention.policy import Choice, Keeper, Policy
@@ -84,7 +85,6 @@ class Store:
         self.containers = ContainerTree(env, self.index)
         self.journal = Journal(env)
         self.pins = Pins(env)
-        self.jit_maps = JitMaps(path)
         self._env: Environment | None = env
         self._files = files
         self._used: set[Digest] = set()
@@ -350,6 +350,13 @@ class Store:
         """Remove what the policy given to `retain` does not want to keep. Raises `StoreError`."""
         if self._keeper is not None:
             self._keeper.enforce()
+
+    @functools.cached_property
+    def jit_maps(self) -> JitMaps:
+        """The names of generated code; `list` does without them."""
+        from buildidfs.store.jit_maps import JitMaps
+
+        return JitMaps(self.path)
 
     @property
     def tally(self) -> Tally:

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import ArtifactMissing, InvalidBuildId
-from buildidfs.formats.elf.identity import is_typed, parse_alias
 from buildidfs.model import Alias, AliasType, BuildId, Digest, Kind
 from buildidfs.store import schema
 from buildidfs.store.index.queries import prefixed, whole
@@ -72,6 +71,8 @@ class Aliases:
 
     def named(self, text: str) -> tuple[Digest, int] | None:
         """A blob that has the alias ``text``, and the number of the build ID that it belongs to."""
+        from buildidfs.formats.elf.identity import parse_alias  # `list` does without it
+
         for kind, value in parse_alias(text):
             known = [
                 (digest, ordinal)
@@ -92,6 +93,8 @@ class Aliases:
         A SHA-256 names one file, which is returned as well. Raises `InvalidBuildId`,
         `AmbiguousBuildId`, `ArtifactMissing`.
         """
+        from buildidfs.formats.elf.identity import is_typed
+
         found = self.named(text) if len(text) == _SHA256_DIGITS or is_typed(text) else None
         if found is None:
             try:
