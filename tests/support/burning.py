@@ -69,16 +69,18 @@ class Burner:
         return f"burn_{self.name}"
 
 
-def burner(directory: Path, name: str, seconds: float = 0.5) -> Burner:
+def burner(directory: Path, name: str, seconds: float = 0.5, *options: str) -> Burner:
     """Build a program that no machine has seen before, with its symbols in it.
 
-    It uses ``seconds`` of processor time.
+    It uses ``seconds`` of processor time. ``options`` are those of gcc; its build ID is empty if
+    they leave it out.
     """
     directory.mkdir(parents=True)
     source = directory / "app.c"
     source.write_text(_SOURCE % {"name": name, "seconds": seconds, "token": uuid.uuid4().hex})
-    run([tool("gcc"), "-O1", "-o", directory / "app", source], check=True)
-    return Burner(name, directory, build_id_of(directory / "app"))
+    run([tool("gcc"), "-O1", *options, "-o", directory / "app", source], check=True)
+    is_nameless = "-Wl,--build-id=none" in options
+    return Burner(name, directory, "" if is_nameless else build_id_of(directory / "app"))
 
 
 @contextlib.contextmanager

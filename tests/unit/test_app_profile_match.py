@@ -25,15 +25,18 @@ from buildidfs.app.profile.match import (
     of_this_boot,
 )
 from buildidfs.app.remedies import NO_BUILD_ID
+from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.address_spaces import File
+from buildidfs.ingest import Ingest
 from buildidfs.linux import machine
 from buildidfs.linux import perf_event as linux_clock
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.perfwriter import PerfWriter
+from tests.unit.test_ingest_aliases import htl, program
 
 RED, BLUE, GREEN = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
 PATH = b"/app/server"
@@ -388,3 +391,50 @@ def test_clock_of_this_machine() -> None:
 def test_far_away_from_when_the_file_was_written() -> None:
     far = [(number, OFFSET + 40 * SECOND) for number in range(9)]
     assert aligned(BY_FILE_TIME, far) is None
+
+
+# --- build IDs that are not to be believed -------------------------------------------------------
+
+_KERNEL_MODE = 1
+
+
+def _module(name: bytes, build_id: bytes) -> File:
+    return file(name, dev=(0, 0), inode=0, build_id=build_id, cpumode=_KERNEL_MODE)
+
+
+def test_modules_that_share_a_build_id_are_told_by_name(tmp_path: Path) -> None:
+    """As perf wrote them, which gave each module the build ID of the first one."""
+    with Store.create(tmp_path / "store") as store:
+        for name, build_id in ((b"ext4", RED), (b"nf_nat", BLUE)):
+            at = sighting(b"/lib/modules/6.1/" + name.replace(b"_", b"-") + b".ko")
+            store.commit([capture(store, name, build_id, at=at)])
+        wrong = [_module(name, RED) for name in (b"[ext4]", b"[nf_nat]", b"[other]")]
+        matcher = Matcher(store, dict.fromkeys(wrong, 0), clock=SHARP)
+        assert [matcher.believes(each) for each in wrong] == [False] * 3
+        assert [matcher.answer(each, AT).build_id for each in wrong] == [RED, BLUE, None]
+        right = [_module(b"[ext4]", RED), _module(b"[nf_nat]", BLUE)]
+        matcher = Matcher(store, dict.fromkeys(right, 0), clock=SHARP)
+        assert [matcher.believes(each) for each in right] == [True] * 2
+
+
+@pytest.mark.parametrize("inode", [2, 0])
+def test_build_id_that_programs_share_gives_way_to_the_adopted_one(
+    tmp_path: Path, inode: int
+) -> None:
+    """A record with a build ID has no device and inode."""
+    shared = BuildId.from_hex("498919aff001d8366249403a2544fba2d833084f")
+    with Store.create(tmp_path / "store") as store:
+        adopted = []
+        for number, path in enumerate((PATH, b"/app/other")):
+            data = program(b"%d" % number, build_id=shared)
+            where = tmp_path / f"file{number}"
+            where.write_bytes(data)
+            with where.open("rb") as opened:
+                at = sighting(path, seen_ns=NOW, ino=2, dev=os.makedev(*TMPFS))
+                pinned = PinnedFile(at, os.dup(opened.fileno()), is_copy=True)
+                assert Ingest(store).run([pinned]).captured == 1
+            adopted.append(htl(data))
+        mapped = file(inode=inode, build_id=bytes(shared), dev=TMPFS if inode else (0, 0))
+        matcher = Matcher(store, {mapped: AT}, clock=SHARP)
+        assert not matcher.believes(mapped)
+        assert matcher.answer(mapped, AT).build_id == adopted[0]

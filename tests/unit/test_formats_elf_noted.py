@@ -57,6 +57,21 @@ def test_readelf_finds_the_note_and_all_that_was_there(
     assert "Warning" not in said.stderr
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_note_comes_before_another_build_id(tmp_path: Path, bits: Literal[32, 64]) -> None:
+    """As the one that Bazel gives to all Go programs."""
+    whole = with_note(elf_file([TEXT], build_id=b"\x49" * 20, bits=bits))
+    assert identify.identify(whole[:4096], FileReader(whole)) == _ID
+    named = [each.name for each in Sections(FileReader(whole), len(whole)).headers]
+    assert named.count(b".note.gnu.build-id") == 1
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    said = subprocess.run(
+        ["readelf", "-x", ".note.gnu.build-id", path], capture_output=True, text=True, check=True
+    )
+    assert _ID[:4].hex() in said.stdout
+
+
 @pytest.mark.parametrize("size", [4, 16, 20, 21])
 def test_build_id_of_any_length(size: int) -> None:
     whole = with_note(elf_file(), bytes(range(1, size + 1)))

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.identify import identify
-from buildidfs.model import AliasType, BuildId
+from buildidfs.ingest import Ingest
+from buildidfs.linux import statx
+from buildidfs.model import AliasType, BuildId, Origin, Sighting
 from buildidfs.store import Store
 from buildidfs.view import NeedsReading, View
 from tests.support.filereader import FileReader
@@ -93,6 +98,24 @@ def test_perf_alone_gets_a_note(store: Store, tmp_path: Path) -> None:
         assert noted[64 : len(data)] == data[64:]
     assert read(view, f"{name}/elf") == data
     assert read(view, f"debug/.build-id/{name[:2]}/{name[2:]}") == data
+
+
+def test_perf_gets_a_note_where_the_path_is_not_for_all(store: Store, tmp_path: Path) -> None:
+    data = program(b"nameless")
+    tmp_path.chmod(0o700)
+    path = tmp_path / "app"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        origin = Origin(bytes(path), statx.identity(file.fileno()), reach=0)
+        pinned = PinnedFile(Sighting(origin, time.time_ns()), os.dup(file.fileno()))
+        assert Ingest(store).run([pinned]).captured == 1
+    view, name = View(store), str(htl(data))
+    noted = read(view, f"perf/.build-id/{name[:2]}/{name[2:]}/elf")
+    assert identify(noted[:4096], FileReader(noted), len(noted)) == htl(data)
+    bucket = find(view, f"perf/.build-id/{name[:2]}")
+    link = view.lookup(bucket, name[2:].encode())
+    assert view.readlink(link) == f"../../{name}".encode(), "which tells of no path"
+    assert name not in listed(view, "perf")
 
 
 def test_shared_build_id_serves_nothing_but_says_why(store: Store, tmp_path: Path) -> None:

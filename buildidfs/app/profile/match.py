@@ -19,8 +19,9 @@ import msgspec
 
 from buildidfs.app.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOST
 from buildidfs.formats.perf import headers
+from buildidfs.formats.perf.headers import CPUMODE, KERNEL
 from buildidfs.linux import machine, perf_event
-from buildidfs.model import BuildId, FileIdentity
+from buildidfs.model import BuildId, FileIdentity, is_shared
 from buildidfs.store.index.locations import NAMES
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.scan.perf_data import Profile
     from buildidfs.formats.perf.address_spaces import File
-    from buildidfs.store import Store
+    from buildidfs.store import OriginRecord, Store
 
 
 _SECOND: Final = 1_000_000_000
@@ -39,6 +40,8 @@ _LATE_NS: Final = 2 * _SECOND
 _STALE_NS: Final = 24 * 3600 * _SECOND
 KALLSYMS: Final = b"[kernel.kallsyms]"
 _MOST_NAMESAKES: Final = 3
+_MOST_MODULES: Final = 64
+_MODULE_SUFFIXES: Final = (b".ko", b".ko.xz", b".ko.zst", b".ko.gz")
 _DELETED: Final = b" (deleted)"
 SHARP_NS: Final = 2 * _SECOND
 """Times with a larger error do not tell one container from the next."""
@@ -65,6 +68,7 @@ class Candidate(msgspec.Struct, frozen=True):
     first_ns: int
     last_ns: int
     identity: FileIdentity | None = None
+    shared: BuildId | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -113,6 +117,8 @@ class Matcher:
         self._start = start
         self.clock = clock
         self._firsts = files
+        self._repeated = _repeated(files)
+        self._believed: dict[bytes, bool] = {}
         self._known: dict[bytes, tuple[Candidate, ...]] = {}
 
     def candidates(self, path: bytes) -> tuple[Candidate, ...]:
@@ -123,9 +129,29 @@ class Matcher:
             found = self._known[path] = tuple(self._look_up(path))
         return found
 
+    def believes(self, file: File) -> bool:
+        """Return True if a profile tells what a file was by the build ID that it has for it."""
+        return (
+            bool(file.build_id)
+            and not (_is_module(file) and file.build_id in self._repeated)
+            and self.tells(file.build_id)
+        )
+
+    def tells(self, build_id: bytes) -> bool:
+        """Return True unless unrelated programs are known to have a build ID."""
+        known = self._believed.get(build_id)
+        if known is None:
+            ordinal = self._store.index.ordinal(build_id)
+            known = not is_shared(build_id) and not (
+                ordinal is not None and self._store.aliases.is_ambiguous(ordinal)
+            )
+            self._believed[build_id] = known
+        return known
+
     def forget(self) -> None:
         """Drop the candidates of earlier answers: the store has new captures."""
         self._known.clear()
+        self._believed.clear()
 
     def alike(self, file: File) -> list[Candidate]:
         """Return the candidates that may be this file by device and inode, of any time."""
@@ -139,8 +165,10 @@ class Matcher:
         ``mounts`` it was in one of those (`Candidate.mnt_ns_id`).
         """
         pool = self.candidates(file.path)
-        if file.build_id:
+        if self.believes(file):
             return self._named(file, pool, time, mnt, mounts)
+        if file.build_id:
+            pool = tuple(each for each in pool if each.shared == file.build_id) or pool
         if (given := self._assigned.get(plain(file.path))) is not None:
             its = tuple(each for each in pool if each.build_id == given)
             return Answer(given, its, is_sure=True)
@@ -160,6 +188,9 @@ class Matcher:
             left = self._at(equal or same, time, one_at_a_time=bool(equal))
         elif file.path.startswith(b"["):
             left = list(pool)
+        elif file.build_id and not file.inode:
+            # The record has the build ID in the place of device and inode.
+            left = self._at(pool, time, one_at_a_time=False)
         else:
             left = [each for each in pool if each.identity is None and self._is_near(each, time)]
         if mounts and any(each.mnt_ns_id in mounts for each in left):
@@ -263,10 +294,14 @@ class Matcher:
 
     def _look_up(self, path: bytes) -> Iterable[Candidate]:
         seen = set()
+        if path.startswith(b"[") and path != KALLSYMS:
+            yield from _modules(self._store, path)
         for each in _origins(self._store, path):
             seen.add((each.build_id, each.mnt_ns_id, each.container))
             yield each
         for row in self._store.journal.at(None, path):
+            if not self.tells(row.build_id):
+                continue
             if (row.build_id, row.mnt_ns_id, row.container) not in seen:
                 yield Candidate(
                     row.build_id,
@@ -318,22 +353,62 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
             return
         number = child
     for ordinal in store.paths.ids(number):
-        build_id = store.index.build_id(ordinal)
-        if build_id is None:
-            continue
         for record in store.index.origins(ordinal):
-            origin = record.origin
-            if origin.path == path:
-                yield Candidate(
-                    build_id,
-                    origin.container,
-                    origin.namespaces.mnt,
-                    origin.mnt_ns_id,
-                    origin.host,
-                    record.first_seen_ns,
-                    record.last_seen_ns,
-                    origin.identity,
-                )
+            if record.origin.path == path:
+                yield from _candidate(store, ordinal, record)
+
+
+def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Candidate]:
+    """Return a place as a candidate, under the adopted ID if unrelated programs have the other."""
+    build_id, shared = store.index.build_id(ordinal), None
+    if store.aliases.is_ambiguous(ordinal):
+        shared, build_id = build_id, store.aliases.adopted_id(record.digest)
+    if build_id is None:
+        return
+    origin = record.origin
+    yield Candidate(
+        build_id,
+        origin.container,
+        origin.namespaces.mnt,
+        origin.mnt_ns_id,
+        origin.host,
+        record.first_seen_ns,
+        record.last_seen_ns,
+        origin.identity,
+        shared,
+    )
+
+
+def _modules(store: Store, name: bytes) -> Iterable[Candidate]:
+    """Return the captures of a kernel module that a profile names in brackets."""
+    stem = name.strip(b"[]")
+    for spelled in {stem, stem.replace(b"_", b"-")}:
+        for suffix in _MODULE_SUFFIXES:
+            number = store.paths.child(NAMES, spelled + suffix)
+            if number is None:
+                continue
+            for ordinal in islice(store.file_names.ids(number), _MOST_MODULES):
+                for record in store.index.origins(ordinal):
+                    if os.path.basename(record.origin.path) == spelled + suffix:
+                        yield from _candidate(store, ordinal, record)
+
+
+def _is_module(file: File) -> bool:
+    """Return True for a kernel module."""
+    return file.cpumode & CPUMODE == KERNEL and not file.path.startswith(KALLSYMS)
+
+
+def _repeated(files: Iterable[File]) -> frozenset[bytes]:
+    """Return the build IDs that several kernel modules of a profile have.
+
+    perf gave each module the build ID of the first one, from when --buildid-mmap became the
+    default until Linux 7.0.
+    """
+    paths: dict[bytes, set[bytes]] = {}
+    for file in files:
+        if file.build_id and _is_module(file):
+            paths.setdefault(file.build_id, set()).add(file.path)
+    return frozenset(build_id for build_id, of in paths.items() if len(of) > 1)
 
 
 def _is_same(identity: FileIdentity, file: File) -> bool:

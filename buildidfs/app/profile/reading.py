@@ -196,7 +196,7 @@ class Reading:
         if answer.is_sure or answer.is_other:
             return answer
         named = self.named.get(KALLSYMS if file.path.startswith(KALLSYMS) else file.path)
-        if named is None:
+        if named is None or not self.matcher.tells(named.build_id):
             return answer
         build_id = BuildId(named.build_id)
         left = tuple(each for each in answer.candidates if each.build_id == build_id)

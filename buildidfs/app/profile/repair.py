@@ -142,8 +142,9 @@ def repair(
 
 def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
     """Raise `UsageError` for an assigned path that no file without a build ID has."""
-    nameless = {plain(file.path) for file in reading.spaces.files if not file.build_id}
-    named = {plain(file.path) for file in reading.spaces.files if file.build_id}
+    files, believes = reading.spaces.files, reading.matcher.believes
+    nameless = {plain(file.path) for file in files if not believes(file)}
+    named = {plain(file.path) for file in files if believes(file)}
     for path in assigned:
         if path not in nameless:
             what = "has a build ID in" if path in named else "is no file of"
@@ -368,7 +369,7 @@ class Renaming:
             file = reading.spaces.files[hit.file]
             answer = reading.answer(hit)
             if answer.build_id is not None:
-                is_known = file.build_id or self._says(file, answer.build_id)
+                is_known = reading.matcher.believes(file) or self._says(file, answer.build_id)
                 (known if is_known else resolved).add(hit.file)
             if _has_name(file):
                 build_id = _held(answer)
@@ -389,12 +390,14 @@ class Renaming:
         if (generated := self._names.at(hit)) is not None:
             # Its file has each function at the offset that is its address.
             return Fix(bytes(generated.build_id), generated.name, event.start)
-        if not _has_name(file):
-            return Fix()
         answer = self._reading.answer(hit)
         build_id = _held(answer)
+        is_believed = self._reading.matcher.believes(file)
+        if not _has_name(file):
+            # A kernel module that has the build ID of another one.
+            return Fix(bytes(build_id)) if file.build_id and build_id and not is_believed else Fix()
         name = self._name(file, build_id)
-        if build_id is None or file.build_id:
+        if build_id is None or is_believed:
             return Fix(b"", name)
         return Fix(bytes(build_id), name)
 

@@ -3,7 +3,7 @@
 
 perf refuses a file whose ``.note.gnu.build-id`` is not that of the profile. `with_note` says which
 bytes differ: a few of the ELF header, and a tail with the note, its section header and its program
-header behind copies of the other headers. All other bytes stay where they are. A file without a
+header beside copies of the other headers. All other bytes stay where they are. A file without a
 section table gets one with the note alone.
 """
 
@@ -87,6 +87,7 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     tail = _Tail(at)
     note_at = tail.add(_note(build_id, layout.little_endian))
     names = _names(read_at, size, forms.shdr, sections, names_index)
+    sections = _without_note(forms.shdr, sections, names)
     note_name = len(names)
     names += _NOTE_NAME + _NAMES_NAME
     names_at = tail.add(names)
@@ -105,14 +106,25 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     )
     entry = (note_at, 0, 0, note_size, note_size)
     if layout.bits == 64:
-        segments += forms.phdr.pack(PT_NOTE, _R, *entry, 4)
+        segments = forms.phdr.pack(PT_NOTE, _R, *entry, 4) + segments
     else:
-        segments += forms.phdr.pack(PT_NOTE, *entry, _R, 4)
+        segments = forms.phdr.pack(PT_NOTE, *entry, _R, 4) + segments
     fields[4], fields[8], fields[9] = tail.add(segments), forms.phdr.size, phnum + 1
     if layout.bits == 32 and at + len(tail.data) >= 1 << 32:
         return None
     head = read_at(0, 16) + forms.ehdr.pack(*fields)
     return Noted(head, at, bytes(tail.data))
+
+
+def _without_note(shdr: Struct, sections: bytes, names: bytes) -> bytes:
+    """The section headers; one that has the name of the note, but another ID, loses the name."""
+    changed = bytearray(sections)
+    for at in range(0, len(sections), shdr.size):
+        fields = list(shdr.unpack_from(sections, at))
+        if names.startswith(_NOTE_NAME, fields[0]):
+            fields[0] = len(names) - 1  # the NUL at the end
+            shdr.pack_into(changed, at, *fields)
+    return bytes(changed)
 
 
 class _Tail:

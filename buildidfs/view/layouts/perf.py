@@ -58,6 +58,8 @@ class PerfTree:
         ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
             return nodes.of_perf_id(path, ordinal)
+        if path == 0 and (ordinal := self._adopted(name)) is not None:
+            return nodes.of_perf_id(path, ordinal)
         child = self._store.paths.child(path, name)
         return nodes.of_path(child) if child else nodes.ABSENT
 
@@ -78,7 +80,17 @@ class PerfTree:
         """Return True if everybody may know of an entry."""
         path = nodes.path_of(node)
         ordinal = nodes.any_ordinal_of(child)
-        return child == nodes.PERF_BUCKETS or self._paths.is_public(path, name, ordinal)
+        if child == nodes.PERF_BUCKETS or (path == 0 and ordinal):
+            return True  # the latter tells of no path
+        return self._paths.is_public(path, name, ordinal)
+
+    def _adopted(self, name: bytes) -> int | None:
+        """The number of an adopted ID, whose directory no path has to lead to; it is not listed."""
+        build_id = names.parse(name)
+        ordinal = None if build_id is None else self._store.index.ordinal(build_id)
+        if ordinal is None or not self._store.aliases.is_adopted(ordinal):
+            return None
+        return ordinal if self._store.index.kinds(ordinal) & _SHOWN_KINDS else None
 
     def places(
         self, node: int, name: bytes, child: int
@@ -154,7 +166,8 @@ class PerfTree:
         """The target of a link made by `lookup_link`, empty if it has none.
 
         It is the same for all viewers, so for a place that not everybody may know of it leads to
-        the directory of the build ID instead, which has the same files.
+        the directory of the build ID instead, which has the same files; for an adopted ID, to one
+        in the root of this tree, since perf wants files with a note.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
@@ -162,6 +175,8 @@ class PerfTree:
         if build_id is None or path is None:
             return b""
         if not self._store.paths.has_publicly(path, ordinal):
+            if self._store.aliases.is_adopted(ordinal):
+                return b"../../" + names.spell(build_id)
             return b"../../../" + names.spell(build_id)
         original = self._store.paths.spelled(path).lstrip(b"/")
         return b"../../%s/%s" % (original, names.spell(build_id))
@@ -181,6 +196,10 @@ class PerfTree:
             return
         spelled = names.spell(build_id)
         yield nodes.PERF_BUCKET + build_id[0], spelled[2:], False
+        if self._store.aliases.is_adopted(ordinal):
+            yield nodes.of_path(0), spelled, False
+            for name in names.PERF_KIND_OF:
+                yield nodes.of_perf_id(0, ordinal), name, True
         for path in paths:
             number = 0
             for name in filter(None, path.split(b"/")):

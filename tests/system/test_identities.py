@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs without a build ID, and with one that others have, in containers that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.burning import burner, container, recording, user_samples
+from tests.support.clients import run, tool
+from tests.support.mounts import BuildIdFs
+from tests.support.waiting import until
+from tests.support.watching import watching
+
+pytestmark = [
+    pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.slow,
+]  # fmt: skip
+
+_NAMELESS = "-Wl,--build-id=none"
+_BAZEL = "498919aff001d8366249403a2544fba2d833084f"
+
+
+def htlhash(path: Path) -> str:
+    """The htlhash, by its definition."""
+    data = path.read_bytes()
+    text = data[:4096] + data[-4096:] + struct.pack(">Q", len(data))
+    return hashlib.sha256(text).digest()[:16].hex()
+
+
+@pytest.fixture
+def place(scratch: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix="identities-", dir=scratch))
+
+
+def shown(program: BuildIdFs, name: str) -> Any:
+    return json.loads(program("show", "--json", name).out)
+
+
+@pytest.mark.parametrize("options", [(), ("-static",), ("-static-pie",)])
+def test_perf_names_the_functions_of_a_gone_program_without_a_build_id(
+    place: Path, options: tuple[str, ...]
+) -> None:
+    program = BuildIdFs(place)
+    hot = burner(place / "hot", "nameless", 0.5, _NAMELESS, *options)
+    data, repaired = place / "perf.data", place / "repaired.data"
+    with watching(program.store), recording(data), container("tmpfs", place / "gone", hot):
+        pass
+    program("repair", data, "-o", repaired)
+    name = htlhash(hot.directory / "app")
+    assert shown(program, name)["variants"][0]["adopted"] is True
+    with program.mounted() as mount:
+        exact = (mount / name / "elf").read_bytes()
+        assert exact == (hot.directory / "app").read_bytes()
+        samples = user_samples(mount, repaired)
+    assert samples.share >= 99, samples
+    assert samples.by_function[hot.function] > 100
+
+
+@pytest.mark.parametrize("options", [("--namespaces",), ("--buildid-mmap", "--namespaces"), ()])
+def test_programs_that_share_a_build_id_are_never_taken_for_each_other(
+    place: Path, options: tuple[str, ...]
+) -> None:
+    """At one path, at one time, in two containers."""
+    program = BuildIdFs(place)
+    shared = f"-Wl,--build-id=0x{_BAZEL}"
+    both = [burner(place / name, name, 1.0, shared) for name in ("one", "two")]
+    assert {each.build_id for each in both} == {_BAZEL}
+    data, repaired = place / "perf.data", place / "repaired.data"
+    with watching(program.store), recording(data, *options), contextlib.ExitStack() as stack:
+        for each in both:
+            stack.enter_context(container("tmpfs", place / "gone", each))
+    program("repair", data, "-o", repaired, check=False)
+    with program.mounted() as mount:
+        assert {entry.name for entry in (mount / _BAZEL).iterdir()} == {
+            "README", "path", "variants",
+        }  # fmt: skip
+        for each in both:
+            name = htlhash(each.directory / "app")
+            assert (mount / name / "elf").read_bytes() == (each.directory / "app").read_bytes()
+        samples = user_samples(mount, repaired)
+    assert program("get", _BAZEL, check=False).rc == 30
+    known = {each.function for each in both}
+    if "--namespaces" in options:
+        assert set(samples.by_function) >= known, "the mount namespace tells them apart"
+        for each in both:
+            assert samples.by_function[each.function] > 200
+    for function in known:
+        # Each ran for a second, at 997 samples per second.
+        assert samples.by_function.get(function, 0) < 1500, "the other one's samples"
+
+
+def functions(backtrace: str) -> list[str]:
+    """The functions of a backtrace of gdb, the innermost first."""
+    # gdb shows the innermost frame also when it begins.
+    last = backtrace[backtrace.rindex("\n#0 ") :]
+    found = re.finditer(r"^#\d+ +(?:0x[0-9a-f]+ in )?(\S+)", last, re.MULTILINE)
+    return [each[1] for each in found]
+
+
+def test_gdb_and_eu_stack_read_the_core_of_a_gone_program(place: Path) -> None:
+    program = BuildIdFs(place)
+    hot = burner(place / "hot", "core", 4.0, _NAMELESS, "-g")
+    core, gdb = place / "core", [tool("gdb"), "-nx", "-batch"]
+    with watching(program.store), container("tmpfs", place / "gone", hot) as process:
+        comm = Path(f"/proc/{process.pid}/comm")
+        until(lambda: comm.read_text() == "app\n", "the program runs")
+        dump = ["-p", str(process.pid), "-ex", f"generate-core-file {core}", "-ex", "bt"]
+        inside = functions(run([*gdb, *dump], check=True).out)
+    assert inside[-1] == "main"
+    with program.mounted() as mount:
+        where = str(place / "gone" / "app").lstrip("/")
+        (root,) = (
+            each / "root"
+            for each in (mount / "containers").iterdir()
+            if (each / "root" / where).exists()
+        )
+        commands = [f"set sysroot {root}", f"file {root / where}", f"core-file {core}", "bt"]
+        said = run([*gdb, *(word for each in commands for word in ("-ex", each))], check=True)
+        stack = run([tool("eu-stack"), f"--core={core}", f"--executable={root / where}"])
+    assert functions(said.out) == inside
+    frames = re.findall(r"^#\d+ +0x[0-9a-f]+ (\S+)", stack.out, re.MULTILINE)
+    assert frames[: len(inside)] == inside, stack
