@@ -9,12 +9,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from buildidfs.capture.live.grabber import Elsewhere, FairShare, end_now
+from buildidfs.capture.live.grabber import Elsewhere, FairShare, State, end_now
 from buildidfs.capture.live.process_table import Home
-from buildidfs.formats.perf.records import Mapped
+from buildidfs.capture.live.protocol import Generated, Message
+from buildidfs.formats.perf.records import Exited, Mapped
+from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
 from tests.support.children import cat_program, needs_root, private_cat
@@ -204,3 +207,59 @@ def test_share_is_the_container_and_else_the_mount_namespace() -> None:
     assert home.share == 7
     home.label = "docker:a"
     assert home.share == "docker:a"
+
+
+# --- generated code ------------------------------------------------------------------------------
+
+
+class Sent:
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def put(self, message: Message, fd: int = -1) -> None:
+        self.messages.append(message)
+
+    def flush(self) -> None:
+        """All is sent already."""
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self.messages if isinstance(each, Generated)]
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def state(sent: Sent) -> Iterator[State]:
+    unused: Any = None
+    outbox: Any = sent
+    made = State(unused, outbox, unused)
+    yield made
+    made.closer.finish(10.0)
+
+
+def home(mnt: int) -> Home:
+    return Home(NamespaceSet(mnt=mnt))
+
+
+def test_process_that_generates_code_is_told_of_now_and_then(state: State, sent: Sent) -> None:
+    for second in range(30):
+        state.apply(GeneratedRecord(second * 1_000_000_000, 7))
+    assert sent.pids == [7, 7, 7]
+    state.apply(Exited(30_000_000_000, 7))
+    state.apply(GeneratedRecord(30_000_000_001, 7))  # another process
+    assert sent.pids == [7, 7, 7, 7]
+
+
+def test_container_with_many_compilers_uses_up_its_share(state: State, sent: Sent) -> None:
+    for pid in range(1, 5001):
+        state.tell_generated(pid, 1, home(mnt=4242))
+    assert len(sent.pids) < 2000
+    for pid in range(6001, 8001):
+        state.tell_generated(pid, 1, home(mnt=state.host))
+    assert set(sent.pids) > set(range(6001, 8001))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.app.live import jit
 from buildidfs.app.live.jit import JitFollower
 from buildidfs.capture.process.jit_files import JitFinder
 from buildidfs.capture.process.process import Process, Ways
@@ -145,6 +146,17 @@ def test_dump_is_found_by_its_mapping(compiler: Compiler, finder: JitFinder, map
     assert maps.of(compiler.pid)[0].text() == b"1000 10 f\n2000 10 g\n"
 
 
+def test_large_dump_is_kept_to_its_end(
+    compiler: Compiler, finder: JitFinder, maps: JitMaps
+) -> None:
+    """It takes several looks at the records of it, which are one look at the process."""
+    compiler.do("from struct import pack")
+    compiler.do('empty = pack("<IIQ", 3, 16, 0) * 100_000')
+    compiler.do(f"kept = dumped({dump('<')!r} + empty + {load('<', 0x1000, b'f', b'', 1)!r})")
+    finder.keep(maps, [compiler.pid])
+    assert maps.of(compiler.pid)[0].text() == b"1000 10 f\n"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -200,6 +212,20 @@ def test_follower_finds_a_map_that_is_written_later(
         follower.close()
         assert store.jit_maps.of(compiler.pid)[0].text() == b"1 1 a\n2 1 b\n"
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_follower_reads_so_much_of_a_container_in_a_minute(
+    compiler: Compiler, finder: JitFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_MOST_BYTES_OF_A_SHARE", 3000)
+    with Store.create(tmp_path / "store") as store:
+        follower = JitFollower(store, finder)
+        follower.start()
+        compiler.do('write("".join(f"{n:x} 1 function{n:04}\\n" for n in range(1000, 2000)))')
+        follower.met(compiler.pid)
+        until(lambda: store.jit_maps.of(compiler.pid), "the map")
+        follower.close()
+        assert 0 < store.jit_maps.of(compiler.pid)[0].size <= 3000
 
 
 def test_follower_leaves_out_what_is_not_wanted(

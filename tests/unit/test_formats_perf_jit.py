@@ -113,3 +113,13 @@ def test_file_made_of_names() -> None:
     assert symbol_file(named, 62, b"of one process") == (build_id, data)
     assert symbol_file(named, 62, b"of another")[0] != build_id
     assert symbol_file(named[:1], 62, b"of one process")[0] != build_id
+
+
+def test_records_that_tell_nothing_are_read_in_parts() -> None:
+    """They cost time, and leave no line by which that would be bounded."""
+    count = 3 * jit._MOST_RECORDS
+    data = dump("<") + other("<", 3, b"") * count + load("<", 0x1000, b"f", b"", 1)
+    reading, reader = Dump(), FileReader(data)
+    parts = [list(reading.lines(reader, len(data), 1 << 20)) for _ in range(4)]
+    assert parts == [[], [], [], [b"1000 10 f\n"]]
+    assert reading.records == count + 1

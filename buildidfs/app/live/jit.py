@@ -36,9 +36,9 @@ _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
 _MOST: Final = 1024
 _MOST_OF_A_SHARE: Final = 256
 _MOST_TOLD: Final = 4096
-# Of one look, and of the looks at all processes of a container in a minute.
-_MOST_BYTES: Final = 32 << 20
+# In a minute: of a container, and of all together.
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
+_MOST_BYTES: Final = 256 << 20
 _END_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
@@ -207,17 +207,20 @@ class JitFollower:
             self._minute = now
             self._bytes.clear()
         for file in followed.files.values():
-            most = min(_MOST_BYTES, _MOST_BYTES_OF_A_SHARE - self._bytes[followed.share])
-            if most <= 0:
-                return
             try:
-                size = file.read(self._store.jit_maps, most)
+                while (most := self._left(followed.share)) > 0:
+                    cost = file.read(self._store.jit_maps, most)
+                    if not cost:
+                        self._store.jit_maps.alive(file.process)
+                        break
+                    self._bytes[followed.share] += cost
             except (OSError, BuildIdFsError) as error:
                 self._failed(file, error)
-                continue
-            self._bytes[followed.share] += size
-            if not size:
-                self._store.jit_maps.alive(file.process)
+
+    def _left(self, share: str) -> int:
+        """The bytes that may still be read in this minute for a container."""
+        of_all = _MOST_BYTES - self._bytes.total()
+        return min(_MOST_BYTES_OF_A_SHARE - self._bytes[share], of_all)
 
     def _failed(self, file: JitFile, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING

@@ -184,7 +184,8 @@ class State:
         elif isinstance(record, Entered):
             self.tasks.entered(record.pid, record.namespaces, record.time)
         elif isinstance(record, GeneratedRecord):
-            self.tell_generated(record.pid, record.time)
+            home = self.tasks.home_at(record.pid, record.time)
+            self.tell_generated(record.pid, record.time, home)
         elif isinstance(record, LostRecords):
             self.counts.lost += record.count
             self.tasks.forget()
@@ -192,10 +193,15 @@ class State:
         else:
             assert isinstance(record, Mapped)
 
-    def tell_generated(self, pid: int, time: int) -> None:
-        """Say that a process generates code; JIT compilers change their memory all the time."""
+    def tell_generated(self, pid: int, time: int, home: Home) -> None:
+        """Say that a process generates code; JIT compilers change their memory all the time.
+
+        A container that starts such processes without end uses up its share of new files.
+        """
         told = self._generated.get(pid)
         if told is not None and time - told < _GENERATED_AGAIN_NS:
+            return
+        if home.mnt not in (0, self.host) and not self.shares.admit(home.share):
             return
         if len(self._generated) >= _MOST_GENERATED:
             self._generated.clear()
@@ -236,9 +242,10 @@ class Lookout:
             state.counts.records += len(records)
             for record in records:
                 if isinstance(record, Mapped):
-                    found.append((record, state.tasks.home_at(record.pid, record.time)))
+                    home = state.tasks.home_at(record.pid, record.time)
+                    found.append((record, home))
                     if record.path.startswith(_MEMORY):
-                        state.tell_generated(record.pid, record.time)
+                        state.tell_generated(record.pid, record.time, home)
                 else:
                     state.apply(record)
         if state.shares.is_pressed:

@@ -36,7 +36,8 @@ PART_BYTES: Final = 1 << 20
 
 _UNCACHED: Final = frozenset((errno.EAGAIN, errno.EINVAL, errno.ENOSYS))
 _MACHINES: Final = {"x86_64": 62, "aarch64": 183, "s390x": 22, "ppc64le": 21, "riscv64": 243}
-_MAX_FILE_BYTES: Final = 1 << 30
+_MAX_COPIED_BYTES: Final = 128 << 20
+_RECORD_COST: Final = 32
 _MOST_BYTES: Final = 32 << 20
 
 _log = logging.getLogger(__name__)
@@ -83,9 +84,10 @@ class JitFile:
         self._fd = self._path_fd = -1
 
     def read(self, keeper: Keeper, most: int) -> int:
-        """Give ``keeper`` up to about ``most`` bytes of what is new; returns how many there were.
+        """Give ``keeper`` up to about ``most`` bytes of what is new; returns what that has cost.
 
-        Raises OSError, and what the keeper raises.
+        The cost is in bytes, too, with some for each record of a dump; 0 says that there is nothing
+        new. Raises OSError, and what the keeper raises.
         """
         fd, close = self._fd, False
         if fd < 0:
@@ -94,7 +96,7 @@ class JitFile:
             size = self._helper.look(device, self._path_fd).size
             if size == self._at:
                 return 0
-            if size > _MAX_FILE_BYTES:
+            if size > _MAX_COPIED_BYTES:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             _, fd = self._helper.copy(device, self._path_fd, size)
             close = True
@@ -107,7 +109,7 @@ class JitFile:
                 os.close(fd)
 
     def _read(self, fd: int, keeper: Keeper, most: int) -> int:
-        total = 0
+        before, total = self._dump.records, 0
         for _ in range(2):
             kept = 1
             for text, at in self._parts(fd, most - total):
@@ -117,7 +119,7 @@ class JitFile:
                 self._kept, self._at = kept, at
                 total += len(text)
             if kept > 0:
-                return total
+                return total + max(self._dump.records - before, 0) * _RECORD_COST
             self._rewind()  # it is gone, or there was no room: what is kept is not written again
             if not kept:
                 break
@@ -194,7 +196,9 @@ class JitFinder:
                 continue  # it has ended meanwhile
             for file in found:
                 try:
-                    file.read(keeper, _MOST_BYTES)
+                    left = _MOST_BYTES
+                    while left > 0 and (cost := file.read(keeper, left)):
+                        left -= cost
                 except OSError as error:
                     _log.info("names of generated code of process %d are not kept: %s", pid, error)
                 finally:

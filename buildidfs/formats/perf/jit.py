@@ -113,18 +113,19 @@ _MOVE: Final = 1
 _LOAD_FIXED: Final = 40
 _MOVE_FIXED: Final = 48
 _MOST_INDEXED: Final = 1 << 17
-_MOST_RECORDS: Final = 1 << 20
+_MOST_RECORDS: Final = 1 << 15
 _LOAD_READ: Final = _LOAD_FIXED + MAX_NAME
 
 
 class Dump:
     """Reads a dump from where the last call ended.
 
-    ``at`` is the offset of the first record that was not read.
+    ``at`` is the offset of the first record that was not read, ``records`` the number of those
+    that were read.
     """
 
     def __init__(self) -> None:
-        self.at = 0
+        self.at = self.records = 0
         self.is_malformed = False
         self._order = "<"
         self._names: dict[int, bytes] = {}
@@ -132,7 +133,8 @@ class Dump:
     def lines(self, read_at: ReadAt, size: int, most: int) -> Iterator[bytes]:
         """Yield the functions in the records up to ``size`` as lines of a map.
 
-        Stops after a line with which they are ``most`` bytes, and at a record that is not whole.
+        Stops after a line with which they are ``most`` bytes, after some ten thousand records, and
+        at one that is not whole.
         ``is_malformed`` is set at what is no record: nothing after it can be read.
         """
         if not self.at and not self._begin(read_at, size):
@@ -156,6 +158,7 @@ class Dump:
                 total += len(text)
                 yield text
             self.at += length
+            self.records += 1
 
     def _begin(self, read_at: ReadAt, size: int) -> bool:
         head = read_at(0, _HEADER)
