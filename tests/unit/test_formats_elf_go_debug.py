@@ -217,6 +217,23 @@ def test_middle_dots_are_full_stops_as_in_the_symbols_of_the_linker() -> None:
         assert set(symbols(opened(made(data)))) == {"a.(*w.1).b", "a.c"}
 
 
+def test_a_section_that_begins_beyond_the_file_is_no_table() -> None:
+    """Offsets that no file has are never read from."""
+    data = bytearray(go_program(functions()))
+    elf = ELFFile(io.BytesIO(data))
+    number = elf.get_section_index(".gopclntab")
+    at = elf["e_shoff"] + number * elf["e_shentsize"] + 24
+    for offset in (len(data) + 1, 2**63 + 5, 2**64 - 1):
+        data[at : at + 8] = struct.pack("<Q", offset)
+        assert made(bytes(data)) is None
+
+
+def test_a_core_file_is_no_program() -> None:
+    data = bytearray(go_program(functions()))
+    data[16] = 4  # ET_CORE
+    assert made(bytes(data)) is None
+
+
 def test_a_file_without_a_table_has_no_debug_file() -> None:
     assert made(go_program(functions(), section=b".rodata", alter=lambda data: data[64:])) is None
     assert made(b"") is None

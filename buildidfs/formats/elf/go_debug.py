@@ -18,6 +18,9 @@ from typing import Final, NamedTuple
 from buildidfs.formats.elf import gopclntab
 from buildidfs.formats.elf.go_lines import VERSION, Lines
 from buildidfs.formats.elf.header import (
+    ET_DYN,
+    ET_EXEC,
+    EV_CURRENT,
     NT_GNU_BUILD_ID,
     PF_X,
     PN_XNUM,
@@ -32,6 +35,7 @@ from buildidfs.formats.elf.header import (
     Layout,
     ReadAt,
     Segment,
+    Source,
     parse_header,
     segments,
 )
@@ -98,12 +102,15 @@ def debug_file(read_at: ReadAt, size: int, build_id: bytes, source: bytes) -> by
 
     ``build_id`` is the one that the debug file shall have, ``source`` the SHA-256 of the program.
     """
-    head = read_at(0, min(size, _HEAD_BYTES))
+    read_at = Source(b"", read_at, size).read
+    head = read_at(0, _HEAD_BYTES)
     parsed = parse_header(head)
-    table = gopclntab.find(read_at, size)
-    if parsed is None or table is None:
+    if parsed is None or parsed[1][0] not in (ET_EXEC, ET_DYN):
         return None
     layout, header = parsed
+    table = gopclntab.find(read_at, size)
+    if table is None:
+        return None
     sections = Sections(read_at, size)
     loads = _segments(read_at, layout, header)
     kept = _kept(sections, loads)
@@ -308,6 +315,7 @@ class _Writer:
             )  # fmt: skip
         padding = -at % self._address.size
         fields = list(self._ehdr.unpack_from(head))
+        fields[0] = head[:6] + bytes((EV_CURRENT,)) + head[7:16]
         fields[5] = self._ehdr.size if kept else 0
         fields[6] = at + padding
         fields[8:] = (

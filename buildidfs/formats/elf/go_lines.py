@@ -28,6 +28,7 @@ VERSION: Final = 4
 _PAIRS: Final = re.compile(rb"[\x80-\xff]{0,4}[\0-\x7f][\x80-\xff]{0,4}[\0-\x7f]")
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,4}[\0-\x7f]")
 _MOST: Final = 5
+_PAIR: Final = 2
 _MASK: Final = 0xFFFFFFFF
 # A difference of 0 ends a table. Of code it means nothing, and none is written.
 _STRAY_ZEROS: Final = 8
@@ -107,8 +108,11 @@ class Lines:
             stop = table.data.find(b"\0", stop, end) + 1
             if not stop:
                 break
-            pairs = _PAIRS.findall(table.data, start, stop)
-            self._left -= stop - start
+            size = stop - start
+            # Most functions are in one file, so that its table has one pair.
+            is_one = size == _PAIR or (size == 1 + _PAIR and table.data[start] > 0x7F)
+            pairs = [table.data[start:stop]] if is_one else _PAIRS.findall(table.data, start, stop)
+            self._left -= size
             if pairs and not pairs[-1][-1]:
                 return _Values(table.data[at:start], pairs)
         else:
@@ -147,25 +151,26 @@ class Lines:
         where the next one goes on with the same line a row is added.
         """
         starts = list(accumulate(map(self._code.__getitem__, pairs)))
-        last = len(starts) - 1
+        end, last = starts[-1], len(starts) - 1
         index = function.unit + _signed(files.first) - 1
+        set_file = self._set_file.get
         merged: list[bytes] = []
-        row = before = 0
+        row = split = 0
         for at, change in zip(code, map(self._value.__getitem__, files.pairs[:-1]), strict=False):
+            if at >= end:
+                break
             index += change
             following = bisect_left(starts, at, row)
             if following > row:
                 merged += opcodes[row:following]
-                row, before = following, starts[following - 1]
-            if row > last or at >= starts[last]:
-                break
-            merged.append(self._set_file.get(index) or self._file(index, function.unit))
+                row = following
+            merged.append(set_file(index) or self._file(index, function.unit))
             if at < starts[row]:
+                before = max(split, starts[row - 1] if row else 0)
                 merged.append(_advance(at - before) + _COPY)
-                left = starts[row] - at
+                left, split = starts[row] - at, at
                 step = _step(self._value[pairs[row]])
                 opcodes[row] = _row(left, *step) if row < last else _advance(left)
-                before = at
         merged += opcodes[row:]
         return merged
 
@@ -202,22 +207,37 @@ class _Opcodes(dict[bytes, bytes]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: dict[bytes, tuple[bytes, int]] = {}
+        self._steps = _Steps()
         self.code = _Code()
 
     def __missing__(self, pair: bytes) -> bytes:
-        end = 1 if pair[0] < 0x80 else _end(pair)
-        value = pair[end:]
-        line = self._lines.get(value)
-        if line is None:
-            line = _step(_signed(value))
-            if len(self._lines) < _KEYS_MAX:
-                self._lines[value] = line
-        code = pair[0] if end == 1 else _unsigned(pair[:end])
-        found = _row(code, *line) if value != b"\0" else _advance(code)
+        code = pair[0]
+        if code < 0x80:
+            value = pair[1:]
+        else:
+            end = _end(pair)
+            code, value = _unsigned(pair[:end]), pair[end:]
+        before, opcode = self._steps[value]
+        special = opcode + _LINE_RANGE * code
+        if value == b"\0":
+            found = _advance(code)
+        elif special <= 0xFF:  # `_row`, written out: this is done for every tenth line
+            found = before + _BYTES[special]
+        else:
+            found = before + _advance(code) + _BYTES[opcode]
         if len(self) < _KEYS_MAX:
             self[pair] = found
             self.code[pair] = code
+        return found
+
+
+class _Steps(dict[bytes, tuple[bytes, int]]):
+    """The result of `_step` for the bytes of a difference of lines."""
+
+    def __missing__(self, value: bytes) -> tuple[bytes, int]:
+        found = _step(_signed(value))
+        if len(self) < _KEYS_MAX:
+            self[value] = found
         return found
 
 

@@ -22,6 +22,7 @@ from buildidfs.formats.elf.header import (
     PF_X,
     ReadAt,
     Segment,
+    Source,
     is_loaded,
     loaded,
 )
@@ -245,6 +246,7 @@ def _header(data: bytes, size: int) -> _Header | None:
 def find(read_at: ReadAt, size: int) -> GoTable | None:
     """The table of an ELF file of ``size`` bytes; None if it has none, or one that is not sound."""
     sections = Sections(read_at, size)
+    read_at = Source(b"", read_at, size).read
     loads = loaded(read_at, size)[:_SEGMENTS_MAX]
     for place in _places(read_at, size, sections, loads):
         head = read_at(place.offset, min(place.size, _HEADER_BYTES))
