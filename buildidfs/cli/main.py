@@ -70,6 +70,7 @@ _LAST = 2
         },
         "Health": {
             "status": "service:status",
+            "top": "top:top",
             "stats": "stats:stats",
             "doctor": "doctor:doctor",
             "config": "settings:config",

@@ -164,6 +164,10 @@ class Layout:
         sys.stdout.flush()
         return counted
 
+    def lines(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[str]:
+        """Return the lines of a table for a terminal, the header first."""
+        return list(self._aligned(columns, iter(self.choose(columns, rows)), 0))
+
     def _aligned(
         self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int
     ) -> Iterator[str]:

@@ -55,6 +55,12 @@ class Terminal:
         while text not in self.raw:
             assert self._read(), self.raw
 
+    def read_more(self, text: bytes, times: int) -> None:
+        """Read until the program has written a text so many times more."""
+        wanted = self.raw.count(text) + times
+        while self.raw.count(text) < wanted:
+            assert self._read(), self.raw
+
     def type(self, text: bytes) -> None:
         """Type on the keyboard; 3 is Ctrl-C."""
         os.write(self._leader, text)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates out of consecutive looks at the status of a store: captures, growth, requests, losses."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from buildidfs.app.service import up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from buildidfs.app.service.status import Running, Status
+
+_WINDOW_S: Final = 30.0
+
+
+class Row(NamedTuple):
+    """The activity of a container, by its label; empty for the host.
+
+    ``rate`` is captures a second, ``last_ns`` the time of the last capture (Unix, ns; 0 for none).
+    ``lost`` files were lost since the start, ``recent`` of them in the last ten minutes.
+    """
+
+    container: str
+    captured: int
+    bytes: int
+    rate: float
+    last_ns: int
+    lost: int
+    recent: int
+
+
+class MountActivity(NamedTuple):
+    """A mount, by its path, with its requests since the start and a second, if they are known."""
+
+    path: bytes
+    requests: int | None
+    rate: float
+
+
+class View(NamedTuple):
+    """The activity of a store at one moment.
+
+    ``facts`` are those of its watch, empty if none runs. ``rate`` is captures a second,
+    ``growth`` the bytes that the store grew a second. ``rows`` have the last captures first.
+    """
+
+    status: Status
+    facts: Mapping[str, Any]
+    rate: float
+    growth: float
+    mounts: list[MountActivity]
+    rows: list[Row]
+
+
+class _Sample(NamedTuple):
+    at: float
+    stored: int
+    captured: Counter[str]
+    requests: Counter[int]
+
+
+class Activity:
+    """Remembers looks of the last half minute. Counts that have begun anew are not compared."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[_Sample] = deque()
+        self._watch: tuple[int, int] | None = None
+
+    def add(self, status: Status) -> View:
+        """Take in a look, and return the activity since the first that is remembered."""
+        watch = _running(status, up.WATCH)
+        present = watch[0].present if watch else None
+        which = None if present is None else (present.pid, present.since)
+        if which != self._watch:
+            self._watch = which
+            self._samples.clear()
+        facts: Mapping[str, Any] = {} if present is None else present.facts
+        sources = [each for each in facts.get("sources", ()) if isinstance(each, dict)]
+        mounts = [each.present for each in _running(status, up.MOUNT) if each.present is not None]
+        now = _Sample(
+            self._clock(),
+            status.store.stored_bytes + status.store.index_bytes,
+            Counter({_text(each, "container"): _number(each, "captured") for each in sources}),
+            Counter({each.pid: _number(each.facts, "requests") for each in mounts}),
+        )
+        now.captured["\0all"] = _number(facts, "captured")
+        self._samples.append(now)
+        while self._samples[0].at < now.at - _WINDOW_S:
+            self._samples.popleft()
+        first = self._samples[0]
+        seconds = now.at - first.at
+
+        def rate(later: int, earlier: int) -> float:
+            return max(later - earlier, 0) / seconds if seconds else 0.0
+
+        return View(
+            status,
+            facts,
+            rate(now.captured["\0all"], first.captured["\0all"]),
+            (now.stored - first.stored) / seconds if seconds else 0.0,
+            [
+                MountActivity(
+                    each.path("mountpoint"),
+                    now.requests[each.pid] if "requests" in each.facts else None,
+                    rate(now.requests[each.pid], first.requests[each.pid]),
+                )
+                for each in mounts
+            ],
+            _rows(
+                facts,
+                sources,
+                {key: rate(now.captured[key], first.captured[key]) for key in now.captured},
+            ),
+        )
+
+
+def _running(status: Status, role: str) -> list[Running]:
+    return [each for each in status.processes if each.role == role]
+
+
+def _rows(
+    facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float]
+) -> list[Row]:
+    """Return the containers with captures or losses, that with the last capture first."""
+    lost: Counter[str] = Counter()
+    recent: Counter[str] = Counter()
+    for loss in facts.get("losses", ()):
+        lost[_text(loss, "container")] += _number(loss, "count")
+        recent[_text(loss, "container")] += _number(loss, "recent")
+    by_label = {_text(each, "container"): each for each in sources}
+    rows = [
+        Row(
+            label,
+            _number(each, "captured"),
+            _number(each, "bytes"),
+            rates.get(label, 0.0),
+            int(float(each.get("last", 0)) * 1e9),
+            lost[label],
+            recent[label],
+        )
+        for label, each in (by_label | {x: {} for x in lost if x not in by_label}).items()
+    ]
+    return sorted(rows, key=lambda row: (-row.last_ns, -row.lost, row.container))
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    return str(row.get(name, ""))
+
+
+def _number(row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    return value if isinstance(value, int) else 0
