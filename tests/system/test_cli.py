@@ -23,7 +23,7 @@ from buildidfs import config
 from buildidfs.cli.main import cli
 from buildidfs.store import Store
 from tests.support.captures import capture, sighting
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
 from tests.support.mounts import BuildIdFs
 from tests.support.restricted import as_nobody
 from tests.support.scans import without_privileges
@@ -225,7 +225,7 @@ def test_files_without_a_build_id_are_named_with_v(directory: Path) -> None:
     place, program = directory / "place", BuildIdFs(directory)
     place.mkdir()
     (place / "text").write_text("text")
-    (place / "nameless").write_bytes(elf_file())
+    (place / "nameless").write_bytes(elf_file(etype=ET_REL))  # programs get an adopted ID
     (place / "true").write_bytes(Path("/bin/true").read_bytes())
     for words in (["scan", "tree", place], ["scan", "tree", "--dry-run", place]):
         assert "nameless" not in str(program(*words))

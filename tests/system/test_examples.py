@@ -31,7 +31,7 @@ from tests.support.commands import (
     program_directory,
     script,
 )
-from tests.support.elfwriter import elf_file
+from tests.support.elfwriter import ET_REL, elf_file
 from tests.support.mounts import BuildIdFs, is_mountpoint
 from tests.support.programs import line_of
 from tests.support.servers import Server, free_port
@@ -214,7 +214,8 @@ def test_custom_scanner(tmp_path: Path, buildidfs: BuildIdFs) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("thing/__init__.py", "print('not ELF')\n")
         archive.writestr("thing/_fast.so", elf_file(build_id=build_id))
-        archive.writestr("thing/without.so", elf_file(build_id=None))
+        archive.writestr("thing/without.so", elf_file(build_id=None))  # gets an adopted ID
+        archive.writestr("thing/without.o", elf_file(build_id=None, etype=ET_REL))
     broken.write_bytes(b"not a zip")
 
     def scan(*wheels: Path) -> Result:
@@ -223,16 +224,18 @@ def test_custom_scanner(tmp_path: Path, buildidfs: BuildIdFs) -> None:
 
     first = scan(wheel, broken)
     assert first.rc == 3, first
-    assert first.out == "1 captured, 0 already held\n"
+    assert first.out == "2 captured, 0 already held\n"
     assert str(broken) in first.err
     listed = buildidfs("list").out
     assert build_id.hex() in listed
-    assert f"{wheel}/thing/_fast.so" in listed
+    for name in ("_fast.so", "without.so"):
+        assert f"{wheel}/thing/{name}" in listed
+    assert "without.o\n" not in listed
     copied = tmp_path / "copy.so"
     buildidfs("get", build_id.hex(), "-o", copied)
     assert copied.read_bytes() == elf_file(build_id=build_id)
     again = scan(wheel)
-    assert (again.rc, again.out) == (0, "0 captured, 1 already held\n"), again
+    assert (again.rc, again.out) == (0, "0 captured, 2 already held\n"), again
     assert scan().rc == 2
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -588,8 +589,13 @@ def test_progress_is_told(store: Watched, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_captured(store: Watched, tmp_path: Path) -> None:
+    """Files that only wait in the queue are dropped, so the first one has to be begun with."""
+    is_begun = threading.Event()
+    store.before_staging = is_begun.set
+
     def found() -> Iterator[PinnedFile]:
         yield pin(write(tmp_path / "a", ELF_A))
+        assert is_begun.wait(60)
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match=r"^1 file kept; run it again$"):
