@@ -30,7 +30,10 @@ Argument = str | bytes | os.PathLike[str]
 PACKAGES = {
     "addr2line": "binutils",
     "bsdtar": "libarchive-tools",
+    "ctr": "containerd",
     "debuginfod-find": "debuginfod",
+    "docker": "docker.io",
+    "dockerd": "docker.io",
     "dwp": "binutils-gold",
     "eu-addr2line": "elfutils",
     "eu-elflint": "elfutils",

@@ -16,6 +16,7 @@ from buildidfs.model import NO_NAMES, ContainerNames
 from tests.support.captures import sighting
 from tests.support.engines import EngineNotes
 from tests.support.scans import open_descriptors
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.root  # whose the notes have to be
 
@@ -205,6 +206,20 @@ def test_our_own_root_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(container_names._own_roots()) == b"/"
     monkeypatch.setattr(os, "readlink", lambda path: path)
     assert list(container_names._own_roots()) == [b"/", b"/proc/1/root"]
+
+
+def test_container_that_is_met_is_looked_for(notes: EngineNotes, image: Looked) -> None:
+    """Its notes may be gone when a file of it is committed."""
+    note = notes.docker(CONTAINER, "app:1", f"sha256:{ID}")
+    cgroup = f"/docker/{CONTAINER}".encode()
+    origin = sighting(cgroup=cgroup, container="docker:0123456789ab", host=HOST).origin
+    for _ in range(3):
+        image.engines.meet(origin)
+    until(lambda: image.looks == 1, "a look")
+    assert image() == f"app:1\nsha256:{ID}"
+    note.unlink()
+    assert image() == f"app:1\nsha256:{ID}"
+    assert image.looks == 1
 
 
 # --- what is remembered --------------------------------------------------------------------------

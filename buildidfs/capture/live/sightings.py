@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.capture.base import reached
 from buildidfs.capture.live.pending_files import HOST
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import container, container_names
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import Reach, Root
@@ -86,6 +86,7 @@ class LiveSightings:
                 self._owners.standing(caught.path) if trust is Trust.HOST else Standing.GIVEN
             ),
         )
+        container_names.meet(origin)  # an engine forgets a container that ends
         return Sighting(origin, caught.seen_ns)
 
     def label(self, place: Place) -> str:

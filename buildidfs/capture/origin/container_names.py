@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import queue
 import re
 import stat
 import threading
@@ -94,6 +95,30 @@ class EngineNames:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[ContainerNames, float]] = {}
         self._lists: _Lists = {}
+        self._met: dict[bytes, None] = {}
+        self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def meet(self, origin: Origin) -> None:
+        """Let a thread look for the names of a container soon: its notes may go with it.
+
+        Does not wait. For one thread, which calls it for each file that it sees.
+        """
+        if origin.cgroup in self._met or not origin.container:
+            return
+        while len(self._met) >= _REMEMBERED:
+            del self._met[next(iter(self._met))]
+        self._met[origin.cgroup] = None
+        if not cgroup.container_id(origin.cgroup):
+            return
+        self._waiting.put(origin.cgroup)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True, name="buildidfs-names")
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self.of_cgroup(self._waiting.get())
 
     def of(self, origin: Origin) -> ContainerNames:
         """Return the names of the container that a file was seen in, see `of_cgroup`."""
@@ -345,6 +370,11 @@ _here = EngineNames()
 def names_of(origin: Origin) -> ContainerNames:
     """See `EngineNames.of`, of this host."""
     return _here.of(origin)
+
+
+def meet(origin: Origin) -> None:
+    """See `EngineNames.meet`, of this host."""
+    _here.meet(origin)
 
 
 def names_of_cgroup(cgroup_path: bytes) -> ContainerNames:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines: a container has the name that people know, while it runs and when it is gone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.mounts import COMMAND
+from tests.support.realengines import ENGINES, real_engine
+from tests.support.waiting import until
+from tests.support.watching import watching
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.mounts import BuildIdFs
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_name_and_image_of_a_container(kind: str, buildidfs: BuildIdFs, scratch: Path) -> None:
+    with real_engine(kind, scratch / kind) as engine:
+        container = engine.run("web")
+        by_name = ("--container", container.shown)
+        (scanned,) = engine.buildidfs(buildidfs.store, "scan", "proc", *by_name)
+        assert scanned["captured"] >= 1, scanned
+        live = engine.buildidfs(buildidfs.store, "where", "--live", "--path", "/bin/busybox")
+        (mapper,) = [row for row in live if row["pid"] == container.pid]
+        assert (mapper["container_name"], mapper["image"]) == ("web", container.image)
+        alive = listed(buildidfs)
+        engine.remove(container)
+    (known,) = listed(buildidfs)
+    assert alive == [known]
+    assert known["container_name"] == "web"
+    assert known["image"] == container.image
+    assert known["build_ids"] == 1
+    pod = ("shop", "cart-7d9f") if kind == "containerd" else (None, None)
+    assert (known["pod_namespace"], known["pod"]) == pod
+    for words in (["list"], ["which", "/bin/busybox"], ["where", "/bin/busybox"]):
+        out = buildidfs(*words, "--container", "web").out
+        assert container.shown in out.rstrip().split("\t"), out
+    assert container.shown in buildidfs("containers", "web").out.split("\t")
+    seen = buildidfs("show", "/bin/busybox", "--container", "web").out
+    assert f"in {container.shown} ({known['container']}, {container.image}) on" in seen
+    with buildidfs.mounted() as mount:
+        directory = mount / "containers" / known["mount_name"]
+        assert (directory / "name").read_text() == "web\n"
+        assert (directory / "image").read_text().startswith(f"{container.image}\n")
+        if kind == "containerd":
+            assert (directory / "pod").read_text() == "shop/cart-7d9f\n"
+
+
+def listed(buildidfs: BuildIdFs) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in buildidfs("containers", "--json").out.splitlines()]
+
+
+@pytest.mark.watch
+@pytest.mark.parametrize("kind", ["podman", "docker"])
+def test_name_of_a_container_that_lives_for_a_moment(
+    kind: str, buildidfs: BuildIdFs, scratch: Path
+) -> None:
+    """The engine forgets it as soon as it ends: its notes are read when its first file is seen."""
+    with real_engine(kind, scratch / f"brief-{kind}") as engine:
+        command = engine.entered(*COMMAND)
+        with watching(buildidfs.store, "--json", "--no-scan", command=command) as watcher:
+            engine.run("brief", "true", remove=True)
+            until(
+                lambda: any(
+                    each["event"] == "captured" and each["path"] == "/bin/busybox"
+                    for each in watcher.events
+                ),
+                "a capture",
+            )
+    named = [each for each in listed(buildidfs) if each["container"].startswith(kind)]
+    assert [each["container_name"] for each in named] == ["brief"]
