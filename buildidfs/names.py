@@ -171,3 +171,25 @@ def json_escaped(data: bytes) -> bytes:
 def _escape(character: str) -> str:
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+SOURCES_PREFIX = b".src"
+
+
+def sources_id(build_id: bytes) -> BuildId | None:
+    """Return the build ID under which a store keeps the source files of a build ID.
+
+    None if that would be too long.
+    """
+    if len(build_id) + len(SOURCES_PREFIX) > BuildId.MAX_BYTES:
+        return None
+    return BuildId(SOURCES_PREFIX + build_id)
+
+
+def kept_for(build_id: BuildId) -> BuildId:
+    """The build ID whose package of split DWARF or sources are kept under one; else that itself."""
+    owner = package_owner(build_id)
+    if owner is None and build_id.startswith(SOURCES_PREFIX):
+        rest = build_id[len(SOURCES_PREFIX) :]
+        owner = BuildId(rest) if len(rest) >= BuildId.MIN_BYTES else None
+    return build_id if owner is None else owner

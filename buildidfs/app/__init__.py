@@ -9,7 +9,7 @@ top down, each imports only from below:
     inputs, bundle, upkeep              what needs several of those below
     profile, cores, check               profiles of perf, core files, the check of a store
     symbolize, symbolizers              names for addresses, and the programs that know them
-    capture, coverage, catalog, history     scans, and questions to a store
+    capture, sources, coverage, catalog, history     scans, and questions to a store
 
 Nothing here reads argv or the terminal, decodes bytes, or knows lmdb.
 """

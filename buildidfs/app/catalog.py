@@ -83,7 +83,7 @@ def _blobs(
     store: Store, ordinal: int, build_id: BuildId, pattern: re.Pattern[bytes] | None = None
 ) -> Iterator[Chosen]:
     """The blobs of a build ID, or those of them that were seen at a path which matches."""
-    is_pinned = bool(store.pins.of(names.package_owner(build_id) or build_id))
+    is_pinned = bool(store.pins.of(names.kept_for(build_id)))
     paths: dict[Digest, bytes] = {}
     for record in store.index.origins(ordinal):
         if pattern is None or pattern.match(record.origin.path):

@@ -120,9 +120,26 @@ def scan_proc(
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
 @click.option("--dry-run", is_flag=True, help="Say what would be captured; change nothing.")
+@click.option(
+    "--sources", is_flag=True, help="Capture the source files that the debuginfo names, too."
+)
+@click.option(
+    "--source-dir",
+    "source_dirs",
+    metavar="[PATH=]DIR",
+    multiple=True,
+    help="A directory with sources, called PATH in the debuginfo. Implies --sources.",
+)
 @click.option("--json", "json_", is_flag=True, help="JSON: the summary, or a file a line.")
 @click.pass_obj
-def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bool) -> int:
+def scan_tree(
+    session: Session,
+    paths: tuple[str, ...],
+    dry_run: bool,
+    sources: bool,
+    source_dirs: tuple[str, ...],
+    json_: bool,
+) -> int:
     """Capture the ELF files below directories, recursively, or single files.
 
     Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
@@ -135,7 +152,47 @@ def scan_tree(session: Session, paths: tuple[str, ...], dry_run: bool, json_: bo
         return _identify(session, wanted, json_)
     with _capturing(session) as (store, show):
         summary = capture.scan_tree(store, session.settings, wanted, progress=show)
-    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+        more = {}
+        if sources or source_dirs:
+            more = _scan_sources(session, store, wanted, source_dirs, json_=json_)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, **more)
+
+
+def _scan_sources(
+    session: Session,
+    store: Store,
+    paths: list[bytes],
+    source_dirs: tuple[str, ...],
+    *,
+    json_: bool,
+) -> dict[str, object]:
+    """Capture the sources of what is below paths, and print counts; returns fields for JSON."""
+    import msgspec
+
+    from buildidfs.app import capture
+    from buildidfs.app import sources as app_sources
+    from buildidfs.model import BuildId
+
+    roots = [app_sources.parse_root(os.fsencode(each)) for each in source_dirs]
+    roots += [app_sources.Root(real, real) for real in map(os.path.realpath, paths)]
+    found = (answer for _, answer in capture.identify_tree(paths))
+    build_ids = (answer for answer in found if isinstance(answer, BuildId))
+    counts = app_sources.capture_sources(store, session.settings, build_ids, roots)
+    if json_:
+        return {"sources": msgspec.structs.asdict(counts)}
+    if not session.is_quiet:
+        click.echo(
+            f"{counted(counts.files, 'source file')} of {counted(counts.build_ids, 'build ID')}"
+        )
+    for count, why in (
+        (counts.elsewhere, "in no directory that was given: name it with --source-dir"),
+        (counts.absent, "absent, or not readable for all users"),
+        (counts.different, "not captured: the MD5 is not that of the debuginfo"),
+        (counts.large, "too large"),
+    ):
+        if count:
+            click.echo(f"buildidfs: {counted(count, 'source file')} {why}", err=True)
+    return {}
 
 
 def _identify(session: Session, paths: list[bytes], json_: bool) -> int:

@@ -2,7 +2,7 @@
 """The debuginfod protocol: files and sections of a build ID.
 
     /buildid/ID/executable, /buildid/ID/debuginfo
-    /buildid/ID/section/NAME
+    /buildid/ID/section/NAME, /buildid/ID/source/PATH
 
 Source: debuginfod(8), debuginfod.cxx of elfutils 0.192. Beyond the protocol: HEAD, a range, entity
 tags, and zstd for blobs that are stored so.
@@ -16,19 +16,26 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, cast
 
 from buildidfs import names
-from buildidfs.model import Kind
+from buildidfs.formats import source_archive
+from buildidfs.model import Kind, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import Response, header_text, lines, text
+from buildidfs.serve.sources import Sources
 from buildidfs.view import View, nodes
 from buildidfs.view.attributes import PUBLIC, may_see
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.model import Artifact, Digest
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.store import OriginRecord
     from buildidfs.view import FileContent
+
+_WHOLE: Final = frozenset(("executable", "debuginfo"))
+"""Types of requests for all of a blob."""
 
 KINDS: Final = {b"executable": Kind.EXECUTABLE, b"debuginfo": Kind.DEBUGINFO}
 
@@ -64,6 +71,7 @@ class Debuginfod:
         self._store = backend.store
         self._view = backend.view
         self._small = _SmallFiles()
+        self._sources = Sources(backend.store)
         self._blocks: dict[tuple[int, Digest], bytes] = {}
         self._blocks_until = 0.0
 
@@ -79,7 +87,9 @@ class Debuginfod:
         if rest is None and what in KINDS:
             return self._file(request, name, what)
         if rest and what == b"section":
-            return lambda: self._section(request, name, rest)
+            return lambda: self._lasting(lambda: self._section(request, name, rest))
+        if rest and what == b"source":
+            return lambda: self._lasting(lambda: self._source(request, name, rest))
         return self.missing(request, "other")
 
     def missing(self, request: Request, kind: str) -> Response:
@@ -146,9 +156,15 @@ class Debuginfod:
         return Response(200, data, self._headers(artifact, len(data), tag), kind)
 
     def _reply(
-        self, request: Request, file: FileContent, artifact: Artifact, tag: bytes, kind: str
+        self,
+        request: Request,
+        file: FileContent,
+        artifact: Artifact,
+        tag: bytes,
+        kind: str,
+        source: bytes = b"",
     ) -> Response:
-        """The response with a file, or a range of it."""
+        """The response with a file, or a range of it. ``source`` is the path of a source file."""
         blob = file.blob
         assert blob is not None
         wanted = request.header(b"range")
@@ -157,19 +173,23 @@ class Debuginfod:
             if not condition or messages.matches(condition, tag, weak=False):
                 part = messages.parse_range(wanted, blob.size)
                 if part is not None:
-                    return _range(file, self._headers(artifact, blob.size, tag), part, kind)
-        is_packed = kind != "section" and blob.extent is None
+                    headers = self._headers(artifact, blob.size, tag, source)
+                    return _range(file, headers, part, kind)
+        is_packed = kind in _WHOLE and blob.extent is None
         if is_packed and not file.zeros:
             accepted = request.header(b"accept-encoding")
             if accepted and messages.accepts(accepted, b"zstd"):
                 headers = self._headers(artifact, blob.size, _packed(tag)) + _VARY + _ZSTD
                 stored = Content(file, 0, blob.status.st_size, stored=True)
                 return Response(200, stored, headers, kind)
-        headers = self._headers(artifact, blob.size, tag) + (_VARY if is_packed else b"")
+        headers = self._headers(artifact, blob.size, tag, source) + (_VARY if is_packed else b"")
         return Response(200, Content(file, 0, blob.size), headers, kind)
 
-    def _headers(self, artifact: Artifact, size: int, tag: bytes) -> bytes:
-        """Headers of a file or section of that size."""
+    def _headers(self, artifact: Artifact, size: int, tag: bytes, source: bytes = b"") -> bytes:
+        """Headers of a file, section or source file of that size."""
+        if source:
+            named = lines((b"X-DEBUGINFOD-FILE", header_text(source.rpartition(b"/")[2])))
+            return b"%s%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (_FIXED, named, size, tag)
         now = time.monotonic()
         if now > self._blocks_until or len(self._blocks) >= _MOST_BLOCKS:
             self._blocks.clear()
@@ -191,17 +211,18 @@ class Debuginfod:
 
     # --- sections ----------------------------------------------------------------------------
 
-    def _section(self, request: Request, name: bytes, section: bytes) -> Response:
-        """The response with a section; reads the headers of the file."""
+    def _lasting(self, work: Callable[[], Response]) -> Response:
+        """Do it again if the file was removed meanwhile."""
         for _ in range(_ATTEMPTS):
             try:
-                return self._section_now(request, name, section)
+                return work()
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
         raise _changing()
 
-    def _section_now(self, request: Request, name: bytes, section: bytes) -> Response:
+    def _section(self, request: Request, name: bytes, section: bytes) -> Response:
+        """The response with a section; reads the headers of the file."""
         view = self._view
         directory = self._directory(name)
         node = view.lookup(directory, names.SECTION) if directory else 0
@@ -216,6 +237,26 @@ class Debuginfod:
         if early is not None:
             return early
         return self._reply(request, view.open(found), artifact, tag, "section")
+
+    # --- sources -----------------------------------------------------------------------------
+
+    def _source(self, request: Request, name: bytes, path: bytes) -> Response:
+        """The response with a source file, by its path in the debug information."""
+        directory = self._directory(name)
+        artifact = self._sources.artifact(nodes.ordinal_of(directory)) if directory else None
+        if artifact is None or not _is_public(artifact):
+            return self.missing(request, "source")
+        path = source_archive.normal(path)
+        file = self._sources.open(artifact, path)
+        if file is None:
+            return self.missing(request, "source")
+        assert file.blob is not None
+        tag = _tag(artifact, b"-" + fingerprint(path).hex().encode())
+        early = _conditional(request, file.blob.size, tag, "source")
+        if early is not None:
+            file.close()
+            return early
+        return self._reply(request, file, artifact, tag, "source", path)
 
 
 class _SmallFiles:

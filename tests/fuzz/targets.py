@@ -15,6 +15,7 @@ from tests.fuzz import (
     other_inputs,
     own_formats,
     perf_data,
+    served,
     symbol_output,
 )
 
@@ -30,6 +31,7 @@ TARGETS: Final[dict[str, Target]] = {
     **command_inputs.TARGETS,
     **other_inputs.TARGETS,
     **own_formats.TARGETS,
+    **served.TARGETS,
     **archives.TARGETS,
     **symbol_output.TARGETS,
 }

@@ -104,12 +104,12 @@ def packaged(read_at: ReadAt, size: int) -> frozenset[int]:
     return frozenset(Struct(f"{order}{slots}Q").unpack_from(index, 16)) - {0}
 
 
-class _Malformed(Exception):
-    """The unit at hand is not what it should be; stays in this module."""
+class Malformed(Exception):
+    """The unit at hand is not what it should be; stays within the decoders of DWARF."""
 
 
-class _Cursor:
-    """Reads numbers off some bytes; raises `_Malformed` at their end."""
+class Cursor:
+    """Reads numbers off some bytes. Raises `Malformed` at their end."""
 
     def __init__(self, data: bytes, little_endian: bool, at: int = 0) -> None:
         self.data = data
@@ -120,7 +120,7 @@ class _Cursor:
         """An unsigned number of ``size`` bytes."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
-            raise _Malformed
+            raise Malformed
         return _number(self.data[start : self.at], self._little)
 
     def uleb(self) -> int:
@@ -131,13 +131,13 @@ class _Cursor:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise _Malformed
+        raise Malformed
 
     def string(self) -> bytes:
         """The bytes up to a NUL."""
         end = self.data.find(b"\0", self.at)
         if end < 0:
-            raise _Malformed
+            raise Malformed
         text = self.data[self.at : end]
         self.at = end + 1
         return text
@@ -173,21 +173,21 @@ class _Reader:
         at = 0
         for _ in range(most):
             head = self._info(at, _UNIT_BYTES) if at < self._size else b""
-            cursor, offsets = _Cursor(head, self._little), 4
+            cursor, offsets = Cursor(head, self._little), 4
             try:
                 length = cursor.number(4)
                 if length == 0xFFFFFFFF:
                     length, offsets = cursor.number(8), 8
-            except _Malformed:
+            except Malformed:
                 return
             at += cursor.at + length
             skeleton = None
-            with suppress(_Malformed):
+            with suppress(Malformed):
                 skeleton = self._skeleton(cursor, offsets)
             if skeleton is not None:
                 yield skeleton
 
-    def _skeleton(self, cursor: _Cursor, offsets: int) -> Skeleton | None:
+    def _skeleton(self, cursor: Cursor, offsets: int) -> Skeleton | None:
         version, dwo_id = cursor.number(2), None
         if version == 5:
             kind, addresses = cursor.number(1), cursor.number(1)
@@ -202,7 +202,7 @@ class _Reader:
         unit = _Unit(version, offsets, addresses, abbreviations, dwo_id)
         return self._entry(cursor, unit)
 
-    def _entry(self, cursor: _Cursor, unit: _Unit) -> Skeleton | None:
+    def _entry(self, cursor: Cursor, unit: _Unit) -> Skeleton | None:
         """Read the first entry of a unit."""
         numbers: dict[int, tuple[int, int]] = {}
         texts: dict[int, bytes] = {}
@@ -228,7 +228,7 @@ class _Reader:
 
     def _declaration(self, code: int, at: int) -> list[tuple[int, int]]:
         """Attributes and forms of the abbreviation with that code."""
-        cursor = _Cursor(self._abbreviations, self._little, at)
+        cursor = Cursor(self._abbreviations, self._little, at)
         for _ in range(_DECLARATIONS_MAX):
             found = cursor.uleb()
             if not found:
@@ -248,12 +248,12 @@ class _Reader:
                 break
             if found == code:
                 return pairs
-        raise _Malformed
+        raise Malformed
 
-    def _value(self, cursor: _Cursor, form: int, unit: _Unit) -> int:
+    def _value(self, cursor: Cursor, form: int, unit: _Unit) -> int:
         size = _FORMS.get(form)
         if size is None:
-            raise _Malformed
+            raise Malformed
         if size == _ULEB:
             return cursor.uleb()
         return cursor.number({_ADDRESS: unit.addresses, _OFFSET: unit.offsets}.get(size, size))

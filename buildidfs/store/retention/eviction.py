@@ -250,7 +250,7 @@ class Candidates:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
                 continue
-            found = self._pins.of(names.package_owner(build_id) or build_id)
+            found = self._pins.of(names.kept_for(build_id))
             if found and self._is_protected(ordinal, kind, variant):
                 name = found[0].name
                 return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED

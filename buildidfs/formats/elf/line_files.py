@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source files that the line tables of DWARF name.
+
+Only the headers of ``.debug_line`` are read: versions 2 to 5, with the MD5 that version 5 may have
+of a file. A path that is relative is joined to its directory; where the table does not say to
+which (before version 5 that is the directory of the compilation), the file is left out. DWARF 5,
+sections 6.2.4 and 6.2.4.1.
+
+Units, files and bytes looked at are bounded; no input makes anything raise.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.formats.elf.header import SHF_COMPRESSED
+from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.splitdwarf import Cursor, Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.formats.elf.header import ReadAt
+    from buildidfs.formats.elf.sections import SectionHeader
+
+_UNITS_MAX: Final = 1 << 16
+_FILES_MAX: Final = 1 << 18
+_HEADER_MAX: Final = 1 << 20
+_SECTION_MAX: Final = 64 << 20
+_PATH_MAX: Final = 4096
+_FORMATS_MAX: Final = 16
+_BYTES_MAX: Final = 16 << 20  # of the paths of all files
+_ENTRY_MIN: Final = 6  # bytes that a compiler writes for a file at least
+
+_PATH: Final = 1
+_DIRECTORY: Final = 2
+_MD5: Final = 5
+
+# Forms of the entries, by size; 0 is an LEB128 number.
+_SIZES: Final = {0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8, 0x1E: 16, 0x0F: 0, 0x0D: 0}
+_STRING: Final = 0x08
+_BLOCK: Final = 0x09
+_STRP: Final = 0x0E
+_LINE_STRP: Final = 0x1F
+
+
+class LineFile(NamedTuple):
+    """A source file by its absolute path; ``md5`` is empty if the compiler did not tell it."""
+
+    path: bytes
+    md5: bytes = b""
+
+
+def line_files(read_at: ReadAt, size: int) -> Iterator[LineFile]:
+    """The source files that the line tables of an ELF file of ``size`` bytes name, each once."""
+    sections = Sections(read_at, size)
+    if sections.named(b".debug_line") is None:
+        return
+    known: set[LineFile] = set()
+    left = _BYTES_MAX
+    for found in _Tables(sections, read_at, size).files():
+        if found not in known:
+            left -= len(found.path)
+            if left < 0 or len(known) >= _FILES_MAX:
+                return
+            known.add(found)
+            yield found
+
+
+class _Section:
+    """A section that is read in parts, or decompressed whole."""
+
+    def __init__(
+        self, sections: Sections, header: SectionHeader | None, read_at: ReadAt, size: int
+    ) -> None:
+        self._read_at = read_at
+        self._start, self.size, self._plain = 0, 0, b""
+        if header is not None and header.flags & SHF_COMPRESSED:
+            self._plain = sections.contents(header, _SECTION_MAX)
+            self.size = len(self._plain)
+        elif header is not None and header.offset + header.size <= size:
+            self._start, self.size = header.offset, header.size
+
+    def read(self, at: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``at``."""
+        if self._plain:
+            return self._plain[at : at + size]
+        size = min(size, self.size - at)
+        return self._read_at(self._start + at, size) if size > 0 else b""
+
+    def text(self, at: int) -> bytes:
+        """The bytes up to a NUL. Raises `Malformed`."""
+        found, nul, _ = self.read(at, _PATH_MAX).partition(b"\0")
+        if not nul:
+            raise Malformed
+        return found
+
+
+class _Tables:
+    def __init__(self, sections: Sections, read_at: ReadAt, size: int) -> None:
+        self._little = sections.little_endian
+
+        def section(name: bytes) -> _Section:
+            return _Section(sections, sections.named(name), read_at, size)
+
+        self._lines = section(b".debug_line")
+        self._strings = {
+            _STRP: section(b".debug_str"), _LINE_STRP: section(b".debug_line_str"),
+        }  # fmt: skip
+        # Entries, and bytes of text, that are read of all units.
+        self._left = self._lines.size // _ENTRY_MIN + 1000
+        self._text_left = 8 * self._lines.size + _BYTES_MAX
+
+    def files(self) -> Iterator[LineFile]:
+        """The files of all units."""
+        at = 0
+        for _ in range(_UNITS_MAX):
+            cursor, offsets = Cursor(self._lines.read(at, 12), self._little), 4
+            try:
+                length = cursor.number(4)
+                if length == 0xFFFFFFFF:
+                    length, offsets = cursor.number(8), 8
+            except Malformed:
+                return
+            start = at + cursor.at
+            at = start + length
+            unit = Cursor(self._lines.read(start, min(length, _HEADER_MAX)), self._little)
+            with suppress(Malformed):
+                yield from self._unit(unit, offsets)
+
+    def _unit(self, cursor: Cursor, offsets: int) -> Iterator[LineFile]:
+        version = cursor.number(2)
+        if not 2 <= version <= 5:
+            raise Malformed
+        cursor.number(2 if version == 5 else 0)
+        cursor.number(offsets)
+        # From minimum_instruction_length to line_range; version 4 added one.
+        cursor.number(5 if version >= 4 else 4)
+        cursor.number(cursor.number(1) - 1 & 0xFF)
+        yield from self._new_form(cursor, offsets) if version == 5 else self._old_form(cursor)
+
+    def _old_form(self, cursor: Cursor) -> Iterator[LineFile]:
+        directories = [b""]
+        while directory := cursor.string():
+            self._count(directory)
+            directories.append(directory)
+        while name := cursor.string():
+            self._count(name)
+            number = cursor.uleb()
+            cursor.uleb(), cursor.uleb()
+            yield from _joined(directories, number, name, b"")
+
+    def _new_form(self, cursor: Cursor, offsets: int) -> Iterator[LineFile]:
+        directories: list[bytes] = []
+        for entry in self._entries(cursor, offsets):
+            told = entry.get(_PATH)
+            directory = told if isinstance(told, bytes) else b""
+            if directories and not directory.startswith(b"/"):
+                directory = directories[0] + b"/" + directory
+                self._count(directory)
+            directories.append(directory)
+        for entry in self._entries(cursor, offsets):
+            name, number, md5 = (entry.get(key) for key in (_PATH, _DIRECTORY, _MD5))
+            if isinstance(name, bytes):
+                at = number if isinstance(number, int) else 0
+                yield from _joined(directories, at, name, md5 if isinstance(md5, bytes) else b"")
+
+    def _entries(self, cursor: Cursor, offsets: int) -> Iterator[dict[int, bytes | int]]:
+        formats = [
+            (cursor.uleb(), cursor.uleb()) for _ in range(min(cursor.number(1), _FORMATS_MAX))
+        ]
+        for _ in range(cursor.uleb()):
+            if not formats:
+                raise Malformed
+            entry = {kind: self._value(cursor, kind, form, offsets) for kind, form in formats}
+            told = entry.get(_PATH)
+            self._count(told if isinstance(told, bytes) else b"")
+            yield entry
+
+    def _value(self, cursor: Cursor, kind: int, form: int, offsets: int) -> bytes | int:
+        if form == _STRING:
+            return cursor.string()
+        if form in self._strings:
+            return self._strings[form].text(cursor.number(offsets))
+        if form == _BLOCK:
+            return self._skip(cursor, cursor.uleb())
+        size = _SIZES.get(form)
+        if size is None:
+            raise Malformed
+        if kind == _MD5 and size == 16:
+            return self._skip(cursor, 16)
+        return cursor.number(size) if size else cursor.uleb()
+
+    def _skip(self, cursor: Cursor, size: int) -> bytes:
+        start = cursor.at
+        cursor.number(size)
+        return cursor.data[start : start + size]
+
+    def _count(self, text: bytes) -> None:
+        self._left -= 1
+        self._text_left -= len(text)
+        if self._left < 0 or self._text_left < 0:
+            raise Malformed
+
+
+def _joined(directories: list[bytes], number: int, name: bytes, md5: bytes) -> Iterator[LineFile]:
+    """The file with that name, if it is known where the directory is."""
+    if not name.startswith(b"/"):
+        directory = directories[number] if number < len(directories) else b""
+        if not directory.startswith(b"/"):
+            return  # relative to the directory of a compilation that the table does not tell
+        name = directory + b"/" + name
+    if len(name) < _PATH_MAX:
+        yield LineFile(name, md5)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server reads: line tables, archives of sources, and requests."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from buildidfs.formats import source_archive
+from buildidfs.formats.elf import line_files
+from buildidfs.serve import messages
+from tests.fuzz.target import MEGABYTE, Target, filled, refusal
+from tests.support.elfwriter import Section, elf_file
+from tests.support.filereader import FileReader
+
+# --- line tables ---------------------------------------------------------------------------------
+
+
+def _check_line_files(data: bytes) -> None:
+    found = list(line_files.line_files(FileReader(data), len(data)))
+    assert len(set(found)) == len(found)
+    for each in found:
+        assert each.path.startswith(b"/")
+        assert b"\0" not in each.path
+        assert len(each.md5) in (0, 16) or each.md5
+
+
+def table(body: bytes, version: int = 5) -> bytes:
+    """A line table with the lists of directories and files in ``body``."""
+    addresses = bytes([8, 0]) if version == 5 else b""
+    fixed = bytes([1, 1, 1, 0xFB, 14]) if version >= 4 else bytes([1, 1, 0xFB, 14])
+    header = fixed + bytes([13]) + bytes(12) + body
+    rest = struct.pack("<H", version) + addresses + struct.pack("<I", len(header)) + header
+    return struct.pack("<I", len(rest)) + rest
+
+
+def lined(lines: bytes, strings: bytes = b"/src\0a.c\0") -> bytes:
+    """An ELF file with line tables."""
+    return elf_file([Section(b".debug_line", lines), Section(b".debug_line_str", strings)])
+
+
+def _seed_line_files() -> Iterator[bytes]:
+    directories = bytes([1, 1, 0x1F, 1]) + struct.pack("<I", 0)
+    files = bytes([3, 1, 0x1F, 2, 0x0B, 5, 0x1E, 1]) + struct.pack("<IB", 5, 0) + bytes(16)
+    yield lined(table(directories + files) * 2)
+    yield lined(table(b"/src\0inc\0\0a.c\0\1\0\0/b.c\0\0\0\0\0", 4))
+    yield lined(table(b"\0\0", 2))
+
+
+def _huge_line_files() -> Iterator[bytes]:
+    """As many entries, directories and long names as fit."""
+    size = MEGABYTE - 65536
+    small = bytes([1, 1, 0x0B]) + b"\xff\xff\xff\x01" + bytes(size)
+    yield lined(table(small))
+    yield lined(table(bytes([0]) + b"\xff\xff\xff\x01" + bytes([0])))
+    yield lined(table(filled(b"a\0", size // 2) + b"\0" + filled(b"b\0\1\0\0", size // 2), 4))
+    yield lined(filled(table(b"\0\0", 4), size))
+    path = b"/" + b"x" * 4000 + b"\0"
+    many = bytes([1, 1, 0x1F]) + b"\xff\xff\x01" + bytes(4 * 32767)
+    yield lined(filled(table(many), size - 8192), path)
+    for kind in (bytes([1, 1, 0x1F, 2, 1]), bytes([1, 2, 0x0B, 2, 1])):
+        yield lined(filled(table(bytes([1, 1, 0x1F, 1]) + bytes(4) + kind), size), path)
+
+
+# --- archives of sources -------------------------------------------------------------------------
+
+
+def _check_archive(data: bytes) -> None:
+    found = source_archive.unpack(FileReader(data), len(data))
+    for extent in (found or {}).values():
+        assert 0 <= extent.offset <= extent.offset + extent.size <= len(data)
+    path = source_archive.normal(data)
+    assert path.startswith(b"/")
+    assert source_archive.normal(path) == path
+    assert not {b"..", b"."} & set(path.split(b"/"))
+
+
+def _seed_archive() -> Iterator[bytes]:
+    yield source_archive.pack([(b"/a.c", 2), (b"/b.c", 3)]) + b"aabbb"
+    yield b"/a/../b//./c/.."
+
+
+def _huge_archive() -> Iterator[bytes]:
+    head = struct.Struct("<16sQ")
+    body = b"\xdd" + struct.pack(">I", 100_000) + b"\x93\xc4\x02/x\x00\x00" * 100_000
+    yield head.pack(b"buildid sources\n", len(body)) + body
+    deep = b"\x91" * (MEGABYTE - 64)
+    yield head.pack(b"buildid sources\n", len(deep)) + deep
+    yield filled(b"a/../", MEGABYTE)
+    yield filled(b"a/", MEGABYTE)
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def _check_request(data: bytes) -> None:
+    """Whatever a client sends is refused as such, or has a meaning within bounds."""
+    refusal(lambda: messages.parse_target(data), messages.BadRequest)
+    refusal(lambda: messages.parse_query(data), messages.BadRequest)
+    part = messages.parse_range(data, 1000)
+    assert part is None or 0 <= part[0] <= part[0] + part[1] <= 1000
+    messages.accepts(data, b"zstd")
+    messages.matches(data, b'"x"')
+    messages.number(data)
+    shown = messages.header_text(data)
+    assert not set(shown) & {0, 10, 13, 27}
+
+
+def _seed_request() -> Iterator[bytes]:
+    yield b"/buildid/00ff/source/a%20b?key=glob&value=%2Fx"
+    yield b"http://host/buildid"
+    yield b"bytes=5-9"
+    yield b"gzip;q=0.5, zstd;q=1.0, *;q=0"
+    yield b'W/"x", "y"'
+
+
+def _huge_request() -> Iterator[bytes]:
+    size = messages.MAX_TARGET * 4
+    for unit in (b"%41", b"%", b"a=%20&", b"gzip;q=0.5,", b'"x",', b"bytes=1-2,", b"1", b"\x1b"):
+        yield filled(unit, size)
+
+
+TARGETS: Final = {
+    "line_files": Target(
+        _check_line_files, _seed_line_files, _huge_line_files, ("elf.line_files",)
+    ),
+    "source_archive": Target(_check_archive, _seed_archive, _huge_archive, ("source_archive",)),
+    "http_request": Target(_check_request, _seed_request, _huge_request, most=1 << 15),
+}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source files: captured below directories that the operator gave, served by path and build ID."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.store import Store
+from tests.support.clients import Result, run, tool
+from tests.support.programs import build_id_of, gdb_script
+from tests.support.servers import Server, serving
+
+if TYPE_CHECKING:
+    from tests.support.mounts import BuildIdFs
+
+pytestmark = [pytest.mark.root, pytest.mark.client]
+
+MAIN = '#include "part.h"\nint main(void)\n{\n    return part(3); /* here */\n}\n'
+PART = "static inline int part(int x)\n{\n    return x * 2;\n}\n"
+NO_RATE = "[serve]\nrate = 0\n"
+
+
+class Tree:
+    """A program and its sources, built in ``home``/build+dir."""
+
+    def __init__(self, home: Path, *options: str) -> None:
+        self.sources = home / "build+dir"
+        self.sources.mkdir()
+        for name, text in (("ma in.c", MAIN), ("part.h", PART)):
+            (self.sources / name).write_text(text)
+        self.program = home / "bin/prog"
+        self.program.parent.mkdir()
+        argv = [tool("gcc"), "-g", "-O0", *options, "-Wl,--build-id", "-o", self.program]
+        run([*argv, self.sources / "ma in.c"], check=True)
+        self.build_id = build_id_of(self.program)
+
+    def target(self, name: str, directory: Path | None = None) -> str:
+        """The path of a source file at the server."""
+        path = str((directory or self.sources) / name).replace(" ", "%20")
+        return f"/buildid/{self.build_id}/source{path}"
+
+
+@pytest.fixture
+def tree(directory: Path) -> Tree:
+    return Tree(directory)
+
+
+def scan(buildidfs: BuildIdFs, tree: Tree, *options: str) -> dict[str, int]:
+    found = buildidfs("scan", "tree", "--sources", "--json", *options, tree.program)
+    return dict(json.loads(found.out)["sources"])
+
+
+@pytest.fixture
+def served(buildidfs: BuildIdFs, tree: Tree) -> Iterator[Server]:
+    counts = scan(buildidfs, tree, "--source-dir", str(tree.sources))
+    assert (counts["files"], counts["build_ids"]) == (2, 1)
+    shutil.rmtree(tree.sources)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        yield server
+
+
+def test_sources_are_served_after_they_are_gone(served: Server, tree: Tree) -> None:
+    reply = served.ask(tree.target("ma in.c"))
+    assert (reply.status, reply.body) == (200, MAIN.encode())
+    assert reply.headers["x-debuginfod-file"] == "ma in.c"
+    assert reply.headers["x-debuginfod-size"] == str(len(MAIN))
+    assert served.ask(tree.target("part.h")).body == PART.encode()
+    assert served.ask(tree.target("../build+dir/./part.h")).body == PART.encode()
+    assert served.ask(tree.target("part.h"), "HEAD").body == b""
+    part = served.ask(tree.target("part.h"), Range="bytes=7-12")
+    assert (part.status, part.body) == (206, PART.encode()[7:13])
+    tag = reply.headers["etag"]
+    assert served.ask(tree.target("ma in.c"), If_None_Match=tag).status == 304
+    for other in ("none.c", "../../../../../../etc/passwd"):
+        assert served.ask(tree.target(other)).status == 404
+    assert served.ask("/buildid/" + "00" * 20 + "/source/x.c").status == 404
+
+
+def test_debuggers_find_sources(served: Server, tree: Tree, tmp_path: Path) -> None:
+    env = {"DEBUGINFOD_URLS": served.url, "DEBUGINFOD_CACHE_PATH": str(tmp_path / "cache")}
+    path = str(tree.sources / "ma in.c")
+    found = run([tool("debuginfod-find"), "source", tree.build_id, path], env=env)
+    assert Path(found.out.strip()).read_text() == MAIN, str(found)
+    gdb: Result = run(
+        [
+            tool("gdb"), "-nx", "-batch", "-iex", "set debuginfod enabled on",
+            "-ex", "list main", tree.program,
+        ],
+        env={**env, "DEBUGINFOD_CACHE_PATH": str(tmp_path / "gdb")},
+    )  # fmt: skip
+    assert "/* here */" in gdb.out, str(gdb)
+
+
+def test_later_sources_replace_the_earlier_and_a_new_index_has_them(
+    buildidfs: BuildIdFs, tree: Tree
+) -> None:
+    options = ("--source-dir", str(tree.sources))
+    scan(buildidfs, tree, *options)
+    (tree.sources / "part.h").write_text(PART + "/* new */\n")
+    assert scan(buildidfs, tree, *options)["files"] == 2
+    assert scan(buildidfs, tree, *options)["files"] == 2
+    assert buildidfs("check").rc == 0
+    shutil.rmtree(buildidfs.store / "index")
+    buildidfs("check", "--repair", check=False)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(tree.target("part.h")).body.endswith(b"/* new */\n")
+        assert server.ask(tree.target("ma in.c")).body == MAIN.encode()
+    with Store.open(buildidfs.store) as store:
+        assert list(store.check()) == []
+
+
+def test_sources_elsewhere_and_of_one_user_are_not_captured(
+    buildidfs: BuildIdFs, tree: Tree
+) -> None:
+    nowhere = scan(buildidfs, tree)
+    assert nowhere["files"] == 0
+    assert nowhere["elsewhere"] >= 2
+    (tree.sources / "part.h").chmod(0o600)
+    counts = scan(buildidfs, tree, "--source-dir", str(tree.sources))
+    assert (counts["files"], counts["absent"]) == (1, 1)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(tree.target("part.h")).status == 404
+        assert server.ask(tree.target("ma in.c")).status == 200
+
+
+def test_moved_sources_are_served_under_the_path_of_the_debuginfo(
+    buildidfs: BuildIdFs, tree: Tree, directory: Path
+) -> None:
+    moved = directory / "elsewhere"
+    shutil.move(tree.sources, moved)
+    assert scan(buildidfs, tree, "--source-dir", f"{tree.sources}={moved}")["files"] == 2
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(tree.target("part.h")).body == PART.encode()
+        assert server.ask(tree.target("part.h", moved)).status == 404
+
+
+def test_links_lead_to_no_file_outside_of_the_directory(buildidfs: BuildIdFs, tree: Tree) -> None:
+    (tree.sources / "part.h").unlink()
+    (tree.sources / "part.h").symlink_to("/etc/passwd")
+    counts = scan(buildidfs, tree, "--source-dir", str(tree.sources))
+    assert (counts["files"], counts["absent"]) == (1, 1)
+
+
+def test_a_stranger_names_no_file_of_the_host(buildidfs: BuildIdFs, directory: Path) -> None:
+    source = f'#line 1 "/etc/passwd"\nint other;\n#line 1 "{directory}/secret.c"\n{gdb_script("1")}'
+    (directory / "secret.c").write_text("secret")
+    home = directory / "stranger"
+    home.mkdir()
+    (home / "x.c").write_text(source + "int main(void) { return 0; }\n")
+    program = home / "prog"
+    run([tool("gcc"), "-g", "-Wl,--build-id", "-o", program, home / "x.c"], check=True)
+    os.chown(program, 65534, 65534)
+    buildidfs("scan", "tree", "--sources", "--source-dir", home, program)
+    build_id = build_id_of(program)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        for path in ("/etc/passwd", f"{directory}/secret.c"):
+            assert server.ask(f"/buildid/{build_id}/source{path}").status == 404
+
+
+def test_counts_are_told_in_words(buildidfs: BuildIdFs, tree: Tree) -> None:
+    result = buildidfs("scan", "tree", "--source-dir", tree.sources, tree.program)
+    assert "2 source files of 1 build ID" in result.out, result
+    elsewhere = buildidfs("scan", "tree", "--sources", tree.program)
+    assert "name it with --source-dir" in elsewhere.err, elsewhere

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.formats.elf.line_files: the files that line tables name, of gcc and made to order."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import pytest
+
+from buildidfs.formats.elf.line_files import LineFile, line_files
+from tests.fuzz.served import lined, table
+from tests.support.clients import run, tool
+from tests.support.filereader import FileReader
+
+
+def found(data: bytes) -> list[LineFile]:
+    return list(line_files(FileReader(data), len(data)))
+
+
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
+@pytest.mark.parametrize("compress", ["none", "zlib"])
+def test_files_of_gcc(tmp_path: Path, version: int, compress: str) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/part.h").write_text("static inline int part(void) { return 1; }\n")
+    (tmp_path / "main.c").write_text('#include "part.h"\nint main(void) { return part(); }\n')
+    program = tmp_path / "prog"
+    options = ["-g", f"-gdwarf-{version}", f"-gz={compress}", f"-I{tmp_path}/include"]
+    run([tool("gcc"), *options, "-o", program, tmp_path / "main.c"], check=True)
+    paths = {each.path for each in found(program.read_bytes())}
+    assert paths >= {f"{tmp_path}/{name}".encode() for name in ("main.c", "include/part.h")}
+
+
+def test_md5_of_version_5() -> None:
+    digest = hashlib.md5(b"text", usedforsecurity=False).digest()
+    directories = bytes([1, 1, 0x1F, 2]) + struct.pack("<II", 0, 9)
+    files = bytes([3, 1, 0x08, 2, 0x0B, 5, 0x1E, 2]) + b"a.c\0\0" + digest + b"b.h\0\1" + digest
+    data = lined(table(directories + files), b"/src\0a.c\0inc\0")
+    assert found(data) == [LineFile(b"/src/a.c", digest), LineFile(b"/src/inc/b.h", digest)]
+
+
+def test_unknown_directory_of_a_compilation_leaves_the_file_out() -> None:
+    body = b"/inc\0rel\0\0a.c\0\0\0\0b.h\0\1\0\0c.h\0\2\0\0/d.h\0\0\0\0\0"
+    assert found(lined(table(body, 4))) == [LineFile(b"/inc/b.h"), LineFile(b"/d.h")]
+
+
+def test_damaged_table_does_not_hide_the_next_one() -> None:
+    good = table(b"\0/a.c\0\0\0\0\0", 4)
+    bad = table(b"\xff" * 40, 5)
+    assert found(lined(bad + good)) == [LineFile(b"/a.c")]
+    assert found(lined(good[:-9])) == []
+    assert found(b"no ELF file") == []
