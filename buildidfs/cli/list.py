@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.app.catalog import Conflict
-    from buildidfs.model import Artifact, BuildId, Origin
+    from buildidfs.model import Artifact, BuildId, Kind, Origin
     from buildidfs.store import OriginRecord
-
-_SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 
 
 class _Listed(NamedTuple):
@@ -41,11 +39,8 @@ class _Listed(NamedTuple):
         return max(record.last_seen_ns for _, record in self.artifacts)
 
     @property
-    def kinds(self) -> str:
-        names = [artifact.kind.name.lower() for artifact, _ in self.artifacts]
-        shown = "+".join(_SHORT_KINDS.get(name, name) for name in names)
-        is_adopted = any(artifact.adopted for artifact, _ in self.artifacts)
-        return f"{shown} adopted" if is_adopted else shown
+    def kinds(self) -> list[Kind]:
+        return [artifact.kind for artifact, _ in self.artifacts]
 
     @property
     def size(self) -> int:
@@ -55,7 +50,7 @@ class _Listed(NamedTuple):
 
 _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("kinds", "KINDS", lambda row: row.kinds, table.TEXT),
+    Column("kinds", "KINDS", lambda row: row.kinds, table.KINDS),
     Column("size", "SIZE", lambda row: row.size, table.SIZE, 100),
     Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
     Column("container", "CONTAINER", lambda row: row.origin.container, table.LABEL),

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import table
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import counted, json_line, moment, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, path_fields, size
+from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,30 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Choice, Policy
 _AT_ONCE = 256
+_SECOND: Final = 1_000_000_000
 _DEFAULT = "30d"
+
+_IDS: Final = Cell(
+    lambda ids: table.BUILD_ID.person(ids[0]) + (f" and {len(ids) - 1}" if len(ids) > 1 else ""),
+    lambda ids: " ".join(each.hex() for each in ids),
+)
+_FATE: Final = Cell(str, str, colour=lambda fate: "red" if fate == "remove" else None)
+_CHOICES: Final[tuple[Column[Choice], ...]] = (
+    Column("fate", "FATE", lambda row: "remove" if row.goes else "keep", _FATE),
+    Column("build_ids", "BUILD ID", lambda row: row.candidate.build_ids, _IDS),
+    Column("kinds", "KINDS", lambda row: row.candidate.kinds, table.KINDS, 100),
+    Column("size", "SIZE", lambda row: row.candidate.size, table.SIZE),
+    Column("last_used", "USED", lambda row: row.candidate.used * _SECOND, table.AGE, 100),
+    Column("path", "PATH", lambda row: row.path, table.PATH),
+    Column("why", "WHY", lambda row: row.why, table.LABEL),
+)
+_REMOVED: Final[tuple[Column[Chosen], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+    Column("kinds", "KIND", lambda row: (row.artifact.kind,), table.KINDS),
+    Column("size", "SIZE", lambda row: row.artifact.size, table.SIZE),
+    Column("pinned", "PINNED", lambda row: "pinned" if row.is_pinned else None, table.TEXT),
+    Column("path", "PATH", lambda row: row.path, table.PATH),
+)
 
 
 @click.command(
@@ -42,10 +66,16 @@ _DEFAULT = "30d"
 @click.argument("wanted", metavar="ID|GLOB...", nargs=-1, required=True, type=BuildIdArgument())
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
 @click.option("--force", is_flag=True, help="Remove also what is pinned.")
+@table.options(_REMOVED)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def remove(
-    session: Session, wanted: tuple[str, ...], dry_run: bool, force: bool, json_: bool
+    session: Session,
+    wanted: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    layout: table.Layout,
+    json_: bool,
 ) -> None:
     """Remove everything kept under a build ID, or the files seen at certain paths.
 
@@ -63,33 +93,29 @@ def remove(
             )
         if not dry_run:
             store.remove((each.artifact.digest for each in chosen), forget=True)
-    for each in chosen:
-        _print_removed(each, json_)
-    if not json_ and not session.is_quiet:
+    if json_:
+        for each in layout.choose(_REMOVED, chosen):
+            _removed_json(each)
+    else:
+        layout.print(_REMOVED, chosen)
+    if not json_ and not session.is_quiet and not layout.has_template:
         total = size(sum(each.artifact.size for each in chosen))
         sys.stdout.write(f"{len(chosen)} {'to remove' if dry_run else 'removed'} ({total})\n")
     sys.stdout.flush()
 
 
-def _print_removed(each: Chosen, json_: bool) -> None:
+def _removed_json(each: Chosen) -> None:
     artifact = each.artifact
-    if json_:
-        json_line(
-            {
-                "build_id": each.build_id.hex(),
-                "kind": artifact.kind.name.lower(),
-                "sha256": artifact.digest.hex(),
-                "size": artifact.size,
-                "pinned": each.is_pinned,
-                **path_fields(each.path),
-            }
-        )
-    else:
-        sys.stdout.write(
-            f"{each.build_id.hex():40}  {artifact.kind.name.lower():10}"
-            f"  {size(artifact.size):>10}  {printable(each.path)}"
-            f"{'  (pinned)' if each.is_pinned else ''}\n"
-        )
+    json_line(
+        {
+            "build_id": each.build_id.hex(),
+            "kind": artifact.kind.name.lower(),
+            "sha256": artifact.digest.hex(),
+            "size": artifact.size,
+            "pinned": each.is_pinned,
+            **path_fields(each.path),
+        }
+    )
 
 
 @click.command(
@@ -114,6 +140,7 @@ def _print_removed(each: Chosen, json_: bool) -> None:
 @click.option("--max-age", metavar="AGE", help="Remove what was not used for so long: 30d, 12h.")
 @click.option("--min-age", metavar="AGE", help="Keep what was used within that time.")
 @click.option("-v", "--verbose", is_flag=True, help="Name what stays as well, and why.")
+@table.options(_CHOICES)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def prune(
@@ -124,6 +151,7 @@ def prune(
     max_age: str | None,
     min_age: str | None,
     verbose: bool,
+    layout: table.Layout,
     json_: bool,
 ) -> int:
     """Remove blobs until the store is within its limits, and say of each why it goes.
@@ -143,7 +171,7 @@ def prune(
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = replace(session.settings.retention, **wanted)
     with session.open_store() as store:
-        return _prune(session, store, settings, dry_run, verbose, json_)
+        return _prune(session, store, settings, dry_run, verbose, layout, json_)
 
 
 def _prune(
@@ -152,6 +180,7 @@ def _prune(
     settings: RetentionSettings,
     dry_run: bool,
     verbose: bool,
+    layout: table.Layout,
     json_: bool,
 ) -> int:
     from buildidfs.app import upkeep
@@ -161,16 +190,25 @@ def _prune(
     if not dry_run:
         store.fold_uses()
     blobs = freed = 0
-    for choice in _choices(store, policy, dry_run, verbose):
-        blobs += choice.goes
-        freed += choice.candidate.size if choice.goes else 0
-        if json_:
+
+    def tallied() -> Iterator[Choice]:
+        nonlocal blobs, freed
+        for choice in _choices(store, policy, dry_run, verbose):
+            blobs += choice.goes
+            freed += choice.candidate.size if choice.goes else 0
+            yield choice
+
+    choices = tallied()
+    if json_:
+        for choice in layout.choose(_CHOICES, choices):
             _choice_json(choice)
-        elif not session.is_quiet:
-            click.echo(_choice_text(choice))
+    elif not session.is_quiet:
+        layout.print(_CHOICES, choices)
+    for _ in choices:  # --limit bounds what is printed, not what is removed
+        pass
     if json_ and not blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
-    if not json_ and not session.is_quiet:
+    if not json_ and not session.is_quiet and not layout.has_template:
         click.echo(
             f"{counted(blobs, 'blob')}, {size(freed)}, {'would go' if dry_run else 'removed'}"
         )
@@ -207,18 +245,6 @@ def _removing(store: Store, plan: Iterable[Choice]) -> Iterator[Choice]:
             batch.clear()
     store.remove(each.candidate.digest for each in batch if each.goes)
     yield from batch
-
-
-def _choice_text(choice: Choice) -> str:
-    what = choice.candidate
-    build_ids = " ".join(build_id.hex() for build_id in what.build_ids)
-    kinds = ",".join(kind.name.lower() for kind in what.kinds)
-    days = max(0, int(time.time()) - what.used) // 86_400
-    return (
-        f"{'remove' if choice.goes else 'keep'}  {build_ids} {kinds}  {size(what.size)},"
-        f" used {moment(what.used * 1_000_000_000)} ({counted(days, 'day')} ago),"
-        f" {printable(choice.path)}: {printable(choice.why.encode(errors='surrogateescape'))}"
-    )
 
 
 def _choice_json(choice: Choice) -> None:

@@ -25,6 +25,8 @@ from buildidfs.cli.output import moment, one_line, printable, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from buildidfs.model import Kind
+
 Row = TypeVar("Row")
 
 SHORT_ID: Final = 12
@@ -34,6 +36,7 @@ _MEASURED: Final = 200  # the first rows tell how wide the columns are
 _GAP: Final = "  "
 _NARROWEST: Final = 8  # a column that gives way keeps so much
 _NONE: Final = "-"
+_SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 _UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
 _AGES: Final = 8 * 604_800  # older times are dates
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -96,6 +99,11 @@ def _label(text: str) -> str:
     return printable(text.encode("utf-8", "surrogateescape"))
 
 
+def _kinds(kinds: Iterable[Kind]) -> str:
+    names = (kind.name.lower() for kind in kinds)
+    return "+".join(_SHORT_KINDS.get(name, name) for name in names)
+
+
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
 BYTES: Final = Cell(printable, printable)
@@ -105,6 +113,7 @@ SIZE: Final = Cell(size, str, right=True)
 AGE: Final = Cell(ago, moment)
 TIME: Final = Cell(lambda ns: moment(ns)[:19].replace("T", " "), moment)
 BUILD_ID: Final = Cell(lambda build_id: build_id.hex()[:SHORT_ID], lambda each: each.hex())
+KINDS: Final = Cell(_kinds, _kinds)
 HEX: Final = Cell(lambda text: _label(text)[:SHORT_ID], _label)
 SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", right=True)
 

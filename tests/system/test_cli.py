@@ -336,7 +336,7 @@ def test_global_options_stand_anywhere(store: Path, tree: Path, tmp_path: Path) 
     assert run("scan", "--store", new, "tree", "-q", tree).stdout == b""
     assert run("scan", "tree", tree, "--store", new, "-vv").stderr
     # A command that has such an option itself keeps it.
-    assert b"keep  " in run("prune", "-n", "-v", "--store", new).stdout
+    assert b"keep\t" in run("prune", "-n", "-v", "--store", new).stdout
     assert b"no such option" in run("list", "--nonsense", code=2).stderr
     config = tmp_path / "bad.toml"
     config.write_text("stroe = 1")

@@ -334,13 +334,15 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     assert all(each["stored_bytes"] > SIZE for each in plan)
     assert {Path(each["path"]).parent for each in plan} == {directory / "a"}
     done = buildidfs("prune", "-n", "--max-size", "0", check=False)
-    assert done.out.count("remove  ") == 4
+    assert done.out.count("remove\t") == 4
     assert "would go" in done.out
     assert done.rc == 14, "it would not be enough"
     assert "would still be exceeded: max-size by" in done.err
     assert len(held(buildidfs.store)) == 6, "so far it was only talked about"
 
-    done = buildidfs("prune", "--max-size", "0", check=False)
+    done = buildidfs("prune", "--max-size", "0", "--limit", "1", check=False)
+    assert done.out.count("remove\t") == 1
+    assert "4 blobs, " in done.out, "all that had to go is removed, whatever is printed"
     assert done.rc == 14, "the pins are in the way"
     assert "still exceeded: max-size by" in done.err
     assert held(buildidfs.store) == {1, 2}
