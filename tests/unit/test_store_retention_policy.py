@@ -27,6 +27,7 @@ from buildidfs.store import Store
 from buildidfs.store.index import environment
 from buildidfs.store.retention import eviction
 from buildidfs.store.retention import policy as retention_policy
+from buildidfs.store.retention.eviction import AT_REST
 from buildidfs.store.retention.policy import Policy
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
@@ -132,6 +133,28 @@ def test_what_can_be_had_again_goes_before_what_is_older(
         _add(store, number)
         order += sorted(before - _ids(store))
     assert order == [3, 2, 6, 7, 1, 4, 5]
+
+
+def test_file_that_was_just_made_goes_after_others_that_can_be_had_again(
+    store: Store, tmp_path: Path, exact: None
+) -> None:
+    """A program that was built, run and deleted would be lost, and be told to be on the host."""
+    _add(store, 1, days_ago=50)
+    built = _host_file(tmp_path / "built", 2)
+    _add(store, 2, at=Sighting(built.origin, built.seen_ns - 10 * SECOND))
+    for number in (3, 4):
+        seen = _host_file(tmp_path / str(number), number)
+        at_rest = msgspec.structs.replace(seen.origin, scanner=AT_REST)
+        _add(store, number, at=Sighting(at_rest, seen.seen_ns + number * SECOND))
+    store.retain(_room_for(store, 0))
+    order = []
+    for number in range(10, 14):
+        before = _ids(store)
+        _add(store, number)
+        order.append(before - _ids(store))
+        if len(order) == 2:
+            (tmp_path / "built").unlink()
+    assert order == [{3}, {4}, {1}, {2}]
 
 
 def test_a_use_is_what_counts(store: Store, exact: None) -> None:

@@ -17,6 +17,7 @@ import functools
 import heapq
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -53,6 +54,9 @@ _WRITTEN_S: Final = 120
 
 _PINNED: Final = "pinned"
 
+#: Blobs of files that were just made, and that wait while older ones go.
+_MOST_NEW: Final = 64
+
 #: Permission bits by which others than the owner of a file can change it.
 _OTHERS_WRITE: Final = 0o022
 
@@ -68,7 +72,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """A blob that may have to go.
 
     ``size`` is in bytes on the disk, ``used`` in seconds of Unix time. ``again`` says where the
-    same bytes can be had, if that is known; ``stays`` why it may not go, if so.
+    same bytes can be had, if that is known; ``is_new`` says that only a file has them that was made
+    a moment ago, and may be gone in another one; ``stays`` says why the blob may not go, if so.
     """
 
     digest: Digest
@@ -78,6 +83,7 @@ class Candidate(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
     again: str = ""
     stays: str = ""
+    is_new: bool = False
 
     @property
     def is_pinned(self) -> bool:
@@ -123,25 +129,31 @@ class Candidates:
         self.stale: list[Digest] = []
 
     def again(self, before: int | None = None) -> Iterator[Candidate]:
-        """Blobs that can be had again and may go, oldest use first.
+        """Blobs that can be had again and may go, oldest use first, but those that are new last.
 
         ``before`` ends it at what was used then or later. A blob that the host lost is put
         on `stale`, for `lower`.
         """
+        new: deque[Candidate] = deque()
         for key, digest, used in self._uses(0, self._again_after):
             if before is not None and used >= before:
-                return
+                break
             if self._is_settled(used):
                 self._again_after = key
             candidate = self.look(digest, ask=True)
             if candidate is None:
                 continue
-            if candidate.again:
+            if candidate.is_new:
+                new.append(candidate)
+                if len(new) > _MOST_NEW:
+                    yield new.popleft()
+            elif candidate.again:
                 yield candidate
             elif candidate.is_pinned:
                 self.kept_pinned += 1
             else:
                 self.stale.append(digest)
+        yield from new
 
     def lower(self) -> None:
         """File the blobs on `stale` as ones that cannot be had again. Raises `StoreError`."""
@@ -187,9 +199,12 @@ class Candidates:
         build_ids = tuple([build_id for build_id in named if build_id is not None])
         stays = ""
         stays = self._pinned(row)
-        again = ""
+        again, is_new = "", False
         if ask and not stays:
-            again = had_again(self._origins(digest, build_ids))
+            origins = self._origins(digest, build_ids)
+            again = had_again(origins)
+            if again and not self._is_settled(row.used):
+                is_new = not had_again([each for each in origins if not _is_new(each.origin)])
         if not stays and not again and self._age(row.used) < self._min_age:
             stays = "used within min-age"
         return Candidate(
@@ -200,6 +215,7 @@ class Candidates:
             tuple(sorted({Kind(ref[1]) for ref in row.refs})),
             again,
             stays,
+            is_new,
         )
 
     def path(self, candidate: Candidate) -> bytes:
@@ -411,6 +427,13 @@ def is_fresh(origin: Origin) -> bool:
     """True for a file that was seen in use within an hour after it was made."""
     age = time.time_ns() - origin.identity.ctime_ns
     return age < _FRESH_NS and origin.scanner != AT_REST
+
+
+def _is_new(origin: Origin) -> bool:
+    """True for a file of the host that was seen in use, and made `_WRITTEN_S` ago at most."""
+    age = time.time_ns() - origin.identity.ctime_ns
+    is_young = age < _WRITTEN_S * 1_000_000_000
+    return is_young and not origin.archive and origin.scanner != AT_REST
 
 
 class Evicted(msgspec.Struct, frozen=True, array_like=True):
