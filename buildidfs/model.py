@@ -10,7 +10,7 @@ a *pinned file* (capture/base.py) is a sighting plus an open descriptor.
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -392,6 +392,9 @@ class JitProcess(msgspec.Struct, frozen=True):
     comm: str
     machine: int
     origin: Origin
+
+    MOST_BYTES: ClassVar[int] = 32 << 20
+    """The bytes of names that are kept of a process."""
 
     @property
     def name(self) -> bytes:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DIRECTORY: Final = b"jit"
 
-MAX_MAP_BYTES: Final = 32 << 20
+MAX_MAP_BYTES: Final = JitProcess.MOST_BYTES
 MAX_SHARE_BYTES: Final = 128 << 20
 MAX_BYTES: Final = 256 << 20
 MAX_MAPS: Final = 4096

@@ -17,6 +17,7 @@ from buildidfs.capture.process.jit_files import JitFinder
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
+from buildidfs.model import JitProcess
 from buildidfs.store import Store
 from buildidfs.store.jit_maps import JitMaps
 from tests.support.clients import tool
@@ -144,6 +145,20 @@ def test_dump_is_found_by_its_mapping(compiler: Compiler, finder: JitFinder, map
     compiler.do('import glob; os.unlink(glob.glob("/tmp/*.dump")[0])')  # it has no name any more
     finder.keep(maps, [compiler.pid])
     assert maps.of(compiler.pid)[0].text() == b"1000 10 f\n2000 10 g\n"
+
+
+def test_map_that_is_full_is_not_read_any_more(
+    compiler: Compiler, finder: JitFinder, maps: JitMaps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JitProcess, "MOST_BYTES", 12)
+    compiler.do(r'write("1 1 a\n2 1 b\n")')
+    (file,) = finder.find(compiler.pid)
+    try:
+        assert file.read(maps, 1000) == 12
+        compiler.do(r'write("3 1 c\n" * 1000)')
+        assert file.read(maps, 1000) == 0
+    finally:
+        file.close()
 
 
 def test_large_dump_is_kept_to_its_end(

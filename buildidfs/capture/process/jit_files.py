@@ -109,6 +109,8 @@ class JitFile:
                 os.close(fd)
 
     def _read(self, fd: int, keeper: Keeper, most: int) -> int:
+        if self._kept >= JitProcess.MOST_BYTES:
+            return 0  # whatever follows would not be kept
         before, total = self._dump.records, 0
         for _ in range(2):
             kept = 1
