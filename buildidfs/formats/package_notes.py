@@ -75,20 +75,24 @@ def dpkg_version(status: bytes, name: bytes) -> Package:
 
 
 def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
-    """Return the package of apk's that has one of the paths."""
+    """Return the package of apk's that has one of the paths.
+
+    A line ``F:DIRECTORY`` precedes the lines ``R:NAME`` of its files.
+    """
     for path in paths:
         directory, _, name = path.lstrip(b"/").rpartition(b"/")
         if not name or b"\n" in path:
             continue
-        wanted = b"\nR:" + name + b"\n"
-        at = installed.find(wanted)
-        while at >= 0:
-            above = installed.rfind(b"\nF:", 0, at)
-            if above >= 0 and installed.startswith(directory + b"\n", above + 3):
-                start = installed.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in installed[:at] else 0
-                fields = dict(_fields(installed[start:at], b":"))
+        above, file = b"\nF:" + directory + b"\n", b"\nR:" + name + b"\n"
+        start = installed.find(above)
+        while start >= 0:
+            end = installed.find(b"\nF:", start + 1)
+            at = installed.find(file, start, end + 1 if end >= 0 else len(installed))
+            if at >= 0:
+                before = installed.rfind(b"\n\n", 0, at)
+                fields = dict(_fields(installed[before + 2 if before >= 0 else 0 : at], b":"))
                 return Package(shown(fields.get(b"P", b"")), shown(fields.get(b"V", b"")), "apk")
-            at = installed.find(wanted, at + 1)
+            start = installed.find(above, end) if end >= 0 else -1
     return UNKNOWN
 
 

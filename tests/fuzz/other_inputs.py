@@ -23,6 +23,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.debug_files import Companions
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
+from buildidfs.formats import package_notes
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
@@ -279,7 +280,53 @@ def _huge_json() -> Iterator[bytes]:
     yield filled("\u4e2d".encode())
 
 
+# --- notes of package managers -------------------------------------------------------------------
+
+_PACKAGED: Final = (b"/usr/bin/true", b"/bin/true")
+
+
+def _check_package_notes(text: bytes) -> None:
+    lists = package_notes.dpkg_lists([(b"coreutils", text)])
+    sums = package_notes.dpkg_lists([(b"coreutils", package_notes.md5sums_as_list(text))])
+    for each in (lists, sums):
+        name = package_notes.dpkg_owner(each, _PACKAGED)
+        assert b"\n" not in name
+        assert len(name) <= len(text) + len(b"coreutils")
+    for package in (
+        package_notes.dpkg_version(text, b"coreutils"),
+        package_notes.dpkg_version(text, b"coreutils:amd64"),
+        package_notes.apk_owner(text, _PACKAGED),
+    ):
+        for part in (package.name, package.version):
+            assert not part or part.isprintable()
+            assert len(part) <= 128
+
+
+def _seed_package_notes() -> Iterator[bytes]:
+    yield b"/.\n/usr/bin\n/usr/bin/true\n"
+    yield b"0123456789abcdef  usr/bin/true\n"
+    yield (
+        b"Package: bash\nArchitecture: amd64\nVersion: 5.2-1\n\n"
+        b"Package: coreutils\nArchitecture: arm64\nVersion: 9.4-2\n\n"
+        b"Package: coreutils\nArchitecture: amd64\nVersion: 9.4-3\n"
+    )
+    yield b"C:Q1\nP:bash\nV:5\nF:bin\nR:bash\n\nC:Q1\nP:coreutils\nV:9.4-r1\nF:bin\nR:true\n"
+
+
+def _huge_package_notes() -> Iterator[bytes]:
+    for unit in (
+        *(b"\nR:true", b"\nR:true\n", b"\nF:bin", b"\nF:bin\n", b"\nF:bin\nR:false"),
+        *(b"\nF:lib\nR:true", b"\n\nF:bin\nR:tru", b"P:a\n", b"\0", b"\n", b"/usr/bin/tru\n"),
+        *(b"\n\nPackage: coreutils\n", b"\n\nPackage: coreutils\nArchitecture: i386\n", b"  \n"),
+    ):
+        yield filled(unit)
+        yield filled(unit, MEGABYTE - 64) + b"\nF:bin\nR:true\n\nPackage: coreutils\nVersion: 1\n"
+
+
 TARGETS: Final = {
+    "packagenotes": Target(
+        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes",)
+    ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),
     "compressed": Target(_check_compressed, _seed_compressed, _huge_compressed),

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notes of dpkg and apk name the package of a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildidfs.formats.package_notes import (
+    UNKNOWN,
+    Package,
+    apk_owner,
+    dpkg_lists,
+    dpkg_owner,
+    dpkg_version,
+    md5sums_as_list,
+)
+
+STATUS = (
+    b"Package: bash\nArchitecture: amd64\nVersion: 5.2-1\n\n"
+    b"Package: libc6\nArchitecture: i386\nVersion: 2.38-1\n\n"
+    b"Package: libc6\nArchitecture: amd64\nVersion: 2.39-1\n"
+)
+APK = (
+    b"C:Q1\nP:musl\nV:1.2.5-r1\nF:lib\nR:ld-musl.so.1\na:0:0:755\n\n"
+    b"C:Q1\nP:busybox\nV:1.36-r2\nF:lib\nF:bin\nR:busybox\nF:etc\nR:passwd\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (b"/usr/bin/bash", b"bash"),
+        (b"/lib/libc.so.6", b"libc6:amd64"),
+        (b"/usr/bin/bas", b""),
+        (b"/bin/bash", b""),
+        (b"/usr\n/usr/bin/bash", b""),
+    ],
+)
+def test_dpkg_owner(path: bytes, name: bytes) -> None:
+    lists = [(b"bash", b"/usr\n/usr/bin/bash"), (b"libc6:amd64", b"/lib\n/lib/libc.so.6\n")]
+    assert dpkg_owner(dpkg_lists(lists), [b"/none", path]) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(b"bash", "5.2-1"), (b"libc6:amd64", "2.39-1"), (b"libc6:i386", "2.38-1"), (b"none", "")],
+)
+def test_dpkg_version(name: bytes, version: str) -> None:
+    assert dpkg_version(STATUS, name) == Package(name.decode().split(":")[0], version, "dpkg")
+
+
+def test_checksums_of_distroless() -> None:
+    assert md5sums_as_list(b"0a  usr/lib/x\n0b  ./usr/lib/y\nbad\n") == b"/usr/lib/x\n/usr/lib/y"
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        (b"/lib/ld-musl.so.1", Package("musl", "1.2.5-r1", "apk")),
+        (b"/bin/busybox", Package("busybox", "1.36-r2", "apk")),
+        (b"/etc/passwd", Package("busybox", "1.36-r2", "apk")),
+        (b"/lib/busybox", UNKNOWN),
+        (b"/bin/passwd", UNKNOWN),
+        (b"/bin/busy", UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\nC:Q1\nP:tzdata\nV:1\nF:bin\nR:zic\n"])
+def test_apk_owner(path: bytes, package: Package, end: bytes) -> None:
+    assert apk_owner(APK + end, [path]) == package
+    assert apk_owner(b"\n".join([b"", b"R:busybox"] * 9) + b"\n", [path]) == UNKNOWN
