@@ -10,7 +10,7 @@ import click
 
 from buildidfs.cli import table
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import counted, json_line, path_fields, size
+from buildidfs.cli.output import age, counted, json_line, path_fields, size
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 
@@ -335,5 +335,7 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
         blobs, before, now = upkeep.compress(store, after)
     if json_:
         json_line({"blobs": blobs, "before": before, "after": now})
-    elif not session.is_quiet:
+    elif blobs and not session.is_quiet:
         click.echo(f"compressed {counted(blobs, 'blob')}, from {size(before)} to {size(now)}")
+    elif not blobs:
+        session.say_why_empty(f"no blob that is not compressed was unused for {age(after)}")
