@@ -51,7 +51,7 @@ class _Listed(NamedTuple):
 _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
     Column("kinds", "KINDS", lambda row: row.kinds, table.KINDS),
-    Column("size", "SIZE", lambda row: row.size, table.SIZE, 100),
+    Column("size", "SIZE", lambda row: row.size, table.SIZE, 90),
     Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
     Column("container", "CONTAINER", lambda row: row.origin.container, table.LABEL),
     Column("path", "PATH", lambda row: row.origin.path, table.PATH),

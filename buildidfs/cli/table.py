@@ -59,7 +59,8 @@ class Cell(NamedTuple):
 class Column(NamedTuple, Generic[Row]):
     """A column: the name of its field, its header, its value in a row, and the form of that.
 
-    A terminal of less than ``least`` columns does not show it. None is an empty cell.
+    A terminal of less than ``least`` columns does not show it, unless the table is sorted by it.
+    None is an empty cell.
     """
 
     field: str
@@ -182,11 +183,11 @@ class Layout:
     ) -> Iterator[str]:
         """Yield the lines for a terminal, the header first; none if there is no row."""
         limit = None if self._uncut else terminal.width(sys.stdout)
-        shown = [each for each in columns if limit is None or limit >= each.least]
         make = _full if self._uncut else _short
         first = list(islice(rows, most or _MEASURED))
         if not first:
             return
+        shown = columns if limit is None else self._shown(columns, first, limit)
         headers = [each.header for each in shown]
         cells = [[make(each, row) or _NONE for each in shown] for row in first]
         widths = [max(map(terminal.cells, column)) for column in zip(headers, *cells, strict=True)]
@@ -201,6 +202,29 @@ class Layout:
             yield _line(shown, widths, texts, cut=limit is not None, colours_of=row_or_none)
         if more := sum(1 for _ in rows):
             yield f"and {more} more, see --limit"
+
+    def _shown(
+        self, columns: Sequence[Column[Row]], rows: Sequence[Row], limit: int
+    ) -> list[Column[Row]]:
+        """Return the columns that a terminal has room for.
+
+        If these are all rows, a narrow one does not show a column of names that is empty.
+        """
+        empty = [
+            each
+            for each in columns
+            if each.cell.cut
+            and len(rows) < _MEASURED
+            and any(limit < other.least for other in columns)
+            and not any(_short(each, row) for row in rows)
+        ]
+        room = limit + sum(len(each.header) + len(_GAP) for each in empty)
+        sorted_by = (self._sort or "").removeprefix("-")
+        return [
+            each
+            for each in columns
+            if each not in empty and (room >= each.least or each.field == sorted_by)
+        ]
 
 
 def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

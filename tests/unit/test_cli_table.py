@@ -93,6 +93,20 @@ def test_terminal_gets_a_header_and_lines_that_fit(filled: Path, columns: int, l
     assert shown.raw.isascii() or locale != "C"
 
 
+def test_narrow_terminal_leaves_out_what_is_empty_and_shows_what_it_is_sorted_by(
+    filled: Path,
+) -> None:
+    def header(*words: str) -> list[str]:
+        argv = (*COMMAND, "--store", filled, "list", *words)
+        return on_terminal(*argv, columns=80, env={"NO_COLOR": "1"}).lines[0].split()
+
+    assert header() == ["BUILD", "ID", "KINDS", "SEEN", "CONTAINER", "PATH"]
+    assert header("--sort", "-size") == [
+        "BUILD", "ID", "KINDS", "SIZE", "SEEN", "CONTAINER", "PATH",
+    ]  # fmt: skip
+    assert header("--path", "/bin/*") == ["BUILD", "ID", "KINDS", "SIZE", "SEEN", "PATH"]
+
+
 def test_header_is_bold_unless_no_color_is_set(filled: Path) -> None:
     argv = (*COMMAND, "--store", filled, "list")
     assert on_terminal(*argv).raw.startswith(b"\x1b[1mBUILD ID")
