@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import table
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import Session, container_option, exit_status
 from buildidfs.cli.output import json_line, path_fields
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from buildidfs.app.containers import Names
     from buildidfs.store.jit_maps import JitMap
 
 _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
@@ -33,11 +34,11 @@ _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
     "jit",
     short_help="List the processes whose JIT code can be named.",
     epilog=exit_status(
-        ["buildidfs jit", "buildidfs jit --container docker:0f5c3e8d1b2a --json"],
+        ["buildidfs jit", "buildidfs jit --container shop/cart-7d9f --json"],
         {11: "no store at that place; 13 unknown format"},
     ),
 )
-@click.option("--container", metavar="LABEL", help="Only processes of this container.")
+@container_option("Only processes of this container: its name, pod, label, or start of its ID.")
 @table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -47,21 +48,24 @@ def jit(session: Session, container: str | None, layout: table.Layout, json_: bo
     JIT compilers write them for perf if they are told to: into /tmp/perf-PID.map, or a jit-PID.dump
     beside it. The command repair uses them.
     """
-    from buildidfs.capture.origin.container import fits
+    from buildidfs.app import containers
 
     with session.open_store() as store:
+        names = containers.Names(store)
+        columns = table.named(_COLUMNS, names.short)
+        is_meant = None if container is None else containers.meant(store, container)
         rows = sorted(
             (
                 each
                 for each in store.jit_maps.all()
-                if container is None or fits(container, each.process.origin.container)
+                if is_meant is None or is_meant(each.process.origin.container)
             ),
             key=lambda each: -each.process.start_ns,
         )
         if json_:
-            _as_json(layout.choose(_COLUMNS, rows))
+            _as_json(layout.choose(columns, rows), names)
         else:
-            layout.print(_COLUMNS, rows)
+            layout.print(columns, rows)
         if not rows:
             session.say_why_empty(
                 "no process wrote a map for perf (node --perf-basic-prof, python -X perf) while a"
@@ -70,7 +74,7 @@ def jit(session: Session, container: str | None, layout: table.Layout, json_: bo
             )
 
 
-def _as_json(rows: Iterable[JitMap]) -> None:
+def _as_json(rows: Iterable[JitMap], names: Names) -> None:
     for row in rows:
         process = row.process
         json_line(
@@ -78,7 +82,7 @@ def _as_json(rows: Iterable[JitMap]) -> None:
                 "pid": process.pid,
                 "ns_pid": process.ns_pid,
                 "comm": process.comm,
-                "container": process.origin.container,
+                **names.fields(process.origin.container),
                 "mnt_ns_id": process.origin.mnt_ns_id,
                 "host": process.origin.host,
                 "uid": process.origin.identity.uid,

@@ -13,6 +13,7 @@ import msgspec
 
 from buildidfs import errors
 from buildidfs.app import remedies
+from buildidfs.app.containers import Names
 from buildidfs.app.live.state import RECENT_S, STOPPED
 from buildidfs.app.service import up
 from buildidfs.app.service.supervise import Part
@@ -105,6 +106,15 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
     """
     with Store.open(store_path, read_only=True) as store:
         stats, evictions = store.stats(), store.evictions()
+        found = _processes(store_path)
+        findings = sorted(
+            _findings(found, Names(store)), key=lambda each: each.verdict, reverse=True
+        )
+    return Status(stats, found, findings, evictions)
+
+
+def _processes(store_path: str | bytes | os.PathLike[str]) -> list[Running]:
+    """The processes of a store, each supervisor before those that it runs."""
     alive = run_files.present(store_path)
     found = []
     for supervisor in [each for each in alive if each.role == up.ROLE]:
@@ -113,9 +123,7 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
             own = next((x for x in alive if x.pid == part.pid and x.role == part.name), None)
             found.append(_running(part.name, part, own))
     shown = [each.present for each in found]
-    found += [_running(each.role, None, each) for each in alive if each not in shown]
-    findings = sorted(_findings(found), key=lambda each: each.verdict, reverse=True)
-    return Status(stats, found, findings, evictions)
+    return found + [_running(each.role, None, each) for each in alive if each not in shown]
 
 
 # --- what a process does --------------------------------------------------------------------------
@@ -170,13 +178,13 @@ def _answers(mountpoint: bytes) -> bool:
 # --- what to say of it ----------------------------------------------------------------------------
 
 
-def _findings(processes: list[Running]) -> Iterator[Finding]:
+def _findings(processes: list[Running], names: Names) -> Iterator[Finding]:
     if not processes:
         yield Finding(Verdict.DOWN, "nothing runs", "buildidfs up starts it")
     for each in processes:
         if each.state == "running":
             if each.present is not None and each.role == up.WATCH:
-                yield from _of_watch(each.present.facts)
+                yield from _of_watch(each.present.facts, names)
         else:
             yield _of_trouble(each)
 
@@ -207,13 +215,13 @@ def _of_trouble(process: Running) -> Finding:
     )
 
 
-def _of_watch(facts: dict[str, Any]) -> Iterator[Finding]:
+def _of_watch(facts: dict[str, Any], names: Names) -> Iterator[Finding]:
     """Yield the faults that a watch reports."""
     names_them = "buildidfs journal --lost --since 10m names them"
     lost = [row for row in _rows(facts, "losses") if _number(row, "recent")]
     if lost:
         total = sum(_number(row, "recent") for row in lost)
-        causes = "; ".join(_cause(row) for row in lost[:_CAUSES])
+        causes = "; ".join(_cause(row, names) for row in lost[:_CAUSES])
         rest = len(lost) - _CAUSES
         more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
         yield Finding(
@@ -262,9 +270,9 @@ def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _cause(row: dict[str, Any]) -> str:
+def _cause(row: dict[str, Any], names: Names) -> str:
     container = row.get("container")
-    where = f"in {container}" if container else "on the host"
+    where = f"in {names.short(str(container))}" if container else "on the host"
     return f"{_number(row, 'recent')} {where} ({row.get('reason', '')})"
 
 

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that take the name of a container, a path for a build ID, or a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from buildidfs.model import BuildId, ContainerNames, Quality
+from buildidfs.store import Store
+from tests.support.captures import capture, commit, sighting
+from tests.support.clients import tool
+from tests.support.elfwriter import elf_file
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.waiting import lines
+
+SECOND = 1_000_000_000
+SERVER, LIBRARY, OTHER = (BuildId(bytes([number]) * 20) for number in (0xA1, 0xA2, 0xB1))
+GROUP = b"/kubepods/" + b"0123456789ab" + b"0" * 52
+CART = "k8s:0123456789ab"
+
+
+@pytest.fixture
+def filled(buildidfs: BuildIdFs) -> BuildIdFs:
+    """A store with two files of a pod, seen long ago, and one of the host."""
+    with Store.create(buildidfs.store) as store:
+        store.name_containers(lambda origin: ContainerNames("server", "cart-7d9f", "shop", "app:1"))
+        for build_id, path in ((SERVER, b"/app/server"), (LIBRARY, b"/usr/lib/libx.so")):
+            seen = sighting(path, container=CART, cgroup=GROUP, seen_ns=1_700_000_000 * SECOND)
+            content = elf_file(build_id=build_id)
+            commit(store, capture(store, content, build_id, at=seen, quality=Quality.SYMTAB))
+        at = sighting(b"/usr/bin/other", seen_ns=1_790_000_000 * SECOND)
+        commit(store, capture(store, elf_file(build_id=OTHER), OTHER, at=at))
+    return buildidfs
+
+
+def ids(filled: BuildIdFs, *words: str) -> list[str]:
+    found = {json.loads(line)["build_id"] for line in filled(*words, "--json").out.splitlines()}
+    return sorted(found)
+
+
+def test_list_of_a_container_and_since(filled: BuildIdFs) -> None:
+    both = [str(SERVER), str(LIBRARY)]
+    assert ids(filled, "list", "--container", "shop/cart-7d9f") == both
+    assert ids(filled, "list", "--since", "@1750000000") == [str(OTHER)]
+    done = filled("list", "--since", "@1750000000", "--container", "server")
+    assert (done.out, done.rc) == ("", 0)
+    assert "nothing in this store fits --container server --since 2025-06-15T" in done.err
+    assert ids(filled, "which", "--glob", "*", "--since", "@1750000000") == [str(OTHER)]
+    done = filled("which", "/app/server", "--since", "@1750000000", check=False)
+    assert done.rc == 30
+    assert "nothing was seen at /app/server since" in done.err
+    assert "the last time was 2023-11-14T" in done.err
+
+
+def test_tables_show_names(filled: BuildIdFs) -> None:
+    for words in (["list"], ["which", "/app/server"], ["where", str(SERVER)]):
+        assert "shop/cart-7d9f/server" in filled(*words).out.split("\t"), words
+    fields = json.loads(filled("which", "/app/server", "--json").out)
+    assert fields["container"] == CART
+    names = [fields[name] for name in ("container_name", "pod", "pod_namespace", "image")]
+    assert names == ["server", "cart-7d9f", "shop", "app:1"]
+
+
+def test_path_for_a_build_id(filled: BuildIdFs, tmp_path: Path) -> None:
+    assert f"build ID   {LIBRARY}" in filled("show", "/lib/libx.so").out
+    assert ids(filled, "where", "/app/server") == [str(SERVER)]
+    out = tmp_path / "out"
+    filled("get", "/app/server", "--container", "cart-7d9f", "-o", out)
+    assert out.read_bytes() == elf_file(build_id=SERVER)
+    done = filled("get", "/app/server", "--container", "other", "-o", out, check=False)
+    assert done.rc == 30
+    assert "nothing was ever seen at /app/server in container other" in done.err
+
+
+def test_container_is_pinned_and_let_go(filled: BuildIdFs) -> None:
+    assert filled("pin", "--container", "cart-7d9f").err == ""
+    assert ids(filled, "pin", "--list") == [str(SERVER), str(LIBRARY)]
+    filled("unpin", "--name", "cart-7d9f")
+    assert ids(filled, "pin", "--list") == []
+    filled("pin", "/app/server")
+    assert ids(filled, "pin", "--list") == [str(SERVER)]
+    filled("unpin", "/app/server")
+    assert ids(filled, "pin", "--list") == []
+    done = filled("pin", "--container", "nope", check=False)
+    assert done.rc == 30
+    assert done.err == (
+        "buildidfs: no container nope was seen; the last containers seen are"
+        " shop/cart-7d9f/server\n"
+    )
+
+
+def test_container_in_a_bundle(filled: BuildIdFs, tmp_path: Path) -> None:
+    out = tmp_path / "cart.tar.zst"
+    done = filled("bundle", "--container", "server", "-o", out, "--no-sources", "--json")
+    assert json.loads(done.out)["build_ids"] == 2
+    done = filled("bundle", "-o", out, check=False)
+    assert done.rc == 2
+    assert "give profiles, core files, IDs or --container" in done.err
+
+
+def test_containers_that_are_not_there(filled: BuildIdFs) -> None:
+    done = filled("containers", "nope", check=False)
+    assert (done.rc, done.out) == (30, "")
+    assert "no container nope was seen" in done.err
+    done = filled("containers", "--since", "@1790000000")
+    assert (done.rc, done.out) == (0, "")
+    assert "no container was seen since" in done.err
+
+
+def test_names_are_completed(filled: BuildIdFs) -> None:
+    environment = {
+        **os.environ,
+        "BUILDIDFS_STORE": str(filled.store),
+        "_BUILDIDFS_COMPLETE": "bash_complete",
+        "COMP_WORDS": "buildidfs list --container sh",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run([*COMMAND], env=environment, capture_output=True, check=False, text=True)
+    assert "plain,shop/cart-7d9f/server" in done.stdout
+
+
+# --- packages ------------------------------------------------------------------------------------
+
+_DPKG_STATUS = """Package: libx1
+Status: install ok installed
+Architecture: amd64
+Version: 1.0-1
+
+Package: libx1
+Status: install ok installed
+Architecture: i386
+Version: 0.9-1
+"""
+_APK = "P:musl\nV:1.2.5-r0\nF:lib\nR:other\n\nP:libx\nV:2.0-r1\nF:bin\nR:busybox\nF:lib\nR:x\n"
+
+# $1 is the root, and the rest is run in it, in a mount namespace of its own
+_IN_ROOT = """
+mount --bind "$1" "$1"; cd "$1"; mkdir -p old; pivot_root . old; umount -l /old
+echo ready; exec /bin/busybox cat
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a static program in /bin."""
+    for part in ("bin", "lib", "var/lib/dpkg/info", "var/lib/dpkg/status.d", "lib/apk/db"):
+        (tmp_path / "root" / part).mkdir(parents=True)
+    shutil.copy(tool("busybox"), tmp_path / "root/bin/busybox")
+    for name in ("sh", "mkdir", "mount", "umount", "pivot_root"):
+        (tmp_path / "root/bin" / name).symlink_to("busybox")
+    return tmp_path / "root"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("notes", "package"),
+    [
+        ({"var/lib/dpkg/info/libx1:i386.list": "/.\n/usr\n/usr/bin/busybox\n",
+          "var/lib/dpkg/status": _DPKG_STATUS}, ("libx1", "0.9-1")),
+        ({"var/lib/dpkg/info/libx1.list": "/.\n/bin/busybox\n",
+          "var/lib/dpkg/status": _DPKG_STATUS}, ("libx1", "1.0-1")),
+        ({"var/lib/dpkg/status.d/libx": "Package: libx\nVersion: 3\n",
+          "var/lib/dpkg/status.d/libx.md5sums": "0123  bin/busybox\n"}, ("libx", "3")),
+        ({"lib/apk/db/installed": _APK}, ("libx", "2.0-r1")),
+        ({}, (None, None)),
+        # They are not obeyed: a link out of the root, a name that a terminal would obey.
+        ({"var/lib/dpkg/info/x.list": "->/etc/hostname"}, (None, None)),
+        ({"var/lib/dpkg/info/\x1b[2Jx.list": "/bin/busybox\n"}, ("?[2Jx".replace("[", "?"), None)),
+    ],
+)  # fmt: skip
+def test_package_of_a_mapped_file(
+    buildidfs: BuildIdFs, root: Path, notes: dict[str, str], package: tuple[str | None, str | None]
+) -> None:
+    for path, text in notes.items():
+        if text.startswith("->"):
+            (root / path).symlink_to(text[2:])
+        else:
+            (root / path).write_text(text)
+    words = [tool("unshare"), "-m", "sh", "-ec", _IN_ROOT, "sh", os.fspath(root)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        lines(process.stdout, lambda got: "ready" in got)
+        done = buildidfs("where", "--live", "--path", "*/bin/busybox", "--json", check=False)
+        found = [json.loads(line) for line in done.out.splitlines()]
+        process.kill()
+    (row,) = [each for each in found if each["pid"] == process.pid]
+    assert (row["package"], row["package_version"]) == package
