@@ -139,7 +139,7 @@ _FILESYSTEMS = (("ext4", 40), ("ext4", 300), ("xfs", 300), ("ext4", 1200), ("xfs
 def crowd(bench: Bench) -> Iterator[Row]:
     """Row for what is lost of programs that are gone, beside a host that has more than fits."""
     runs = bench.size(20, 2)
-    unsound, lost, made = 0, 0, 0
+    unsound, lost, made, displaced = 0, 0, 0, 0
     told = []
     for seed in range(runs):
         with bench.scratch("crowd") as place:
@@ -147,11 +147,13 @@ def crowd(bench: Bench) -> Iterator[Row]:
         unsound += found.lost if not found.is_sound else 0
         lost += found.lost
         made += found.made
+        displaced += found.displaced
         told.append(f"{found.lost}/{found.recapturable}")
         bench.say(f"run {seed}: {found}")
     yield Row(
         f"programs that are gone lost while the store has what can be had again, {runs} runs", "=",
-        0, unsound, detail=f"{lost} of {made} lost; lost/recapturable: {' '.join(told)}",
+        0, unsound, detail=f"{lost} of {made} lost, {displaced} of them displaced while they were"
+        f" there; lost/recapturable: {' '.join(told)}",
     )  # fmt: skip
 
 

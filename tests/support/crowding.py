@@ -37,6 +37,8 @@ class Verdict:
     """How many programs were made, and ``lost`` (not in the store).
 
     Of the lost ones the journal does not know those ``unseen``: they did not make way for others.
+    Those ``displaced`` made way while their files were there, and were deleted after that: the
+    store does not count them as losses, and the witness does not see them.
     ``recapturable`` blobs were in the store, and known to be so, while a blob was lost.
     """
 
@@ -46,6 +48,7 @@ class Verdict:
     losses: int
     noted: int
     unseen: int
+    displaced: int
 
     @property
     def is_sound(self) -> bool:
@@ -193,11 +196,12 @@ class Crowd:
                 each for each in self.ids if store.index.ordinal(BuildId.from_hex(each)) is None
             ]
             evictions = store.evictions()
-            known = {str(row.build_id) for row in store.journal.since()}
+            rows = list(store.journal.since())
         recapturable = len(self.witness.kept)
-        unseen = len(set(lost) - known)
+        unseen = len(set(lost) - {str(row.build_id) for row in rows})
+        displaced = len(set(lost) & {str(row.build_id) for row in rows if row.noted is not None})
         losses, noted = evictions.losses, evictions.noted
-        return Verdict(len(self.ids), len(lost), recapturable, losses, noted, unseen)
+        return Verdict(len(self.ids), len(lost), recapturable, losses, noted, unseen, displaced)
 
     def _made(self, size: int) -> Path:
         build_id = self.dice.randbytes(20)
