@@ -23,7 +23,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import clients, durability, growth, packages, reads, requests, scanning, watch
+from benchmarks import (
+    clients,
+    durability,
+    growth,
+    packages,
+    reads,
+    requests,
+    scanning,
+    serving,
+    watch,
+)
 from benchmarks.bench import (
     Bench,
     Benchmark,
@@ -46,6 +56,7 @@ _BENCHMARKS: dict[str, Benchmark] = {
     **watch.ROWS,
     **growth.ROWS,
     **durability.ROWS,
+    **serving.ROWS,
 }
 
 

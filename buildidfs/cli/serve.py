@@ -49,6 +49,7 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
     """
     import msgspec
 
+    from buildidfs.app.live import metrics
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.serve import options
 
@@ -58,7 +59,7 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
-    chosen = options.of_settings(session.store_path, settings)
+    chosen = options.of_settings(session.store_path, settings, metrics.of_store)
     try:
         from buildidfs.serve import server
     except ImportError as error:

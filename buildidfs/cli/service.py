@@ -169,6 +169,7 @@ def _report_up(session: Session, *, is_new: bool) -> int:
     parts = {part.name: part for part in daemon_up.parts(supervisor)}
     point = printable(supervisor.path("mountpoint"))
     watch, mount = parts.get(daemon_up.WATCH), parts.get(daemon_up.MOUNT)
+    serve = parts.get(daemon_up.SERVE)
     complete = all(part.state == "running" for part in parts.values())
     if watch is not None and watch.state == "running":
         daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0)
@@ -178,6 +179,8 @@ def _report_up(session: Session, *, is_new: bool) -> int:
         _scan_instead(session)
     if mount is not None and mount.state != "running":
         click.echo(f"buildidfs: not mounted at {point}: {_part_failure(mount)}", err=True)
+    if serve is not None and serve.state != "running":
+        click.echo(f"buildidfs: not serving over HTTP: {_part_failure(serve)}", err=True)
     if not session.is_quiet:
         with session.open_store() as store:
             held = store.stats()
@@ -190,6 +193,8 @@ def _report_up(session: Session, *, is_new: bool) -> int:
         if mount is not None and mount.state == "running":
             click.echo(f"Mounted at {point} (pid {mount.pid}).")
             click.echo(_TRY.format(point))
+        if serve is not None and serve.state == "running":
+            click.echo(f"Serving at {session.settings.serve.listen} (pid {serve.pid}).")
     return 0 if complete else _PARTLY
 
 
@@ -363,6 +368,8 @@ def _doing(found: Status) -> str:
             done.append(_shown(MODES.get(mode, mode)))
         elif each.role == "mount":
             done.append(f"mounted at {printable(each.present.path('mountpoint'))}")
+        elif each.role == "serve" and isinstance(at := each.present.facts.get("listen"), list):
+            done.append(f"serving at {_shown(', '.join(map(str, at)))}")
     return f": {', '.join(done)}" if done else ""
 
 

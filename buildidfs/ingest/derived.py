@@ -180,9 +180,8 @@ def work(store: Store) -> None:
     with _alone(store.path):
         while wanted := store.derivations():
             for digest, build_id in wanted:
-                # A damaged blob has no names, and the check of the store reports it. A table that
-                # takes more memory than this process may have takes it at the next attempt, too.
-                with contextlib.suppress(IntegrityError, MemoryError):
+                # A damaged blob has no names, and the check of the store reports it.
+                with contextlib.suppress(IntegrityError):
                     _make(store, digest, build_id)
                 store.derived(digest)
 

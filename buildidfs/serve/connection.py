@@ -49,7 +49,6 @@ _MOST_QUEUED: Final = 64
 # Seconds.
 HEAD_S: Final = 10.0
 IDLE_S: Final = 75.0
-BODY_S: Final = 60.0
 _LINGER_S: Final = 2.0
 _PROGRESS_S: Final = 30.0
 
@@ -57,8 +56,6 @@ _PROGRESS_BYTES: Final = 30 << 10
 """Bytes that a client has to take within `_PROGRESS_S`."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-
-_METHODS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"POST"))
 
 
 class Shared:
@@ -143,7 +140,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        if not self._head_bytes and not self._is_message:
+        if not self._head_bytes and not self._is_head:
             self._since = self._loop.time()
         self._head_bytes += len(data)
         try:
@@ -183,15 +180,13 @@ class Connection(asyncio.Protocol):
     # --- what the parser tells ---------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._is_message = self._is_head = False
+        self._is_head = False
         self._head_bytes = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body = b""
-        self._most_body = 0
 
     def on_message_begin(self) -> None:
-        self._is_message = self._is_head = True
+        self._is_head = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -209,30 +204,15 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._is_head = False
-        method, headers = self._parser.get_method(), self._headers
-        length = headers.get(b"content-length", b"0")
-        if length == b"0" and b"transfer-encoding" not in headers:
-            return
-        site = self._shared.site
-        self._most_body = site.most_body(self._target) if method == b"POST" else 0
-        if not self._most_body or int(length) > self._most_body:
-            self._refuse(413, "the body of the request is too large, or has no meaning here")
-            raise _Refused
-        if headers.get(b"expect", b"").lower() == b"100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-        if len(self._body) > self._most_body:
-            self._refuse(413, "the body of the request is too large")
+        length = self._headers.get(b"content-length", b"0")
+        if length != b"0" or b"transfer-encoding" in self._headers:
+            self._refuse(413, "no request has a body here")
             raise _Refused
 
     def on_message_complete(self) -> None:
         parser = self._parser
         keep = parser.should_keep_alive()
-        self._queue.append(
-            Request(parser.get_method(), self._target, self._headers, self._body, keep)
-        )
+        self._queue.append(Request(parser.get_method(), self._target, self._headers, keep))
         self._begin()
         if not keep or len(self._queue) >= _MOST_QUEUED:
             # Requests that a client sends without waiting for answers may stay unanswered.
@@ -467,7 +447,7 @@ class Connection(asyncio.Protocol):
         elif self._is_head and age > HEAD_S:
             self._refuse(408, "the request did not arrive in time")
             self._advance()
-        elif (self._is_message and age > BODY_S) or age > IDLE_S:
+        elif age > IDLE_S:
             self._transport.abort()
 
     def _progress_made(self) -> None:

@@ -45,7 +45,6 @@ REASONS: Final = {
     416: b"Range Not Satisfiable",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
-    501: b"Not Implemented",
     503: b"Service Unavailable",
 }
 
@@ -60,7 +59,6 @@ class Request(msgspec.Struct):
     method: bytes
     target: bytes
     headers: dict[bytes, bytes]
-    body: bytes = b""
     keep_alive: bool = True
     path: bytes = b""
     query: bytes = b""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,10 @@ import msgspec
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.config import ServeSettings
+    from buildidfs.store import Store
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8002"
 """The port of debuginfod, on this machine alone."""
@@ -35,8 +39,12 @@ class Address(msgspec.Struct, frozen=True):
         return f"{host}:{self.port}"
 
 
-class ServeOptions(msgspec.Struct, frozen=True):
-    """Options of a server. ``rate`` is requests a second of one client, 0 for no limit."""
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """Options of a server. ``rate`` is requests a second of one client, 0 for no limit.
+
+    ``metrics_of`` gives lines of metrics of the store, beside those of the server.
+    """
 
     store: str | os.PathLike[str]
     listen: Address
@@ -44,6 +52,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     cors: bool = False
     rate: float = 500.0
     most_downloads: int = 512
+    metrics_of: Callable[[Store], bytes] = lambda store: b""
 
 
 def parse_address(text: str) -> Address:
@@ -66,7 +75,11 @@ def parse_address(text: str) -> Address:
     raise UsageError(f"not an address: {text!r}; try {DEFAULT_LISTEN} or unix:/run/buildidfs.sock")
 
 
-def of_settings(store: str | os.PathLike[str], settings: ServeSettings) -> ServeOptions:
+def of_settings(
+    store: str | os.PathLike[str],
+    settings: ServeSettings,
+    metrics_of: Callable[[Store], bytes] = lambda store: b"",
+) -> ServeOptions:
     """The options for a store. Raises `UsageError`."""
     return ServeOptions(
         store,
@@ -74,4 +87,5 @@ def of_settings(store: str | os.PathLike[str], settings: ServeSettings) -> Serve
         workers=settings.workers,
         cors=settings.cors,
         rate=settings.rate,
+        metrics_of=metrics_of,
     )

@@ -358,7 +358,7 @@ class Worker:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         with ThreadPoolExecutor(_THREADS, "file") as executor:
             shared = Shared(
-                Site(backend, self._counters, cors=options.cors),
+                Site(backend, self._counters, cors=options.cors, metrics_of=options.metrics_of),
                 Rate(options.rate / options.workers),
                 # A download takes three descriptors: connection, its duplicate, and the blob.
                 Places(Quota(min(options.most_downloads, files // 8))),

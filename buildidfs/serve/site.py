@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.counters import Counters
     from buildidfs.serve.messages import Answer, Request
+    from buildidfs.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +49,22 @@ _RETRY: Final = messages.lines((b"Retry-After", b"5"))
 class Site:
     """Answers requests. `answer` is for the thread of the loop, what it returns for any thread."""
 
-    def __init__(self, backend: Backend, counters: Counters, *, cors: bool = False) -> None:
-        """``cors`` lets pages of other origins read the answers."""
+    def __init__(
+        self,
+        backend: Backend,
+        counters: Counters,
+        *,
+        cors: bool = False,
+        metrics_of: Callable[[Store], bytes] = lambda store: b"",
+    ) -> None:
+        """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
+        of metrics."""
+        self._metrics_of = metrics_of
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend)
         self._metadata = Metadata(backend)
         self._cors = cors
-
-    def most_body(self, target: bytes) -> int:
-        """The most bytes that the body of a POST may have; 0 where there may be none."""
-        return 0
 
     def answer(self, request: Request) -> Answer:
         """A response, or a function that returns one. Never raises, and neither does that."""
@@ -108,7 +114,7 @@ class Site:
         if path == b"/metadata":
             return lambda: self._metadata.answer(request)
         if path == b"/metrics":
-            return self._metrics()
+            return self._metrics
         if path == b"/healthz":
             return self._health
         if path == b"/":
@@ -117,7 +123,8 @@ class Site:
 
     def _metrics(self) -> Response:
         lines = [*self.counters.text(), f"ready {int(self._backend.is_current())}", ""]
-        return Response(200, "\n".join(lines).encode(), _METRICS, "metrics")
+        text = "\n".join(lines).encode() + self._metrics_of(self._backend.store)
+        return Response(200, text, _METRICS, "metrics")
 
     def _health(self) -> Response:
         """The answer for a load balancer: the index is that of the store, and can be read."""

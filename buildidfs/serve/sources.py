@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from buildidfs.model import Artifact, ByteRange, Digest
     from buildidfs.store import Store
 
-_MOST_LISTS: Final = 32
+_MOST_LISTED: Final = 100_000
+"""Source files in the lists that are kept in memory."""
 
 
 class Sources:
@@ -58,7 +59,7 @@ class Sources:
                 files = source_archive.unpack(blob.read_at, blob.size) or {}
                 with self._lock:
                     self._lists[artifact.digest] = files
-                    if len(self._lists) > _MOST_LISTS:
+                    while len(self._lists) > 1 and self._listed() > _MOST_LISTED:
                         self._lists.popitem(last=False)
             extent = files.get(path)
             if extent is not None:
@@ -68,3 +69,6 @@ class Sources:
             raise
         blob.close()
         return None
+
+    def _listed(self) -> int:
+        return sum(map(len, self._lists.values()))

@@ -319,6 +319,7 @@ def test_root_health_and_metrics(site: Site) -> None:
         name = 'http_responses_transfer_bytes_count{code="404",type="debuginfo"} '
         lines = site.server.ask("/metrics").body.decode().splitlines()
         assert "ready 1" in lines
+        assert "buildidfs_store_build_ids 6.0" in lines
         return next((int(line[len(name) :]) for line in lines if line.startswith(name)), 0)
 
     before = count()

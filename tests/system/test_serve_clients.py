@@ -1,28 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real debuginfod clients against buildidfs serve, for a container that is gone."""
+"""Real debuginfod clients against buildidfs serve, for a program that was deleted."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import clients, programs
 from tests.support.clients import Argument, Result, run, tool
-from tests.support.programs import SOURCE_DIR, line_of, sha256
+from tests.support.mounts import BuildIdFs
+from tests.support.programs import SOURCE_DIR, Program, line_of, sha256
 from tests.support.servers import Server, free_port, serving
 from tests.support.waiting import until
 
-if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
-
-pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
+pytestmark = [pytest.mark.root, pytest.mark.client]
 
 PLACES = (
     ("exe_static_stuck", f"{SOURCE_DIR}/hot.c:{line_of('exe_stuck')}"),
@@ -32,9 +31,40 @@ PLACES = (
 NO_RATE = "[serve]\nrate = 0\n"
 
 
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """What is left of a program that was deleted: a store, a core file and a profile."""
+
+    program: Program
+    store: Path
+    core: Path
+    profile: Path
+
+
 @pytest.fixture(scope="module")
-def server(gone: Vanished) -> Iterator[Server]:
-    with serving(gone.buildidfs.store, config=NO_RATE) as running:
+def gone(scratch: Path, program: Program) -> Left:
+    home = scratch / "serve-clients"
+    home.mkdir()
+    program.install(home / "root")
+    binary = home / "root/app/bin/hot"
+    with programs.running(binary, "stuck") as pid:
+        run([tool("gcore", "gdb"), "-o", home / "core", str(pid)], check=True)
+        core = home / f"core.{pid}"
+    with programs.running(binary, "spin") as pid:
+        window = [tool("sleep"), "0.3"]
+        clients.perf_record(home / "perf.data", window, "-p", str(pid))
+    buildidfs = BuildIdFs(home)
+    buildidfs("scan", "tree", home / "root")
+    libc = re.search(r"(/\S*/libc\.so\.6)", run([tool("ldd"), "/bin/true"]).out)
+    assert libc is not None
+    buildidfs("scan", "tree", Path(libc[1]).resolve())
+    shutil.rmtree(home / "root")
+    return Left(program, buildidfs.store, core, home / "perf.data")
+
+
+@pytest.fixture(scope="module")
+def server(gone: Left) -> Iterator[Server]:
+    with serving(gone.store, config=NO_RATE) as running:
         yield running
 
 
@@ -48,7 +78,7 @@ def find(env: dict[str, str], *words: str) -> Result:
     return run([tool("debuginfod-find"), *words], env=env)
 
 
-def test_debuginfod_find_gets_all_bytes(gone: Vanished, env: dict[str, str]) -> None:
+def test_debuginfod_find_gets_all_bytes(gone: Left, env: dict[str, str]) -> None:
     for binary in gone.program.binaries:
         found = find(env, "executable", binary.build_id)
         assert sha256(Path(found.out.strip())) == sha256(binary.shipped), str(found)
@@ -59,7 +89,7 @@ def test_debuginfod_find_gets_all_bytes(gone: Vanished, env: dict[str, str]) -> 
     assert "No such file" in missing.text, str(missing)
 
 
-def test_debuginfod_find_gets_a_section(gone: Vanished, env: dict[str, str]) -> None:
+def test_debuginfod_find_gets_a_section(gone: Left, env: dict[str, str]) -> None:
     exe = gone.program.exe
     found = find(env, "section", exe.build_id, ".debug_line")
     dumped = Path(env["DEBUGINFOD_CACHE_PATH"]).parent / "section"
@@ -70,7 +100,7 @@ def test_debuginfod_find_gets_a_section(gone: Vanished, env: dict[str, str]) -> 
     assert find(env, "section", exe.build_id, ".nothing").rc != 0
 
 
-def test_largest_file_that_a_client_takes(gone: Vanished, env: dict[str, str]) -> None:
+def test_largest_file_that_a_client_takes(gone: Left, env: dict[str, str]) -> None:
     small = {**env, "DEBUGINFOD_MAXSIZE": "10"}
     refused = find(small, "debuginfo", gone.program.exe.build_id)
     assert refused.rc != 0
@@ -78,7 +108,7 @@ def test_largest_file_that_a_client_takes(gone: Vanished, env: dict[str, str]) -
     assert find(env, "debuginfo", gone.program.exe.build_id).rc == 0, "no absence is remembered"
 
 
-def test_gdb_has_the_whole_stack_of_a_core_file(gone: Vanished, env: dict[str, str]) -> None:
+def test_gdb_has_the_whole_stack_of_a_core_file(gone: Left, env: dict[str, str]) -> None:
     result = clients.gdb(
         "bt", settings=["set debuginfod enabled on"], arguments=["-c", gone.core], env=env
     )
@@ -86,7 +116,7 @@ def test_gdb_has_the_whole_stack_of_a_core_file(gone: Vanished, env: dict[str, s
         assert re.search(rf"{function} .* at {place}", result.out), str(result)
 
 
-def test_elfutils_have_stack_lines_and_sections(gone: Vanished, env: dict[str, str]) -> None:
+def test_elfutils_have_stack_lines_and_sections(gone: Left, env: dict[str, str]) -> None:
     stack = run([tool("eu-stack"), f"--core={gone.core}", "-s"], env=env)
     for _, place in PLACES:
         assert f"{place}:" in stack.out, str(stack)
@@ -96,7 +126,7 @@ def test_elfutils_have_stack_lines_and_sections(gone: Vanished, env: dict[str, s
     assert lines.out.startswith(f"lib_static_hot\n{SOURCE_DIR}/libhot.c:"), str(lines)
 
 
-def test_llvm_symbolizer_names_a_function(gone: Vanished, env: dict[str, str]) -> None:
+def test_llvm_symbolizer_names_a_function(gone: Left, env: dict[str, str]) -> None:
     exe = gone.program.exe
     address = f"0x{exe.address('exe_static_hot'):x}"
     found = tool(*clients.RECENT_LLVM_SYMBOLIZER)
@@ -109,13 +139,16 @@ def test_valgrind_names_a_leak(stripped: Path, env: dict[str, str]) -> None:
     assert f"lib_static_leak (libhot.c:{line_of('lib_overrun')})" in result.err, str(result)
 
 
-def test_drgn_finds_the_debug_files(gone: Vanished, env: dict[str, str]) -> None:
+def test_drgn_finds_the_debug_files(gone: Left, env: dict[str, str]) -> None:
     script = (
         "import drgn, sys\n"
         "prog = drgn.Program()\n"
         "prog.set_core_dump(sys.argv[1])\n"
-        "prog.load_default_debug_info()\n"
-        "for frame in prog.threads().__iter__().__next__().stack_trace():\n"
+        "try:\n"
+        "    prog.load_default_debug_info()\n"
+        "except drgn.MissingDebugInfoError:\n"
+        "    pass  # of the vDSO, which has none\n"
+        "for frame in next(iter(prog.threads())).stack_trace():\n"
         "    print(frame)\n"
     )
     argv: list[Argument] = [sys.executable, "-c", script, gone.core]
@@ -124,10 +157,10 @@ def test_drgn_finds_the_debug_files(gone: Vanished, env: dict[str, str]) -> None
         assert function in result.out, str(result)
 
 
-def test_perf_takes_build_ids_from_its_cache_that_debuginfod_fills(
-    gone: Vanished, env: dict[str, str], tmp_path: Path
+def test_perf_names_functions_from_files_of_the_server(
+    gone: Left, env: dict[str, str], tmp_path: Path
 ) -> None:
-    # perf asks when it adds files to its cache; the profile is then read from there
+    # perf 6.1 asks no debuginfod when it reports, but reads what was put into its cache
     cache = tmp_path / "perf"
     for binary in gone.program.binaries:
         path = Path(find(env, "debuginfo", binary.build_id).out.strip())
@@ -145,7 +178,7 @@ def test_perf_takes_build_ids_from_its_cache_that_debuginfod_fills(
 
 
 def test_lldb_finds_debuginfo_of_a_stripped_file(
-    gone: Vanished, env: dict[str, str], tmp_path: Path
+    gone: Left, env: dict[str, str], tmp_path: Path
 ) -> None:
     argv: list[Argument] = [tool("timeout"), "-k", "5", "60", tool(*clients.LLDB), "-x", "-b"]
     commands = [
@@ -162,7 +195,7 @@ def test_lldb_finds_debuginfo_of_a_stripped_file(
     assert re.search(r"LineEntry: .*libhot\.c:\d+", result.out), str(result)
 
 
-def test_debuginfod_of_elfutils_relays_us(gone: Vanished, server: Server, tmp_path: Path) -> None:
+def test_debuginfod_of_elfutils_relays_us(gone: Left, server: Server, tmp_path: Path) -> None:
     port = free_port()
     upstream = {
         **os.environ,

@@ -343,6 +343,14 @@ def test_rebuild_of_the_index_waits_for_the_server_and_the_server_for_it(
         assert server.ask(GOOD).body == b"small"
 
 
+def test_counts_of_all_workers_are_added_up(store: Path) -> None:
+    with serving(store, "--workers", "2", config=NO_RATE) as server:
+        for _ in range(60):
+            assert server.ask(GOOD).status == 200
+        lines = server.ask("/metrics").body.decode().splitlines()
+    assert 'http_requests_total{type="executable"} 60' in lines
+
+
 # --- starting and ending --------------------------------------------------------------------------
 
 

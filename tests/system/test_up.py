@@ -26,6 +26,7 @@ from tests.support.clients import run, tool
 from tests.support.commands import ROOT, calling
 from tests.support.mounts import is_mountpoint
 from tests.support.restricted import as_nobody
+from tests.support.servers import free_port
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -95,6 +96,24 @@ def _have_ended(pidfds: list[int]) -> None:
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], 30)[0]
         os.close(pidfd)
+
+
+def test_up_serves_over_http_if_an_address_is_set(up: Up, tmp_path: Path) -> None:
+    port = free_port()
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'[serve]\nlisten = "127.0.0.1:{port}"\n')
+    words = ("--config", settings, "up", "--no-watch", "--log", up.log, up.mount)
+    done = up.run(*words)
+    assert f"Serving at 127.0.0.1:{port} (pid " in done.out, done
+    url = f"http://127.0.0.1:{port}/buildid/{HEX}/executable"
+    with urllib.request.urlopen(url) as reply:
+        assert reply.read() == b"bytes"
+    assert f"serving at 127.0.0.1:{port}" in up.run("status", check=False).out
+    pidfds = up.pidfds()
+    assert len(pidfds) == 3
+    ended = up.run("down").out
+    assert "serve (pid " in ended
+    _have_ended(pidfds)
 
 
 # --- up and down ---------------------------------------------------------------------------------

@@ -309,6 +309,28 @@ def _not_written(path: str, error: OSError) -> UsageError:
     return UsageError(f"--metrics: cannot write {path}: {error.strerror}")
 
 
+def of_store(store: Store) -> bytes:
+    """The metrics of a store, its watch and its mounts, as a process beside them can tell them.
+
+    Empty if prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError:
+        return b""
+
+    def families() -> Iterator[Metric]:
+        for each in run_files.present(store.path, "watch")[:1]:
+            with contextlib.suppress(KeyError):  # it is just starting, or of another version
+                yield from list(_of_watch(each.facts, each.since / 1e9))
+        yield from _of_store(store)
+        yield from _of_mounts(store.path)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(families))
+    return generate_latest(registry)
+
+
 # --- families of metrics -------------------------------------------------------------------------
 
 _COUNTERS: Final = (

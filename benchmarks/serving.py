@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server against Debian's debuginfod, on the same files, with wrk as the client.
+
+Both may use all processors, as they do in practice. Rounds alternate, and the best one counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.bench import Bench, Unusable
+from benchmarks.report import Row
+from tests.support.clients import run, tool
+from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.mounts import COMMAND
+from tests.support.servers import free_port, serving
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Benchmark
+
+_SMALL, _MEDIUM, _LARGE, _UNKNOWN = (bytes([n]) * 20 for n in range(0xD1, 0xD5))
+_SIZES: Final = {_SMALL: 2 << 10, _MEDIUM: 1 << 20, _LARGE: 100 << 20}
+_DOWNLOADS: Final = 200
+_RATE: Final = re.compile(r"Requests/sec:\s+([\d.]+)")
+
+
+def serving_rows(bench: Bench) -> Iterator[Row]:
+    """Rows for requests, throughput and memory."""
+    with tempfile.TemporaryDirectory(dir=bench.workdir) as name:
+        home = Path(name)
+        home.chmod(0o755)
+        files = home / "files"
+        files.mkdir()
+        for build_id, size in _SIZES.items():
+            plain = elf_file([TEXT], build_id=build_id)
+            pad = Section(b".pad", os.urandom(max(size - len(plain) - 64, 0)))
+            (files / build_id.hex()).write_bytes(elf_file([TEXT, pad], build_id=build_id))
+            (files / build_id.hex()).chmod(0o755)
+        store = home / "store"
+        run([*COMMAND, "--store", store, "scan", "tree", files], check=True)
+        with debuginfod(files, home) as theirs:
+            for workers in (1, 2):
+                with serving(
+                    store, "--workers", str(workers), config="[serve]\nrate = 0\n"
+                ) as server:
+                    yield from _compared(bench, workers, server.url, theirs)
+                    if workers == 1:
+                        yield _memory(server.url, server.workers()[0])
+
+
+def _compared(bench: Bench, workers: int, ours: str, theirs: str) -> Iterator[Row]:
+    plural = "s" if workers > 1 else ""
+    for what, build_id, clients, bar in (
+        ("2 KB file", _SMALL, 32, 2.0),
+        ("404", _UNKNOWN, 32, 2.0),
+        ("1 MB file", _MEDIUM, 16, 1.0),
+        ("100 MB file", _LARGE, 2, 1.0),
+    ):
+        target = f"/buildid/{build_id.hex()}/executable"
+        best = [0.0, 0.0]
+        for _ in range(bench.size(3, 1)):
+            for number, url in enumerate((ours, theirs)):
+                best[number] = max(best[number], _rate(f"{url}{target}", clients))
+        yield Row(
+            f"serve, {what}, requests/s against debuginfod, {workers} worker{plural}",
+            ">=",
+            bar,
+            best[0] / best[1],
+            detail=f"{best[0]:.0f} and {best[1]:.0f} a second",
+        )
+
+
+def _rate(url: str, clients: int) -> float:
+    result = run([tool("wrk"), "-t1", f"-c{clients}", "-d3s", url], check=True)
+    found = _RATE.search(result.out)
+    if found is None:
+        raise Unusable(f"wrk said no rate: {result.out}")
+    return float(found[1])
+
+
+def _memory(url: str, worker: int) -> Row:
+    """Row for the memory of a worker while many clients load the large file."""
+
+    def download() -> None:
+        with urllib.request.urlopen(f"{url}/buildid/{_LARGE.hex()}/executable") as reply:
+            while reply.read(1 << 20):
+                pass
+
+    threads = [threading.Thread(target=download) for _ in range(_DOWNLOADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    status = Path(f"/proc/{worker}/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return Row(f"serve, memory at {_DOWNLOADS} downloads of 100 MB", "<", 100, peak, "MiB")
+
+
+@contextlib.contextmanager
+def debuginfod(files: Path, home: Path) -> Iterator[str]:
+    """Run debuginfod of elfutils on a directory; yields its URL once it has the large file."""
+    port = free_port()
+    argv = [tool("debuginfod"), "-d", str(home / "index.sqlite"), "-p", str(port), "-F", "-t", "0"]
+    with (home / "debuginfod.log").open("wb") as log:
+        process = subprocess.Popen([*argv, str(files)], stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60
+        while not _has(url):
+            if time.monotonic() > deadline:
+                raise Unusable(f"debuginfod: {(home / 'debuginfod.log').read_text()[-500:]}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _has(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/buildid/{_LARGE.hex()}/executable") as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+ROWS: dict[str, Benchmark] = {"serving": serving_rows}

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.serve.limits: how long a client waits, and for what."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from buildidfs.serve.limits import Places, Rate, client_of
+from buildidfs.view.quota import Quota
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_client_waits_after_a_burst_and_no_other_one_does() -> None:
+    clock = Clock()
+    rate = Rate(10, clock)
+    assert [rate.delay("a") for _ in range(40)] == pytest.approx([0.0] * 40, abs=1e-6)
+    assert [rate.delay("a") for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert rate.delay("b") == 0.0
+    clock.now += 1
+    assert rate.delay("a") == 0.0
+    assert all(Rate(0, clock).delay("a") == 0.0 for _ in range(10_000))
+
+
+def test_clients_that_have_rested_are_forgotten() -> None:
+    clock = Clock()
+    rate = Rate(10, clock)
+    for number in range(100):
+        rate.delay(number)
+    clock.now += 10
+    rate.delay("last")
+    assert list(rate._until) == ["last"]
+
+
+def test_client_with_too_many_downloads_waits_for_one_of_its_own() -> None:
+    places = Places(Quota(4))
+    began: list[str] = []
+    for name in ("a1", "a2", "a3", "b1"):
+        places.take(name[0], name, partial(began.append, name))
+    assert began == ["a1", "a2", "b1"]
+    places.give_back("b")
+    assert began == ["a1", "a2", "b1"]
+    places.give_back("a")
+    assert began == ["a1", "a2", "b1", "a3"]
+    places.take("a", "a4", lambda: began.append("a4"))
+    assert places.forget("a4")
+    assert not places.forget("a4")
+    places.give_back("a")
+    assert "a4" not in began
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("strange", "strange"),
+    ],
+)
+def test_network_of_64_bits_is_one_client(address: str, client: str) -> None:
+    assert client_of(address) == client
