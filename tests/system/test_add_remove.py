@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.elfwriter import DWARF, TEXT, elf_file
+from tests.support.elfwriter import DWARF, ET_REL, TEXT, elf_file
 
 if TYPE_CHECKING:
     from tests.support.mounts import BuildIdFs
@@ -19,14 +19,14 @@ FIRST, SECOND = "a1" * 20, "a2" * 20
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Two binaries, one of which has two variants, and a file without a build ID."""
+    """Two binaries, one of which has two variants, and an object file without a build ID."""
     for name, build_id, more in (
         ("app", FIRST, ()),
         ("app-g", FIRST, (DWARF,)),
         ("lib", SECOND, ()),
     ):
         (tmp_path / name).write_bytes(elf_file([TEXT, *more], build_id=bytes.fromhex(build_id)))
-    (tmp_path / "raw").write_bytes(elf_file())
+    (tmp_path / "raw").write_bytes(elf_file(etype=ET_REL))
     return tmp_path
 
 
@@ -53,8 +53,10 @@ def test_what_cannot_be_added_is_named(buildidfs: BuildIdFs, files: Path) -> Non
 
 
 def test_build_id_that_is_given(buildidfs: BuildIdFs, files: Path) -> None:
+    (files / "program").write_bytes(elf_file())
     buildidfs("add", "--build-id", "ABCDEF01", files / "raw")
-    assert kept(buildidfs) == {("abcdef01", "raw")}
+    buildidfs("add", "--build-id", "ABCDEF03", files / "program")  # in place of an adopted ID
+    assert kept(buildidfs) == {("abcdef01", "raw"), ("abcdef03", "program")}
     symbols = files / "symbols"
     symbols.write_text("ffffffff81000000 T _stext\n")
     buildidfs("add", "--kallsyms", "--build-id", "abcdef02", symbols)
