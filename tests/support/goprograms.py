@@ -83,15 +83,16 @@ class GoTools:
         package: Argument,
         *options: str,
         strip: bool = True,
+        identified: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> str:
         """Build a package, and return the build ID of the program.
 
         It has no ID of Go, beside which Go puts the build ID into no segment, where the kernel and
-        LLVM look for it.
+        LLVM look for it. Unless ``identified``, it has none at all.
         """
         build_id = secrets.token_hex(20)
-        flags = f"-buildid= -B 0x{build_id}" + (" -s -w" if strip else "")
+        flags = "-buildid=" + (f" -B 0x{build_id}" if identified else "") + strip * " -s -w"
         directory = package if isinstance(package, Path) else self.directory
         name = "." if isinstance(package, Path) else package
         argv: list[Argument] = [tool("go"), "build", "-o", output, f"-ldflags={flags}", *options]

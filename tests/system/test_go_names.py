@@ -134,6 +134,26 @@ def test_perf_names_samples_of_a_program_that_is_gone(
     assert lines.rc == 0, str(lines)
 
 
+def test_perf_names_samples_of_a_program_without_a_build_id(
+    buildidfs: BuildIdFs, directory: Path, go: GoTools
+) -> None:
+    """Its debug file has the ID that the store has adopted for it."""
+    program, data, repaired = (directory / name for name in ("app", "perf.data", "repaired.data"))
+    go.build(program, go.source(), identified=False)
+    assert clients.perf_record(data, [tool("timeout"), "1", program]).rc == 124
+    buildidfs("add", program)
+    program.unlink()
+    (row,) = (json.loads(line) for line in buildidfs("list", "--json").out.splitlines()[:1])
+    assert made(buildidfs, row["build_id"])["made_of"] == ".gopclntab"
+    buildidfs("repair", data, "-o", repaired)
+    named = r"app +\[\.\] main\.(hotloop|mixed)\b"
+    with buildidfs.mounted() as mount:
+        without = clients.perf_report(mount, data)
+        assert not re.search(named, without.out), str(without)
+        report = clients.perf_report(mount, repaired)
+    assert re.search(named, report.out), str(report)
+
+
 def test_real_debuginfo_takes_its_place(buildidfs: BuildIdFs, directory: Path, go: GoTools) -> None:
     full, stripped = directory / "full", directory / "stripped"
     build_id = go.build(full, go.source(), strip=False)
