@@ -3,8 +3,10 @@
 
 It has the functions with their exact sizes (``.symtab``), and files and lines (``.debug_line``). In
 code that was inlined, file and line are those of the inlined function, and the name is that of the
-function it was inlined into, as ``go tool addr2line`` has it. Headers are those of the program, as
-``objcopy --only-keep-debug`` makes them, so that addresses and offsets mean the same in both files.
+function it was inlined into, as ``go tool addr2line`` has it. Go 1.18 to 1.20 write ``[...]`` for
+type arguments. Functions of C that Go's own linker took in have no lines, and reach to the next
+one. Headers are those of the program, as ``objcopy --only-keep-debug`` makes them, so that
+addresses and offsets mean the same in both files.
 
 Nothing raises for any input, except what ``read_at`` raises itself.
 """

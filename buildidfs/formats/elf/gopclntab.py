@@ -96,7 +96,6 @@ class GoTable:
         self.data = data
         self.quantum = header.quantum
         self.version = header.version
-        self.functions = header.functions
         self._header = header
         self._text = text if header.version == GO_1_18 else 0
         offsets = header.offsets

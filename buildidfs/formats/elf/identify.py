@@ -404,7 +404,7 @@ class _Survey:
 
     def quality(self) -> Quality:
         """The quality for a debugger."""
-        if self._made:
+        if self._made and not self._loaded:
             return Quality.GOPCLNTAB
         if self._dwarf:
             return Quality.DEBUGINFO
