@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import config
-from buildidfs.errors import BuildIdFsError
+from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.linux import threads
 from buildidfs.model import Absence
 
@@ -49,6 +49,7 @@ _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 4 << 30
 _DERIVERS: Final = 2
 _DERIVE_WAIT_S: Final = 1.0
+_FEW: Final = 2
 # Of a table of 256 MB, the largest that is read, some eight times as much is needed.
 _DERIVER_BYTES: Final = 3 << 30
 
@@ -231,14 +232,9 @@ def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -
     Raises `StoreError` and its subclasses.
     """
     store = _open(path, settings)
-    deriver = Deriver(store.path, settings)
+    deriver = Deriver(store, settings)
     store.derive_with(deriver.start, deriver.end)
-    try:
-        if store.derivations(1):  # a process was killed before it had made them
-            deriver.start()
-    except BaseException:
-        store.close()
-        raise
+    deriver.resume()
     return store
 
 
@@ -263,8 +259,9 @@ class Deriver:
     Such a process outlives this one, and ends when there are none left to make.
     """
 
-    def __init__(self, path: bytes, settings: Settings) -> None:
-        self._words = (path.hex(), msgspec.json.encode(settings).decode())
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._words = (store.path.hex(), msgspec.json.encode(settings).decode())
         self._children: list[Child] = []
 
     def start(self) -> None:
@@ -290,10 +287,24 @@ class Deriver:
             self._children.append(started)
 
     def end(self) -> None:
-        """Wait for files that are made within a second: a command may be about to want them."""
+        """Wait at most a second if there are few files to make: a command may want them next."""
+        if not self._children or self._asked(_FEW + 1) > _FEW:
+            return
         until = time.monotonic() + _DERIVE_WAIT_S
         for child in self._children:
             child.wait(max(until - time.monotonic(), 0))
+
+    def resume(self) -> None:
+        """Have files made that the store asks for since a process was killed."""
+        if self._asked(1):
+            self.start()
+
+    def _asked(self, most: int) -> int:
+        """The number of files that the store asks for, up to ``most``."""
+        try:
+            return len(self._store.derivations(most))
+        except IntegrityError:
+            return 0  # the check of the store reports it
 
 
 def main(words: Sequence[str]) -> None:

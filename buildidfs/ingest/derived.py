@@ -180,8 +180,9 @@ def work(store: Store) -> None:
     with _alone(store.path):
         while wanted := store.derivations():
             for digest, build_id in wanted:
-                # A damaged blob has no names, and the check of the store reports it.
-                with contextlib.suppress(IntegrityError):
+                # A damaged blob has no names, and the check of the store reports it. A table that
+                # takes more memory than this process may have takes it at the next attempt, too.
+                with contextlib.suppress(IntegrityError, MemoryError):
                     _make(store, digest, build_id)
                 store.derived(digest)
 

@@ -41,6 +41,7 @@ PACKAGES = {
     "eu-stack": "elfutils",
     "eu-unstrip": "elfutils",
     "fusermount3": "fuse3",
+    "go": "golang-go",
     "getfattr": "attr",
     "ld": "binutils",
     "llvm-symbolizer": "llvm",

@@ -522,8 +522,12 @@ def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int
     return env.write(work)
 
 
+@whole
 def derivations(env: Environment, most: int) -> list[tuple[Digest, BuildId]]:
-    """Some blobs that a debug file is to be made of, and its build ID (`schema.derivation_key`)."""
+    """Some blobs that a debug file is to be made of, and its build ID (`schema.derivation_key`).
+
+    Raises `IntegrityError`.
+    """
     with env.read() as txn:
         rows = prefixed(txn, env.tables["meta"], schema.DERIVATION_PREFIX)
         return [schema.unpack_derivation(*row) for row in islice(rows, most)]
