@@ -21,7 +21,7 @@ import socket
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import errors
 from buildidfs.errors import BuildIdFsError, MountError
@@ -239,7 +239,8 @@ class _Owner:
                 lambda: os.write(writing, _READY)
             )
         except BuildIdFsError as error:
-            log.error("%s", error)
+            if self._presence is not None:  # else the owner raises it
+                log.error("%s", error)
             os.write(writing, f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
         except BaseException:
             log.exception("a worker ended by a fault of this program")
@@ -353,6 +354,7 @@ class Worker:
         options = self._options
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
+        loop.set_exception_handler(_failed)
         for number in _END:
             loop.add_signal_handler(number, ended.set)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -392,6 +394,14 @@ def _peer(transport: asyncio.Transport) -> str:
     """The client of a TCP connection."""
     name = transport.get_extra_info("peername")
     return client_of(str(name[0])) if name else "unknown"
+
+
+def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an exception that left a callback, and end the connection that it was for."""
+    log.error("a fault of this program: %s", context["message"], exc_info=context.get("exception"))
+    connection = context.get("protocol")
+    if isinstance(connection, Connection):
+        connection.abort()
 
 
 async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from buildidfs import __version__
 from buildidfs.store import Store
+from tests.support import packages
 from tests.support.elfwriter import DWARF, TEXT, Section, elf_file, gdb_scripts
 from tests.support.mounts import BuildIdFs
 from tests.support.servers import Server, serving
@@ -171,6 +172,29 @@ def test_proxies_may_pass_on_a_request_for_a_file_that_is_here(site: Site) -> No
     missing = site.server.ask(f"/buildid/{UNKNOWN.hex()}/executable", X_Forwarded_For=hops)
     assert found.status == 200
     assert (missing.status, b"proxies" in missing.body) == (404, True)
+
+
+def test_file_of_a_package_is_told_with_its_package(buildidfs: BuildIdFs, directory: Path) -> None:
+    build_id = bytes([0xD1]) * 20
+    root = directory / "root"
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/packed").write_bytes(elf_file([TEXT], build_id=build_id))
+    package = packages.deb(root, directory)
+    buildidfs("scan", "package", package)
+    with serving(buildidfs.store) as server:
+        reply = server.ask(f"/buildid/{build_id.hex()}/executable")
+        assert reply.body == (root / "usr/bin/packed").read_bytes()
+        assert reply.headers["x-debuginfod-file"] == "/usr/bin/packed"
+        assert reply.headers["x-debuginfod-archive"] == package.name
+        found = json.loads(server.ask("/metadata?key=glob&value=/usr/bin/*").body)
+    assert found["results"] == [
+        {
+            "type": "executable",
+            "buildid": build_id.hex(),
+            "file": "/usr/bin/packed",
+            "archive": str(package),
+        }
+    ]
 
 
 # --- sections -------------------------------------------------------------------------------------

@@ -329,6 +329,42 @@ def test_killed_worker_is_replaced_and_no_file_called_missing(store: Path) -> No
     assert not Path(f"/proc/{server.process.pid}").exists()
 
 
+def test_no_file_is_called_missing_while_others_work_on_the_store(
+    store: Path, directory: Path
+) -> None:
+    buildidfs = BuildIdFs(directory, store)
+    statuses: set[int | str] = set()
+    stop = threading.Event()
+    with serving(store, config=NO_RATE) as server:
+
+        def ask() -> None:
+            with connected(server) as client:
+                while not stop.is_set():
+                    statuses.add(client.ask(GOOD).status)
+                    statuses.add(client.ask(BIG, "HEAD").status)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for words in (
+            ("check", "--repair"),
+            ("gc",),
+            ("prune", "--max-size", "10G"),
+            ("compress", "--unused-for", "0"),
+            ("check", "--verify-data"),
+            ("pin", SMALL.hex()),
+        ):
+            buildidfs(*words)
+        for number in range(20):
+            with Store.open(store) as writer:
+                writer.commit([capture(writer, b"more%d" % number, bytes([0xC1, number] * 10))])
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert server.ask(BIG).body == CONTENT
+    assert statuses == {200}
+
+
 def test_rebuild_of_the_index_waits_for_the_server_and_the_server_for_it(
     store: Path, directory: Path
 ) -> None:
@@ -364,6 +400,7 @@ def test_start_fails_with_one_line(directory: Path, store: Path) -> None:
     assert os.strerror(errno.EADDRINUSE) in result.err
     missing = BuildIdFs(directory, directory / "none")("serve", "--listen", ":0", check=False)
     assert (missing.rc, "no store" in missing.err) == (11, True), missing
+    assert len(missing.err.splitlines()) == 1, missing
     for wrong in ("nonsense", ":99999", "::1:80", "unix:"):
         result = buildidfs("serve", "--listen", wrong, check=False)
         assert (result.rc, "not an address" in result.err) == (2, True), result
