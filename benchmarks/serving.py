@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,8 @@ def serving_rows(bench: Bench) -> Iterator[Row]:
     """Rows for requests, throughput and memory."""
     with tempfile.TemporaryDirectory(dir=bench.workdir) as name:
         home = Path(name)
-        home.chmod(0o755)
+        for directory in (bench.workdir, home):
+            directory.chmod(0o711)  # only what all users can read is served
         files = home / "files"
         files.mkdir()
         for build_id, size in _SIZES.items():
@@ -67,6 +69,9 @@ def _compared(bench: Bench, workers: int, ours: str, theirs: str) -> Iterator[Ro
         ("100 MB file", _LARGE, 2, 1.0),
     ):
         target = f"/buildid/{build_id.hex()}/executable"
+        expected = 404 if build_id == _UNKNOWN else 200
+        if {_status(f"{url}{target}") for url in (ours, theirs)} != {expected}:
+            raise Unusable(f"not both servers answer {expected} to {target}")
         best = [0.0, 0.0]
         for _ in range(bench.size(3, 1)):
             for number, url in enumerate((ours, theirs)):
@@ -127,11 +132,17 @@ def debuginfod(files: Path, home: Path) -> Iterator[str]:
 
 
 def _has(url: str) -> bool:
+    return _status(f"{url}/buildid/{_LARGE.hex()}/executable") == 200
+
+
+def _status(url: str) -> int:
     try:
-        with urllib.request.urlopen(f"{url}/buildid/{_LARGE.hex()}/executable") as reply:
-            return bool(reply.status == 200)
+        with urllib.request.urlopen(url) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
     except OSError:
-        return False
+        return 0
 
 
 ROWS: dict[str, Benchmark] = {"serving": serving_rows}
