@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.blobs.verify import Blob
-from buildidfs.store.index.locations import is_of
+from buildidfs.store.index.locations import is_of, link_key
 from buildidfs.store.index.ranking import is_withheld
 from buildidfs.store.location_rows import Container, ContainerEntry, JournalRecord
 from buildidfs.store.store import Store
@@ -50,4 +50,5 @@ __all__ = [
     "StoreStats",
     "is_of",
     "is_withheld",
+    "link_key",
 ]

@@ -365,6 +365,12 @@ class ContainerRow(msgspec.Struct, array_like=True):
     pod: bytes = b""
     namespace: bytes = b""
 
+    @property
+    def names(self) -> ContainerNames:
+        """The names that people have for it, and its image."""
+        names = (self.called, self.pod, self.namespace, self.image)
+        return ContainerNames(*map(_container_text, names))
+
 
 _decode_container = msgspec.msgpack.Decoder(ContainerRow).decode
 
@@ -379,10 +385,9 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     first, last = TIMES.unpack_from(value)
     row = _decode_container(memoryview(value)[TIMES.size :])
     label, its_id, host = map(_container_text, (row.label, row.id, row.host))
-    names = (row.called, row.pod, row.namespace, row.image)
-    called = ContainerNames(*map(_container_text, names))
-    public = row.public
-    found = Container(number, row.name, label, its_id, called, host, first, last, row.token, public)
+    found = Container(
+        number, row.name, label, its_id, row.names, host, first, last, row.token, row.public
+    )
     return found, row
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +15,6 @@ from tests.support.waiting import until
 from tests.support.watching import watching
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
@@ -46,7 +45,12 @@ def test_name_and_image_of_a_container(kind: str, buildidfs: BuildIdFs, scratch:
     assert container.shown in buildidfs("containers", "web").out.split("\t")
     seen = buildidfs("show", "/bin/busybox", "--container", "web").out
     assert f"in {container.shown} ({known['container']}, {container.image}) on" in seen
+    link = container.shown.replace("/", "_")
     with buildidfs.mounted() as mount:
+        assert (mount / "containers" / link).readlink() == Path(known["mount_name"])
+        assert {each.name for each in (mount / "containers").iterdir()} == {
+            link, known["mount_name"],
+        }  # fmt: skip
         directory = mount / "containers" / known["mount_name"]
         assert (directory / "name").read_text() == "web\n"
         assert (directory / "image").read_text().startswith(f"{container.image}\n")

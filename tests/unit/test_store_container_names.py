@@ -11,7 +11,7 @@ import pytest
 
 from buildidfs.app import capture as capturing
 from buildidfs.capture.origin import container_names
-from buildidfs.model import NO_NAMES, ContainerNames
+from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Kind
 from buildidfs.store import Container, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
@@ -173,3 +173,48 @@ def test_names_are_kept(store: Store) -> None:
     assert found is not None
     assert found.called == ContainerNames("server", "cart-7d9f", "shop", "app:1")
     assert found.called.shown == "shop/cart-7d9f/server"
+
+
+# --- links by name -------------------------------------------------------------------------------
+
+
+def known_as(store: Store, name: bytes) -> bytes | None:
+    """The directory that a name of people leads to."""
+    number = store.containers.linked(name)
+    found = None if number is None else store.containers.get(number)
+    return None if found is None else found.name
+
+
+def test_name_leads_to_the_last_container_that_has_it(store: Store) -> None:
+    names = {LABEL: ContainerNames("web"), "docker:ffffffffffff": ContainerNames("web")}
+    store.name_containers(lambda origin: names[origin.container])
+    commit(store, capture(store, b"old", at=seen()))
+    assert known_as(store, b"web") == LABEL.encode()
+    later = seen(at=5 * MINUTE, container="f" * 64, label="docker:ffffffffffff")
+    commit(store, capture(store, b"new", b"\2\2", at=later))
+    assert known_as(store, b"web") == b"docker:ffffffffffff"
+    commit(store, capture(store, b"late", b"\3\3", at=seen(b"/late", at=2 * MINUTE)))
+    assert known_as(store, b"web") == b"docker:ffffffffffff"
+    assert store.containers.number(b"web") is None
+
+
+def test_name_goes_with_the_container(store: Store) -> None:
+    store.name_containers(lambda origin: ContainerNames("server", "cart", "shop"))
+    commit(store, capture(store, b"bytes", b"\2\2", at=seen()))
+    assert known_as(store, b"shop_cart_server") == LABEL.encode()
+    artifact = store.index.artifact(store.index.ordinal(BuildId(b"\2\2")) or 0, Kind.EXECUTABLE)
+    assert artifact is not None
+    store.remove([artifact.digest])
+    assert store.containers.linked(b"shop_cart_server") is None
+
+
+def test_check_finds_a_name_of_no_container(store: Store) -> None:
+    store.name_containers(lambda origin: ContainerNames("web"))
+    commit(store, capture(store, b"bytes", at=seen()))
+    environment = store._opened()
+    environment.write(
+        lambda txn: txn.put(b"/other", (1).to_bytes(4, "big"), db=environment.tables["labels"])
+    )
+    (fault,) = store.check()
+    assert "/other" in fault
+    environment.write(lambda txn: txn.delete(b"/other", db=environment.tables["labels"]))

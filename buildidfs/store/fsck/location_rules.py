@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.model import BuildId
 from buildidfs.store import location_rows, schema
 from buildidfs.store.fsck.faults import Fault, Rows
-from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT
+from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.location_rows import (
     ContainerRow,
@@ -247,7 +247,7 @@ def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A name is that of a container."""
     schema.U32.unpack(value)
     row = _container_row(rows, value)
-    if row is None or row.name != key:
+    if row is None or key not in (row.name, link_key(row.names)):
         yield Fault(
             f"name {key!r} leads to a container that there is not, or has another",
             mend=lambda mending: mending.delete("labels", key),

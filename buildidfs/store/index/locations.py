@@ -20,7 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError
-from buildidfs.model import BuildId, Kind, NamespaceSet, Origin, fingerprint
+from buildidfs.model import BuildId, ContainerNames, Kind, NamespaceSet, Origin, fingerprint
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.queries import DAMAGE, damaged, prefixed, whole
 from buildidfs.store.location_rows import (
@@ -212,6 +212,15 @@ def spelled(label: str) -> bytes:
     return name[: MAX_LABEL - _SUFFIX - 17] + b"~" + fingerprint(name)[:8].hex().encode()
 
 
+def link_key(called: ContainerNames) -> bytes:
+    """Return the key in *labels* of the name that people have for a container; empty for none.
+
+    No directory entry, and so no label, begins with a slash.
+    """
+    shown = called.shown.replace("/", "_")
+    return b"/" + spelled(shown) if shown else b""
+
+
 def _escaped(found: re.Match[bytes]) -> bytes:
     return b"".join(b"%%%02X" % byte for byte in found[0])
 
@@ -279,6 +288,13 @@ class ContainerTree:
         if not 0 < len(name) <= MAX_LABEL:
             return None
         value = self._env.get(self._labels, name)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def linked(self, name: bytes) -> int | None:
+        """Return the number of the last container that people called so, see `link_key`."""
+        if not 0 < len(name) < MAX_LABEL:
+            return None
+        value = self._env.get(self._labels, b"/" + name)
         return None if value is None else int.from_bytes(value, "big")
 
     @whole

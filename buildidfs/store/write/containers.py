@@ -20,6 +20,7 @@ from buildidfs.store.index.locations import (
     components,
     image_of,
     label_of,
+    link_key,
     names_of,
     token_of,
 )
@@ -65,6 +66,9 @@ class _ContainerTables:
         """Remove the row of a container without contents, and its name."""
         if row is not None and self._txn.get(row.name, db=self._labels) == key:
             self._txn.delete(row.name, db=self._labels)
+        link = link_key(row.names) if row is not None else b""
+        if link and self._txn.get(link, db=self._labels) == key:
+            self._txn.delete(link, db=self._labels)
         self._txn.delete(key, db=self._containers)
 
     def _count_down(self, key: bytes, value: bytes, row: ContainerRow, entries: int) -> None:
@@ -133,8 +137,21 @@ class ContainerWriter(_ContainerTables):
             key = schema.U32.pack(number)
             if self._txn.get(key, db=self._containers) != value:
                 self._txn.put(key, value, db=self._containers)
+                self._link(key, row, last)
         if self._added or self._new_containers:
             self._make_room()
+
+    def _link(self, key: bytes, row: ContainerRow, last: int) -> None:
+        """Let the name that people have for a container lead to it, if it is the last of them."""
+        link = link_key(row.names)
+        if not link:
+            return
+        other = self._txn.get(link, db=self._labels)
+        if other is not None and other != key:
+            raw = self._txn.get(other, db=self._containers, default=b"")
+            if _row_in(raw) is not None and TIMES.unpack_from(raw)[1] > last:
+                return
+        self._txn.put(link, key, db=self._labels)
 
     # --- containers ------------------------------------------------------------------------
 

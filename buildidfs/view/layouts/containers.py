@@ -3,6 +3,7 @@
 
     containers/docker:0123456789ab/root/usr/bin/app       the same file as <id>/elf
     containers/docker:0123456789ab/{id,name,pod,image,first-seen,last-seen}
+    containers/web -> docker:0123456789ab                 the last container that is called so
 
 ``root`` is for clients that take a sysroot. What they ask for is what the dynamic loader was told,
 ``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.model import Kind
-from buildidfs.store import is_of
+from buildidfs.store import is_of, link_key
 from buildidfs.view import nodes
 from buildidfs.view.attributes import may_see, moment
 from buildidfs.view.layouts.debug import DEBUGINFO_BIT
@@ -58,6 +59,11 @@ _BUCKET_LINK: Final = 256
 """Numbers of links beside those of `_ALIASES`: with the place in `_STAND_INS`; with a byte added,
 to what ``debug/.build-id`` has for it."""
 
+_NAME_LINK: Final = 1024
+"""Number of the link by which people know a container, beside those."""
+_LINKS_AFTER: Final = 1 << 32
+"""In the listing of containers: links by name follow behind all containers."""
+
 _UP_TO_MOUNT: Final = 3  # directories, from the root of a container
 _LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
 _MOST_LOOKED_AT: Final = 4096
@@ -79,15 +85,24 @@ class Containers:
     def lookup_container(self, name: bytes) -> int:
         """The node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
         number = self._store.containers.number(name)
-        return nodes.of_browsing(nodes.FORM_CONTAINER, number) if number else nodes.ABSENT
+        if number:
+            return nodes.of_browsing(nodes.FORM_CONTAINER, number)
+        number = self._store.containers.linked(name)
+        return nodes.of_browsing(nodes.FORM_ALIAS, number, _NAME_LINK) if number else nodes.ABSENT
 
     def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Entries of ``containers`` whose offset is beyond ``after``: name, node, offset."""
+        tree = self._store.containers
         # A greater number was made up.
-        known = self._store.containers.every(after) if after <= nodes.NUMBER_MASK else ()
-        for container in known:
+        for container in tree.every(after) if after < _LINKS_AFTER else ():
             node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
             yield container.name, node, container.number
+        start = max(after - _LINKS_AFTER, 0)
+        for container in tree.every(start) if start <= nodes.NUMBER_MASK else ():
+            name = link_key(container.called)[1:]
+            if name and tree.linked(name) == container.number and tree.number(name) is None:
+                node = nodes.of_browsing(nodes.FORM_ALIAS, container.number, _NAME_LINK)
+                yield name, node, _LINKS_AFTER + container.number
 
     def lookup(self, node: int, name: bytes) -> int:
         """The node of an entry of the directory of a container."""
@@ -231,6 +246,9 @@ class Containers:
     def target(self, node: int) -> bytes:
         """The target of a link below ``root``; empty if it has none."""
         container, which = nodes.container_of(node)
+        if which == _NAME_LINK:
+            meant = self._store.containers.get(container)
+            return b"" if meant is None else meant.name
         if which >= _STAND_IN_LINK:
             return _debug_target(which) if self.exists(node) else b""
         if which % _IN_USR >= len(_ALIASES):
