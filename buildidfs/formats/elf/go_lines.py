@@ -123,7 +123,7 @@ class Lines:
     def _write(self, function: Function, files: _Values, code: list[int], lines: _Values) -> None:
         opcodes = list(map(self._opcodes.__getitem__, lines.pairs))
         if len(files.pairs) > 1:
-            opcodes = self._with_files(function, files, code, lines.pairs, opcodes)
+            self._put_files(function, files, code, lines.pairs, opcodes)
         unit = function.unit
         self._out += b"".join(
             (
@@ -137,14 +137,14 @@ class Lines:
             )
         )
 
-    def _with_files(
+    def _put_files(
         self,
         function: Function,
         files: _Values,
         code: list[int],
         pairs: list[bytes],
         opcodes: list[bytes],
-    ) -> list[bytes]:
+    ) -> None:
         """Put the changes of the file between the opcodes of the rows.
 
         ``code`` says how far into the function each file goes. A file mostly changes with the line;
@@ -154,25 +154,25 @@ class Lines:
         end, last = starts[-1], len(starts) - 1
         index = function.unit + _signed(files.first) - 1
         set_file = self._set_file.get
-        merged: list[bytes] = []
-        row = split = 0
+        row, split, added = 0, -1, b""
+        before = 0
         for at, change in zip(code, map(self._value.__getitem__, files.pairs[:-1]), strict=False):
             if at >= end:
                 break
             index += change
-            following = bisect_left(starts, at, row)
-            if following > row:
-                merged += opcodes[row:following]
-                row = following
-            merged.append(set_file(index) or self._file(index, function.unit))
-            if at < starts[row]:
-                before = max(split, starts[row - 1] if row else 0)
-                merged.append(_advance(at - before) + _COPY)
-                left, split = starts[row] - at, at
+            row = bisect_left(starts, at, row)
+            file = set_file(index) or self._file(index, function.unit)
+            if row == split and at == starts[row]:
+                opcodes[row] = added + file + opcodes[row][len(added) :]
+            elif at == starts[row]:
+                opcodes[row] = file + opcodes[row]
+            else:
+                if row != split:
+                    split, added, before = row, b"", starts[row - 1] if row else 0
+                added += file + _advance(at - before) + _COPY
+                before, left = at, starts[row] - at
                 step = _step(self._value[pairs[row]])
-                opcodes[row] = _row(left, *step) if row < last else _advance(left)
-        merged += opcodes[row:]
-        return merged
+                opcodes[row] = added + (_row(left, *step) if row < last else _advance(left))
 
     def _file(self, index: int, unit: int) -> bytes:
         """The opcodes that set the file of an index in `GoTable.units`, not before ``unit``."""
