@@ -124,10 +124,11 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
     here = [] if container is not None else [os.path.abspath(path), os.path.realpath(path)]
     places = history.at_path(store, path, container, others=here)
     present = None if container is not None else _present(path)
-    if present is not None and (places or store.index.ordinal(present) is not None):
-        known = {place.build_id for place in places}
-        if present in known or store.index.ordinal(present) is not None:
-            return present
+    if present is not None and (
+        store.index.ordinal(present) is not None
+        or any(place.build_id == present for place in places)
+    ):
+        return present
     on_host = [place for place in places if not place.container]
     distinct = {place.build_id: place for place in reversed(on_host[:1] or places)}
     if len(distinct) == 1:

@@ -32,8 +32,8 @@ _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 _WAIT_S: Final = 5.0
 _MOST_LISTS: Final = 20_000
 _LIST_MAX: Final = 16 << 20
-_MOST_BYTES: Final = 128 << 20
-_MOST_ROOTS: Final = 4
+_MOST_BYTES: Final = 64 << 20  # of all lists of a root
+_MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
 _Root = tuple[int, int, int]
@@ -106,37 +106,24 @@ def _all(root_fd: int) -> list[_Owner]:
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:
-    lists = package_notes.dpkg_lists(_dpkg_lists(root_fd))
+    lists = package_notes.dpkg_lists(
+        (name.removesuffix(b".list"), text) for name, text in _files(root_fd, _DPKG_LISTS, b".list")
+    )
     if lists:
-        status = _content(root_fd, _DPKG_STATUS)
-        yield functools.partial(_dpkg_owner, lists, status)
-    parts = {
-        name: _content(root_fd, _DPKG_PARTS + b"/" + name) for name in _names(root_fd, _DPKG_PARTS)
-    }
+        yield functools.partial(_dpkg_owner, lists, _content(root_fd, _DPKG_STATUS))
+    parts = dict(_files(root_fd, _DPKG_PARTS))
     if parts:
-        status = b"\n\n".join(parts.values())
         sums = package_notes.dpkg_lists(
             (name.removesuffix(b".md5sums"), package_notes.md5sums_as_list(text))
             for name, text in parts.items()
             if name.endswith(b".md5sums")
         )
-        yield functools.partial(_dpkg_owner, sums, status)
+        yield functools.partial(_dpkg_owner, sums, b"\n\n".join(parts.values()))
 
 
 def _dpkg_owner(lists: bytes, status: bytes, paths: list[bytes]) -> Package:
     name = package_notes.dpkg_owner(lists, paths)
     return package_notes.dpkg_version(status, name) if name else UNKNOWN
-
-
-def _dpkg_lists(root_fd: int) -> Iterator[tuple[bytes, bytes]]:
-    left = _MOST_BYTES
-    for name in _names(root_fd, _DPKG_LISTS):
-        if name.endswith(b".list"):
-            text = _content(root_fd, _DPKG_LISTS + b"/" + name)
-            left -= len(text)
-            if left < 0:
-                return
-            yield name.removesuffix(b".list"), text
 
 
 def _apk(root_fd: int) -> Iterator[_Owner]:
@@ -154,6 +141,18 @@ def _content(root_fd: int, path: bytes) -> bytes:
             data = file.read(_LIST_MAX + 1)
         return data if len(data) <= _LIST_MAX else b""
     return b""
+
+
+def _files(root_fd: int, path: bytes, suffix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Yield name and content of the files in a directory with a suffix, up to `_MOST_BYTES`."""
+    left = _MOST_BYTES
+    for name in _names(root_fd, path):
+        if name.endswith(suffix):
+            text = _content(root_fd, path + b"/" + name)
+            left -= len(text)
+            if left < 0:
+                return
+            yield name, text
 
 
 def _names(root_fd: int, path: bytes) -> list[bytes]:
