@@ -243,6 +243,29 @@ def test_follower_reads_so_much_of_a_container_in_a_minute(
         assert 0 < store.jit_maps.of(compiler.pid)[0].size <= 3000
 
 
+def test_container_has_a_part_of_the_processes_that_are_followed(
+    compiler: Compiler, finder: JitFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they have no map: others would find no place."""
+    monkeypatch.setattr(jit, "_MOST_OF_A_SHARE", 1)
+    with Store.create(tmp_path / "store") as store:
+        follower = JitFollower(store, finder)
+        follower.start()
+        compiler.do("child = os.fork() or __import__('signal').pause()")
+        children = Path(f"/proc/{compiler.pid}/task/{compiler.pid}/children").read_text().split()
+        follower.met(int(children[0]))  # it has none
+        compiler.do(r'write("1 1 a\n")')
+        follower.met(compiler.pid)
+        follower.met(os.getpid())
+        until(lambda: os.getpid() in follower._followed, "the last of them")
+        assert compiler.pid not in follower._followed
+        compiler.do("os.kill(child, 9), os.wait()")
+        until(lambda: int(children[0]) not in follower._followed, "its end")
+        follower.met(compiler.pid)
+        until(lambda: store.jit_maps.of(compiler.pid), "the map")
+        follower.close()
+
+
 def test_follower_leaves_out_what_is_not_wanted(
     compiler: Compiler, finder: JitFinder, tmp_path: Path
 ) -> None:

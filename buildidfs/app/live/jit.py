@@ -36,6 +36,7 @@ _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
 _MOST: Final = 1024
 _MOST_OF_A_SHARE: Final = 256
 _MOST_TOLD: Final = 4096
+_MOST_FILES: Final = 4  # of a process, which may run one program after another
 # In a minute: of a container, and of all together.
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
 _MOST_BYTES: Final = 256 << 20
@@ -49,12 +50,12 @@ class _Followed:
 
     __slots__ = ("files", "looks", "pid", "pidfd", "share")
 
-    def __init__(self, pid: int, pidfd: int) -> None:
+    def __init__(self, pid: int, pidfd: int, share: str) -> None:
         self.pid = pid
         self.pidfd = pidfd
+        self.share = share
         self.looks = 0
         self.files: dict[tuple[int, int], JitFile] = {}
-        self.share = ""
 
 
 class JitFollower:
@@ -155,12 +156,16 @@ class JitFollower:
         if len(self._followed) >= _MOST:
             return
         try:
+            share = self._finder.share(pid)
+            if self._shares[share] >= _MOST_OF_A_SHARE:
+                return
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 _log.info("names of generated code of process %d are not kept: %s", pid, error)
             return
-        followed = self._followed[pid] = self._by_fd[pidfd] = _Followed(pid, pidfd)
+        followed = self._followed[pid] = self._by_fd[pidfd] = _Followed(pid, pidfd, share)
+        self._shares[share] += 1
         self._epoll.register(pidfd, select.EPOLLIN)
         self._look(followed)
         self._plan(followed)
@@ -182,24 +187,12 @@ class JitFollower:
         except OSError:
             return  # it is ending, which its descriptor tells
         for file in found:
-            if file.file in followed.files or not self._admits(followed, file):
+            is_known = file.file in followed.files or len(followed.files) >= _MOST_FILES
+            if is_known or not self._is_wanted(file.process.origin):
                 file.close()
             else:
                 followed.files[file.file] = file
         self._keep(followed)
-
-    def _admits(self, followed: _Followed, file: JitFile) -> bool:
-        """Return True if a file is wanted, and its container has not too many already."""
-        origin = file.process.origin
-        if not self._is_wanted(origin):
-            return False
-        if not followed.files:
-            share = origin.container or f"uid {origin.identity.uid}"
-            if self._shares[share] >= _MOST_OF_A_SHARE:
-                return False
-            self._shares[share] += 1
-            followed.share = share
-        return len(followed.files) < 4
 
     def _keep(self, followed: _Followed) -> None:
         now = time.monotonic()
@@ -230,11 +223,14 @@ class JitFollower:
 
     def _end(self, followed: _Followed) -> None:
         """A process has ended: keep the rest, and let go of its files."""
-        self._keep(followed)
-        for file in followed.files.values():
-            file.close()
-        if followed.files:
-            self._shares[followed.share] -= 1
         del self._followed[followed.pid], self._by_fd[followed.pidfd]
+        self._shares[followed.share] -= 1
+        if not self._shares[followed.share]:
+            del self._shares[followed.share]
         self._epoll.unregister(followed.pidfd)
         os.close(followed.pidfd)
+        try:
+            self._keep(followed)
+        finally:
+            for file in followed.files.values():
+                file.close()

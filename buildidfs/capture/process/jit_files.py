@@ -175,6 +175,12 @@ class JitFinder:
         self._ways = Ways()
         self._boot_id = statx.boot_id().hex()
 
+    def share(self, pid: int) -> str:
+        """Return whose a process is: of its container, on the host of its user. Raises OSError."""
+        with Process(pid, self._ways) as process:
+            process.look(self._initial, self._container_namespaces)
+            return process.container or f"uid {procfs.uids(process.fd)[1]}"
+
     def find(self, pid: int) -> list[JitFile]:
         """Open the files that a process has; the caller closes them.
 
