@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import cores
+from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.profile import reading
 from buildidfs.errors import UsageError
@@ -36,7 +37,8 @@ _NAMELESS: Final = "the file has no build ID"
 class Nameless(msgspec.Struct, frozen=True):
     """A file of a profile or core file whose build ID is not known, and ``why``.
 
-    ``container`` is its label, empty for the host or where that is not known. ``samples`` are those
+    ``container`` is its label, empty for the host or where that is not known, and ``called`` the
+    name that people have for it, or the label. ``samples`` are those
     that fell into the file or were called from there, ``share`` the same in per cent of all
     samples; both are None in a core file.
     """
@@ -46,6 +48,7 @@ class Nameless(msgspec.Struct, frozen=True):
     container: str = ""
     samples: int | None = None
     share: float | None = None
+    called: str = ""
 
 
 class Named(msgspec.Struct):
@@ -104,8 +107,16 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
                 if answer.build_id is not None and answer.build_id not in named.paths:
                     named.paths[answer.build_id] = name
                     named.is_resolved = True
+            names = Names(store)
             named.nameless = [
-                Nameless(each.path, each.why, each.container, each.samples, each.share)
+                Nameless(
+                    each.path,
+                    each.why,
+                    each.container,
+                    each.samples,
+                    each.share,
+                    names.short(each.container),
+                )
                 for each in repair.unresolved_in(reading, hits)
                 if each.why != TOO_LONG  # perf cannot hold it, the store can
             ]

@@ -251,7 +251,7 @@ def report_nameless(path: bytes, named: Named) -> bool:
         click.echo(f"buildidfs: {printable(path)} is about no file with a build ID", err=True)
     for each in named.nameless[:_SHOWN_NAMELESS]:
         weight = "" if each.share is None else f"{each.share:.1f} % of the samples  "
-        label = printable(each.container.encode("utf-8", "surrogateescape"))
+        label = printable(each.called.encode("utf-8", "surrogateescape"))
         where = f" in {label}" if label else ""
         click.echo(f"    {weight}{printable(each.path)}{where}: {each.why}", err=True)
     if count > _SHOWN_NAMELESS:

@@ -16,7 +16,7 @@ from buildidfs.cli.output import counted, one_line, path_fields, printable, repo
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from buildidfs.app.cores import Binary as CoreBinary
     from buildidfs.app.cores import CoreScan, Dump
@@ -345,15 +345,18 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     processes. The vDSO is taken from the core itself. What is missing is listed, with the reason.
     """
     from buildidfs.app import cores
+    from buildidfs.app.containers import Names
 
     with _capturing(session) as (store, show):
         scan = cores.scan_cores(
             store, session.settings, [os.fsencode(path) for path in paths], progress=show
         )
+        names = Names(store)
+        called = {label: names.short(label) for dump in scan.dumps for label in dump.containers}
     more = {"cores": [_core_fields(dump) for dump in scan.dumps]} if json_ else {}
     status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, **more)
     if not json_ and not session.is_quiet:
-        _core_text(scan)
+        _core_text(scan, called)
     return status
 
 
@@ -381,11 +384,11 @@ def _core_binary_fields(each: CoreBinary) -> dict[str, object]:
     }
 
 
-def _core_text(scan: CoreScan) -> None:
+def _core_text(scan: CoreScan, called: Mapping[str, str]) -> None:
     for dump in scan.dumps:
         missing = [each for each in dump.binaries if each.why]
         click.echo(
-            f"{printable(dump.path)}: {_whose(dump)}:"
+            f"{printable(dump.path)}: {_whose(dump, called)}:"
             f" {counted(len(dump.binaries), 'binary', 'binaries')}, {len(missing)} missing"
         )
         for each in missing:
@@ -393,8 +396,8 @@ def _core_text(scan: CoreScan) -> None:
             click.echo(f"    {name:40}  {printable(each.path) or '-'}: {each.why}")
 
 
-def _whose(dump: Dump) -> str:
-    """The process that a core is of, in words."""
+def _whose(dump: Dump, called: Mapping[str, str]) -> str:
+    """Describe the process of a core; ``called`` has the names of containers by label."""
     if not dump.name and not dump.pid:
         return "of an unknown process"  # its notes were cut off
     words = f"{printable(dump.name)} (pid {dump.pid}"
@@ -404,7 +407,8 @@ def _whose(dump: Dump) -> str:
         except ValueError:
             words += f", signal {dump.signal}"
     words += ")"
-    names = [printable(label.encode("utf-8", "surrogateescape")) for label in dump.containers]
+    labels = (called.get(label, label) for label in dump.containers)
+    names = [printable(label.encode("utf-8", "surrogateescape")) for label in labels]
     if any(names):
         words += f" of {', '.join(name or 'the host' for name in names)}"
     return words
