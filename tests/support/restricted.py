@@ -17,7 +17,7 @@ import codecs, ctypes, difflib, os, sys
 import buildidfs.cli.doctor, buildidfs.app.doctor, buildidfs.log, buildidfs.mount.session
 import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.mount
 import buildidfs.cli.service, buildidfs.cli.output, buildidfs.app.service.up
-import buildidfs.store.store
+import buildidfs.store.store, buildidfs.mount.daemonize
 from buildidfs.cli.main import cli, main
 codecs.lookup("ascii")
 os.setgroups([])

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.formats.elf.identify import ElfFile, describe
+from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.formats.elf.identity import describe
 from buildidfs.store import Store
 from buildidfs.view import blank
 from tests.fuzz import decoders, elf_mutation

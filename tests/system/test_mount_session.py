@@ -307,9 +307,9 @@ def test_a_lost_blob_is_not_there(buildidfs: BuildIdFs, place: Path) -> None:
 # --- what not every machine has ------------------------------------------------------------------
 
 _OLD_KERNEL = """
-from buildidfs.mount import invalidate, entries as listing
+from buildidfs.mount import invalidate, operations
 invalidate._INC_EPOCH = b"no such notification"
-listing._PROBE_AT = 1
+operations._PROBE_AT = 1
 """
 
 
@@ -397,8 +397,8 @@ def test_messages_of_the_background_in_a_file(buildidfs: BuildIdFs, place: Path)
         assert artifact
         os.unlink(store.blobs.path(artifact.digest))
     script = (
-        "import sys; from buildidfs.mount import daemonize as background, options\n"
-        "background.start(options.parse(sys.argv[1], sys.argv[2]), sys.argv[3])"
+        "import sys; from buildidfs.mount import daemonize, mountpoint\n"
+        "daemonize.start(mountpoint.parse(sys.argv[1], sys.argv[2]), sys.argv[3])"
     )
     run([sys.executable, "-c", script, buildidfs.store, place, log], cwd=REPOSITORY, check=True)
     assert not (place / HEX / "elf").is_symlink()
@@ -466,9 +466,9 @@ def test_the_parent_raises_what_the_child_raised(buildidfs: BuildIdFs, place: Pa
     script = """
 import sys
 from buildidfs.errors import StoreMissing
-from buildidfs.mount import daemonize as background, options
+from buildidfs.mount import daemonize, mountpoint
 try:
-    background.start(options.parse(sys.argv[1], sys.argv[2]))
+    daemonize.start(mountpoint.parse(sys.argv[1], sys.argv[2]))
 except StoreMissing as error:
     print("raised", error)
 """
