@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.formats.elf.identity import describe
+from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile
+from buildidfs.formats.elf.identity import code_hash, describe
+from buildidfs.model import AdoptedId
 from buildidfs.store import Store
 from buildidfs.view import blank
 from tests.fuzz import decoders, elf_mutation
@@ -108,9 +109,11 @@ def measured(buildidfs: BuildIdFs, *arguments: Argument) -> dict[str, object]:
 def assert_sound(buildidfs: BuildIdFs, sources: dict[str, bytes]) -> dict[str, str]:
     """The store is; and every artifact in the mount is one of ``sources``, whole, with its own ID.
 
-    Returns the build IDs by digest.
+    Only the debuginfo of a program with an adopted ID has another ID, but the same code. Returns
+    the build IDs by digest.
     """
-    served = {}
+    served: dict[str, str] = {}
+    lent = []
     with Store.open(buildidfs.store, read_only=True) as store:
         assert list(store.check(digests=True)) == []
     for options in (["--gdb-scripts=keep"], []):
@@ -118,16 +121,31 @@ def assert_sound(buildidfs: BuildIdFs, sources: dict[str, bytes]) -> dict[str, s
             for build_id in os.listdir(mount):
                 if not build_id.isalnum() or build_id in ("buildid", "debug", "perf", "usr"):
                     continue
+                program = None
                 for name in ("elf", "debug"):
                     path = mount / build_id / name
-                    if path.exists():
-                        data = path.read_bytes()
-                        served[_source(data, sources, zeroed=not options)] = build_id
-    for digest, build_id in served.items():
-        described = describe(FileReader(sources[digest]), len(sources[digest]))
+                    if not path.exists():
+                        continue
+                    source = sources[_source(path.read_bytes(), sources, zeroed=not options)]
+                    described = describe(FileReader(source), len(source))
+                    assert isinstance(described, ElfFile)
+                    if described.build_id.hex() == build_id:
+                        served[hashlib.sha256(source).hexdigest()] = build_id
+                    else:
+                        lent.append((name, program, source))
+                    program = source
+    for name, program, source in lent:
+        assert name == "debug"
+        assert program is not None
+        assert _code(program) == _code(source) != b""
+        described = describe(FileReader(program), len(program))
         assert isinstance(described, ElfFile)
-        assert described.build_id.hex() == build_id
+        assert isinstance(described.build_id, AdoptedId)
     return served
+
+
+def _code(data: bytes) -> bytes:
+    return code_hash(data[:HEAD_SIZE], FileReader(data), len(data))
 
 
 def _source(data: bytes, sources: dict[str, bytes], *, zeroed: bool) -> str:
@@ -183,7 +201,7 @@ def test_process_with_damaged_files_and_what_they_lead_to(
     files, beside, by_id = root / "files", root / "files/.debug", root / "usr/lib/debug/.build-id"
     contents = list(damaged(program, 100, 2))
     names = (b"a.debug", b"../a.debug", b"fifo", b"link", b"b.debug", b"\xff", b"x" * 255, b".")
-    ids = [bytes([number]) * 20 for number in range(len(names))]
+    ids = [bytes([number]) * 20 for number in range(1, len(names) + 1)]  # all zeros would be none
     contents[:0] = [
         elf_file(
             [TEXT, debuglink(name, 7), altlink(b"../" * 9 + name, b"\x55" * 20)], build_id=each
