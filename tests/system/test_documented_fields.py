@@ -44,7 +44,8 @@ def output_section() -> dict[str, str]:
     names = (
         "pin --list", "prune", "gc", "status", "config",
         "scan perf-data", "scan image", "coverage", "repair",
-        "scan tree --dry-run", "scan package", "scan core", "scan", "watch", "list", "show",
+        "scan tree --dry-run",
+        "scan tree --sources", "scan package", "scan core", "scan", "watch", "list", "show",
         "containers", "why",
         "check", "journal", "jit", "which", "where --live", "where", "symbolize", "stats",
     )  # fmt: skip
@@ -59,6 +60,7 @@ def output_section() -> dict[str, str]:
     sections["scan image"] += sections["scan"]
     sections["scan perf-data"] += sections["scan"]
     sections["scan core"] += sections["scan"]
+    sections["scan tree --sources"] += sections["scan"]
     sections["where"] += sections["which"]
     return sections
 
@@ -126,6 +128,7 @@ def test_fields_are_in_the_page(
         "why": ["why", profile],
         "repair": ["repair", profile, "-o", tmp_path / "repaired.data"],
         "scan tree --dry-run": ["scan", "tree", "--dry-run", tmp_path],
+        "scan tree --sources": ["scan", "tree", "--sources", tmp_path],
         "scan package": ["scan", "package", tmp_path, tmp_path / "missing"],
         "scan image": ["scan", "image", tmp_path],
         "scan": ["scan", "tree", tmp_path, tmp_path / "missing"],
