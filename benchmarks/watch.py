@@ -244,7 +244,7 @@ def flood(bench: Bench) -> Iterator[Row]:
     """Rows for programs of the host and of a container beside another one that maps new files."""
     count = bench.size(300, 40)
     with items(bench) as made:
-        for rate in (500, 2000, 5000, 20_000):
+        for rate in (500, 1000, 5000, 20_000):
             with (
                 bench.scratch("flooded") as place,
                 watched(bench, place / "store") as watcher,
