@@ -760,7 +760,7 @@ def test_killed_at_any_time_leaves_a_sound_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat(watch: Watch, tmp_path: Path) -> None:
-    """Twenty thousand pins of the files of two hundred paths, each time with other bytes."""
+    """Ten thousand pins of the files of two hundred paths, each time with other bytes."""
 
     def anonymous() -> int:
         gc.collect()
@@ -769,7 +769,7 @@ def test_memory_stays_flat(watch: Watch, tmp_path: Path) -> None:
         return int(line.split()[1])
 
     before = 0
-    for round_ in range(100):
+    for round_ in range(50):
         for number in range(200):
             name = tmp_path / str(number)
             data = elf_file(build_id=b"%020d" % (round_ * 200 + number))
@@ -777,7 +777,7 @@ def test_memory_stays_flat(watch: Watch, tmp_path: Path) -> None:
             name.write_bytes(data)
             watch.put(pinned(name))
         assert watch.live.flush(60)
-        if round_ == 20:
+        if round_ == 10:
             before = anonymous()
-    assert watch.live.counters.captured == 20_000
-    assert anonymous() - before < 4096
+    assert watch.live.counters.captured == 10_000
+    assert anonymous() - before < 2048  # KiB for 7,800 pins

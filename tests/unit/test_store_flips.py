@@ -143,6 +143,8 @@ def _apart(path: Path, contents: Contents) -> int:
 def test_one_wrong_bit(sound: Path, tmp_path: Path, contents: Contents, what: str) -> None:
     chosen = random.Random(what)
     ended: Counter[str] = Counter()
+    index = (sound / "index" / "data.mdb").read_bytes()
+    used = [at for at, byte in enumerate(index) if byte]
     for number in range(FLIPS):
         path = tmp_path / f"{number}"
         shutil.copytree(sound, path)
@@ -151,8 +153,8 @@ def test_one_wrong_bit(sound: Path, tmp_path: Path, contents: Contents, what: st
             files = sorted(each for each in (path / "blobs").rglob("*") if each.is_file())
         file = chosen.choice(files)
         data = bytearray(file.read_bytes())
-        used = [at for at, byte in enumerate(data) if byte] if what == "index" else range(len(data))
-        at, bit = chosen.choice(used), chosen.randrange(8)
+        at = chosen.choice(used if what == "index" else range(len(data)))
+        bit = chosen.randrange(8)
         data[at] ^= 1 << bit
         file.chmod(0o600)
         file.write_bytes(data)
