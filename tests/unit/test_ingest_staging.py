@@ -264,6 +264,8 @@ def test_symbols_are_served_as_debuginfo(store: Store, mini: debugforms.Mini) ->
     assert executable.segments == artifact.segments != 0
     origins = {record.digest: record.origin for record in store.index.origins(artifact.ordinal)}
     assert origins[artifact.digest].path == os.fsencode(mini.shipped)
+    assert artifact.made_of == ".gnu_debugdata"
+    assert list(store.check(digests=True)) == []
 
 
 def test_whoever_meets_the_file_again_knows_it_as_executable(
