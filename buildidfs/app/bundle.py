@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import symbolizers
-from buildidfs.app.symbolizers import Failed, Slots, SymbolizerProcess
+from buildidfs.app.symbolize import programs
+from buildidfs.app.symbolize.programs import Failed, Slots, SymbolizerProcess
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
 from buildidfs.capture.base import PinnedFile, reached
@@ -386,7 +386,7 @@ def write_source_list(
     chosen = _with_debuginfo(items)
     if not chosen:
         return bundle_archive.Sources(why=NO_DEBUGINFO)
-    program = symbolizers.find_dumper()
+    program = programs.find_dumper()
     if program is None:
         return bundle_archive.Sources(why=NOT_INSTALLED)
     lines = _List(file)
@@ -424,7 +424,7 @@ def _ask(
     with Slots(1) as slots:
         digest = Digest(bytes.fromhex(item.sha256))
         slots.fill(item.size, functools.partial(_copy, store, digest, slots))
-        until = min(deadline, time.monotonic() + symbolizers.ANSWER_S)
+        until = min(deadline, time.monotonic() + programs.ANSWER_S)
         # The query that takes longer, and more memory, comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
             child = SymbolizerProcess([program, option, os.fsdecode(slots.path(0))], slots)

@@ -18,7 +18,7 @@ from buildidfs.formats.perf import script_output
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.app.symbolize import Answer, Symbolizer
+    from buildidfs.app.symbolize.addresses import Answer, Symbolizer
     from buildidfs.formats.perf.script_output import PrintedFrame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
@@ -101,7 +101,7 @@ def symbolize(
     is what nm(1) prints and llvm-symbolizer takes. Without arguments standard input is read, one
     on a line. The program that is asked runs without any privilege.
     """
-    from buildidfs.app.symbolize import Symbolizer
+    from buildidfs.app.symbolize.addresses import Symbolizer
 
     if perf_script and (requests or json_ or file_offset):
         raise UsageError("--perf-script filters text: without ID+0xADDR, --json, --file-offset")
@@ -286,7 +286,7 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
 
 def _remedy(script: script_output.Script, reason: str) -> str:
     """Return the fault and its remedy; events that are in the text are not asked for."""
-    from buildidfs.app.symbolize import NOT_MAPPED
+    from buildidfs.app.symbolize.addresses import NOT_MAPPED
 
     if reason == _NO_MAPPING:
         if not script.has_mappings:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app import bundle, symbolizers
+from buildidfs.app import bundle
+from buildidfs.app.symbolize import programs
 from buildidfs.store import Store
 from buildidfs.store.bundle import BundleFile
 from tests.support.clients import Result, run, tool
@@ -266,7 +267,7 @@ def instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) ->
     Nobody may search where pytest puts its files.
     """
     program = directory / "llvm-dwarfdump-99"
-    monkeypatch.setattr(symbolizers, "find_dumper", lambda: os.fspath(program))
+    monkeypatch.setattr(programs, "find_dumper", lambda: os.fspath(program))
     return program, compiled(tmp_path)
 
 
@@ -311,7 +312,7 @@ def test_a_program_that_misbehaves(
     script(program, text)
     monkeypatch.setattr(bundle, "_PATHS", 50)
     if "sleep" in text:
-        monkeypatch.setattr(symbolizers, "ANSWER_S", 1.0)
+        monkeypatch.setattr(programs, "ANSWER_S", 1.0)
     about = made(directory, asked).sources
     assert about is not None
     assert (about.files, len(about.absent)) == (files, 1)

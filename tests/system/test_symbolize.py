@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app import symbolize, symbolizers
-from buildidfs.app.symbolize import Symbolizer
+from buildidfs.app.symbolize import addresses, programs
+from buildidfs.app.symbolize.addresses import Symbolizer
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import Store
@@ -143,7 +143,7 @@ def test_damaged_zstd_is_told(tmp_path: Path, program: Program) -> None:
     (word,) = requests(program.exe, "exe_static_hot")
     answer = made("symbolize", word)
     assert re.fullmatch(rf"{re.escape(word)} exe_static_hot (\?\?|hot\.c):0\n", answer.out)
-    assert f"{symbolize.PACKED} (damaged: " in answer.err
+    assert f"{addresses.PACKED} (damaged: " in answer.err
 
 
 @pytest.fixture(scope="module")
@@ -245,9 +245,9 @@ def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
     done = store("symbolize", f"{build_id}+0xffffff", f"{build_id}+0xfffffff", check=False)
     assert done.rc == 30
     assert done.out == f"{build_id}+0xffffff ?? ??:0\n{build_id}+0xfffffff ?? ??:0\n"
-    assert done.err == f"buildidfs: {build_id}: {symbolize.NOT_LOADED} (2 addresses)\n"
+    assert done.err == f"buildidfs: {build_id}: {addresses.NOT_LOADED} (2 addresses)\n"
     both = store("symbolize", f"{build_id}+0xffffff", *requests(program.exe, "main"), check=False)
-    assert (both.rc, both.err) == (0, f"buildidfs: {build_id}: {symbolize.NOT_LOADED}\n")
+    assert (both.rc, both.err) == (0, f"buildidfs: {build_id}: {addresses.NOT_LOADED}\n")
 
 
 @pytest.mark.parametrize(
@@ -353,14 +353,14 @@ def test_it_does_not_answer(
     symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert name_at(symbolizer, program.exe, "main") == ["main"]
-    start = symbolizers.start
+    start = programs.start
 
-    def patiently(*arguments: Any) -> symbolizers.Program:
-        monkeypatch.setattr(symbolizers, "ANSWER_S", 60.0)
+    def patiently(*arguments: Any) -> programs.Program:
+        monkeypatch.setattr(programs, "ANSWER_S", 60.0)
         return start(*arguments)
 
-    monkeypatch.setattr(symbolizers, "ANSWER_S", 0.3)
-    monkeypatch.setattr(symbolizers, "start", patiently)
+    monkeypatch.setattr(programs, "ANSWER_S", 0.3)
+    monkeypatch.setattr(programs, "start", patiently)
     os.kill(child_of(symbolizer), signal.SIGSTOP)
     assert name_at(symbolizer, program.exe, "ask_clock") == ["ask_clock"]
 
@@ -368,7 +368,7 @@ def test_it_does_not_answer(
 def test_more_files_than_it_can_be_given(
     symbolizer: Symbolizer, program: Program, dwz_program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(symbolizers.Slots.__init__, "__defaults__", (2,))
+    monkeypatch.setattr(programs.Slots.__init__, "__defaults__", (2,))
     binaries = [*program.binaries, *dwz_program.binaries] * 2
     for binary in binaries:
         symbol = "main" if binary.compiled.name == "hot" else "lib_hot"
@@ -380,12 +380,12 @@ def test_no_directory_for_its_files(
     symbolizer: Symbolizer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are kept in memory, as long as they are small."""
-    monkeypatch.setattr(symbolizers.tempfile, "tempdir", "/nonexistent")
+    monkeypatch.setattr(programs.tempfile, "tempdir", "/nonexistent")
     assert name_at(symbolizer, program.exe, "main") == ["main"]
     symbolizer.close()
     symbolizer._known.clear()
     symbolizer._files.clear()
-    monkeypatch.setattr(symbolizers, "_MOST_BYTES_OF_MEMORY", 1000)
+    monkeypatch.setattr(programs, "_MOST_BYTES_OF_MEMORY", 1000)
     with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
         name_at(symbolizer, program.exe, "main")
 
@@ -398,7 +398,7 @@ def test_no_room_for_its_files(
     small.mkdir()
     run([tool("mount"), "-t", "tmpfs", "-o", "size=4k", "small", small], check=True)
     try:
-        monkeypatch.setattr(symbolizers.tempfile, "tempdir", os.fspath(small))
+        monkeypatch.setattr(programs.tempfile, "tempdir", os.fspath(small))
         with pytest.raises(UsageError, match="set TMPDIR to a directory with room"):
             name_at(symbolizer, program.exe, "main")
         symbolizer.close()

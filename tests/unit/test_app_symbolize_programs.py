@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app import symbolizers
+from buildidfs.app.symbolize import programs
 from buildidfs.errors import UsageError
 from tests.support.commands import script
 
@@ -30,10 +30,10 @@ def test_the_newest(installed: Path) -> None:
     of_version(installed / "llvm-symbolizer-9", "9.0.1")
     of_version(installed / "llvm-symbolizer-15", "15.0.7")
     newest = of_version(installed / "llvm-symbolizer-19", "19.1.7")
-    assert symbolizers.find() == ("llvm-symbolizer", newest)
+    assert programs.find() == ("llvm-symbolizer", newest)
     newest = of_version(installed / "llvm-symbolizer", "21.1.0")
-    assert symbolizers.find() == ("llvm-symbolizer", newest)
-    assert symbolizers.find("llvm-symbolizer") == ("llvm-symbolizer", newest)
+    assert programs.find() == ("llvm-symbolizer", newest)
+    assert programs.find("llvm-symbolizer") == ("llvm-symbolizer", newest)
 
 
 def test_a_version_in_the_place_where_it_is_installed(installed: Path) -> None:
@@ -41,35 +41,35 @@ def test_a_version_in_the_place_where_it_is_installed(installed: Path) -> None:
     real = script(installed / "lib/llvm-20/bin/llvm-symbolizer", "exit 9")
     (installed / "llvm-symbolizer").symlink_to(real)
     of_version(installed / "llvm-symbolizer-19", "19.1.7")
-    assert symbolizers.find()[1] == os.fspath(installed / "llvm-symbolizer")
+    assert programs.find()[1] == os.fspath(installed / "llvm-symbolizer")
 
 
 def test_one_that_does_not_tell_its_version(installed: Path) -> None:
     silent = os.fspath(script(installed / "llvm-symbolizer", "exit 1"))
-    assert symbolizers.find() == ("llvm-symbolizer", silent)
+    assert programs.find() == ("llvm-symbolizer", silent)
     known = of_version(installed / "llvm-symbolizer-14", "14.0.6")
-    assert symbolizers.find() == ("llvm-symbolizer", known)
+    assert programs.find() == ("llvm-symbolizer", known)
 
 
 def test_one_that_is_too_old(installed: Path) -> None:
     of_version(installed / "llvm-symbolizer", "11.0.1")
     of_version(installed / "llvm-symbolizer-12", "12.0.1")
     other = os.fspath(script(installed / "eu-addr2line"))
-    assert symbolizers.find() == ("eu-addr2line", other)
+    assert programs.find() == ("eu-addr2line", other)
     of_version(installed / "llvm-dwarfdump", "14.0.6")
-    assert symbolizers.find_dumper() is None
+    assert programs.find_dumper() is None
     newer = of_version(installed / "llvm-dwarfdump-15", "15.0.7")
-    assert symbolizers.find_dumper() == newer
+    assert programs.find_dumper() == newer
 
 
 def test_the_version_that_is_asked_for(installed: Path) -> None:
     of_version(installed / "llvm-symbolizer-19", "19.1.7")
     older = of_version(installed / "llvm-symbolizer-14", "14.0.6")
-    assert symbolizers.find("llvm-symbolizer-14") == ("llvm-symbolizer", older)
+    assert programs.find("llvm-symbolizer-14") == ("llvm-symbolizer", older)
     with pytest.raises(UsageError, match="llvm-symbolizer-17 is not installed"):
-        symbolizers.find("llvm-symbolizer-17")
+        programs.find("llvm-symbolizer-17")
     with pytest.raises(UsageError, match="eu-addr2line is not installed"):
-        symbolizers.find("eu-addr2line")
+        programs.find("eu-addr2line")
 
 
 @pytest.mark.parametrize("path", [".", "", ":", "bin:."])
@@ -82,6 +82,6 @@ def test_no_program_of_the_working_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path)
     with pytest.raises(UsageError, match="neither llvm-symbolizer nor eu-addr2line"):
-        symbolizers.find()
+        programs.find()
     monkeypatch.setenv("PATH", f"{path}:{tmp_path}")
-    assert symbolizers.find()[1] == os.fspath(tmp_path / "llvm-symbolizer")
+    assert programs.find()[1] == os.fspath(tmp_path / "llvm-symbolizer")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import symbolizers
-from buildidfs.app.symbolizers import Failed
+from buildidfs.app.symbolize import programs
+from buildidfs.app.symbolize.programs import Failed
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
 from buildidfs.errors import StoreError
@@ -22,7 +22,7 @@ from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.store import is_withheld
 
 if TYPE_CHECKING:
-    from buildidfs.app.symbolizers import Program, Slots
+    from buildidfs.app.symbolize.programs import Program, Slots
     from buildidfs.store import Store
 
 NEVER_CAPTURED: Final = "never captured"
@@ -87,13 +87,13 @@ def _told(artifact: Artifact) -> tuple[bool, int]:
 class Symbolizer:
     """Asks a program about the files in ``store``; a context manager.
 
-    ``program`` is one of `symbolizers.NAMES`, by default the first that is installed. Raises
+    ``program`` is one of `programs.NAMES`, by default the first that is installed. Raises
     `UsageError` if there is none.
     """
 
     def __init__(self, store: Store, program: str | None = None) -> None:
         self._store = store
-        self.name, self._path = symbolizers.find(program)
+        self.name, self._path = programs.find(program)
         self._program: Program | None = None
         self._slots: Slots | None = None
         self._bytes = 0
@@ -235,7 +235,7 @@ class Symbolizer:
             for each in file.copies:
                 each.slot = -1
         self._bytes = 0
-        self._slots = symbolizers.Slots()
+        self._slots = programs.Slots()
         return self._slots
 
     # --- the program -----------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Symbolizer:
     def _started(self) -> Program:
         if self._program is None:
             assert self._slots is not None
-            self._program = symbolizers.start(self.name, self._path, self._slots)
+            self._program = programs.start(self.name, self._path, self._slots)
         return self._program
 
     def _stop(self) -> None:
