@@ -52,7 +52,7 @@ MAY_BE_HERE: Final = (
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """What to do about a reason, as a clause; ``command`` is the first step, empty if none helps.
+    """The remedy for a reason, as a clause; ``command`` is the first step, empty if none helps.
 
     A command may have ``{file}`` (the profile or core file), ``{path}`` and ``{id}`` in it.
     """

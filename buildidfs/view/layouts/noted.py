@@ -46,7 +46,7 @@ class NotedFiles:
         return blob if parts is None else NotedBlob(blob, parts)
 
     def parts(self, artifact: Artifact) -> Noted | None:
-        """What differs from the exact bytes; None if no note fits in."""
+        """Return the parts that differ from the exact bytes; None if no note fits in."""
         if artifact.digest not in self._known:
             build_id = self._store.index.build_id(artifact.ordinal) or b""
             with self._store.blobs.open(artifact.digest) as blob:
