@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("podman", "rootless", "docker", "containerd")
 
-USER = 2121
+USER = 42421  # of no one else: all processes of this user are ended
 _CGROUP = f"user.slice/user-{USER}.slice/user@{USER}.service/user.slice"
 
 _HIDDEN = (
