@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _VERDICTS: Final = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _FINDINGS: Final = 3
 _LABEL: Final = 10  # columns
+_LEAST_WIDTH: Final = 20
 _RATE: Final = Cell(lambda rate: f"{rate:.1f}", lambda rate: f"{rate:.3f}", right=True)
 _LOST: Final = Cell(str, str, right=True, colour=lambda count: "red" if count else None)
 _COLUMNS: Final[tuple[Column[Row], ...]] = (
@@ -67,8 +69,8 @@ _COLUMNS: Final[tuple[Column[Row], ...]] = (
 def top(session: Session, once: bool, interval: float, layout: table.Layout) -> None:
     """Show how the watch of the store does: captures by container, rate, lag, losses, growth.
 
-    It reads what `buildidfs status` reads. q or Ctrl-C ends it. In a pipe it prints the present
-    state once: lines of a name and a value, then a table.
+    It reads what `buildidfs status` reads. q or Ctrl-C ends it. In a pipe or in the background it
+    prints the present state once, without rates: lines of a name and a value, then a table.
     """
     from buildidfs.app.service import status
     from buildidfs.app.service.activity import Activity
@@ -78,12 +80,22 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
     def look() -> View:
         return activity.add(status.take(session.store_path))
 
-    if once or layout.has_template or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    if once or layout.has_template or not _has_terminal():
         view = look()
         with _named(session.store_path) as columns:
             _print(view, columns, layout)
         return
     _live(look, interval, layout, session.store_path)
+
+
+def _has_terminal() -> bool:
+    """Return True if this process may read keys: a job in the background is stopped if it tries."""
+    if not (sys.stdout.isatty() and sys.stdin.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # the terminal is that of another session
+        return False
 
 
 def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> None:
@@ -123,9 +135,12 @@ def _live(look: Callable[[], View], interval: float, layout: table.Layout, path:
 
 
 def _screen(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> list[str]:
-    """Return the lines of the screen, cut to its width."""
-    width = terminal.width(sys.stdout)
-    lines = [f"{name:{_LABEL}}{terminal.cut(value, width - _LABEL)}" for name, value in _head(view)]
+    """Return the lines of the screen, wrapped or cut to its width."""
+    width = max(terminal.width(sys.stdout) - _LABEL, _LEAST_WIDTH)
+    lines = []
+    for name, value in _head(view):
+        first, *others = textwrap.wrap(value, width)
+        lines += [f"{name:{_LABEL}}{first}", *(" " * _LABEL + each for each in others)]
     state, rest = lines[0][_LABEL:], view.status.verdict.name.lower()
     lines[0] = f"{'state':{_LABEL}}{terminal.coloured(rest, _VERDICTS[rest])}{state[len(rest) :]}"
     lines += ["", *layout.lines(columns, view.rows), "", "q ends"]
@@ -146,8 +161,8 @@ def _head(view: View) -> Iterator[tuple[str, str]]:
     if "captured" in facts:
         yield (
             "captured",
-            f"{counted(facts['captured'], 'file')}, {size(facts.get('copied_bytes', 0))},"
-            f" {view.rate:.1f} a second; {facts.get('held', 0)} already held",
+            f"{counted(facts['captured'], 'file')}, {size(facts.get('copied_bytes', 0))}"
+            f"{_a_second(view.rate)}; {facts.get('held', 0)} already held",
         )
         yield (
             "waiting",
@@ -163,18 +178,25 @@ def _head(view: View) -> Iterator[tuple[str, str]]:
             f" {counted(facts.get('restarts', 0), 'gap')}",
         )
     held = found.store
-    sign = "-" if view.growth < 0 else "+"
+    growth = ""
+    if view.growth is not None:
+        sign = "-" if view.growth < 0 else "+"
+        growth = f", {sign}{size(int(abs(view.growth)))} a second"
     yield (
         "store",
-        f"{counted(held.ids, 'build ID')}, {size(held.stored_bytes + held.index_bytes)},"
-        f" {sign}{size(int(abs(view.growth)))} a second; {size(held.free_bytes)} free;"
+        f"{counted(held.ids, 'build ID')}, {size(held.stored_bytes + held.index_bytes)}"
+        f"{growth}; {size(held.free_bytes)} free;"
         f" {found.evictions.again + found.evictions.losses} removed for room",
     )
     for mount in view.mounts:
         done = ""
         if mount.requests is not None:
-            done = f": {counted(mount.requests, 'request')}, {mount.rate:.1f} a second"
+            done = f": {counted(mount.requests, 'request')}{_a_second(mount.rate)}"
         yield "mount", f"{printable(mount.path)}{done}"
+
+
+def _a_second(rate: float | None) -> str:
+    return "" if rate is None else f", {rate:.1f} a second"
 
 
 @contextmanager

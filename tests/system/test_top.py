@@ -13,6 +13,7 @@ import pytest
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
 from tests.support.captures import capture
+from tests.support.clients import tool
 from tests.support.commands import COMMAND
 from tests.support.terminals import terminal
 
@@ -82,6 +83,18 @@ def test_live_view(buildidfs: BuildIdFs, watch: Presence, columns: int, locale: 
     assert float(rate) > 0
 
 
+def test_finding_is_whole_on_a_narrow_terminal(buildidfs: BuildIdFs, watch: Presence) -> None:
+    reason = "the kernel refuses one kind of event after another, so that few files are seen"
+    watch.update(**{**facts(10), "degraded": [f"{reason}, and the remedy stands at the very end"]})
+    with terminal(*words(buildidfs), columns=80) as running:
+        running.read_until(b"q ends")
+        running.type(b"q")
+        shown = running.end()
+    text = " ".join(re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", shown.raw.decode()).split())
+    assert reason in text
+    assert "the remedy stands at the very end" in text
+
+
 @pytest.mark.parametrize("end", ["ctrl-c", "term"])
 def test_terminal_is_as_before_however_it_ends(
     buildidfs: BuildIdFs, watch: Presence, end: str
@@ -98,18 +111,28 @@ def test_terminal_is_as_before_however_it_ends(
     assert b"Traceback" not in shown.raw
 
 
+def test_once_in_the_background(buildidfs: BuildIdFs, watch: Presence) -> None:
+    """timeout(1) puts its program into a process group that the terminal does not belong to."""
+    shell = (tool("sh"), "-c", '"$@"; exit', "sh", tool("timeout"), "--kill-after=1", "10")
+    with terminal(*shell, *words(buildidfs)) as running:
+        shown = running.end()
+    assert shown.rc == 0
+    assert b"10 files" in shown.raw
+    assert BEGIN not in shown.raw
+
+
 def test_once_in_a_pipe(buildidfs: BuildIdFs, watch: Presence) -> None:
     lines = [line.split("\t") for line in buildidfs("top").out.splitlines()]
     head = {line[0]: line[1] for line in lines if len(line) == 2}
     assert head["state"].startswith("healthy, following, at ")
-    assert head["captured"].startswith("10 files, 3.0 MiB, ")
+    assert head["captured"] == "10 files, 3.0 MiB; 7 already held", "one look has no rate"
     assert head["waiting"] == "2 files, 2.0 KiB; lag 1.5 s"
     assert head["lost"].startswith("3 files, 0 in the last 10 minutes; 0 events")
     assert head["store"].startswith("1 build ID, ")
     rows = [line for line in lines if len(line) == 7]
-    assert [(row[0], row[1], row[3], row[5]) for row in rows] == [
-        ("the host", "7", str(2 << 20), "0"),
-        ("docker:\N{SNOWMAN}\\x1b]0;x\\x07", "3", str(1 << 20), "3"),
+    assert [(row[0], *row[1:4], row[5]) for row in rows] == [
+        ("the host", "7", "-", str(2 << 20), "0"),
+        ("docker:\N{SNOWMAN}\\x1b]0;x\\x07", "3", "-", str(1 << 20), "3"),
     ]
     said = buildidfs("top", "--once", "--sort", "-lost", "--limit", "1", "--format", "{lost}").out
     assert said == "3\n"

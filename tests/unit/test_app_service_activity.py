@@ -46,7 +46,7 @@ def clock() -> Clock:
 def test_rates_of_the_last_half_minute(clock: Clock) -> None:
     activity = Activity(clock)
     first = activity.add(look(10, stored=100))
-    assert (first.rate, first.growth, first.rows[0].rate) == (0.0, 0.0, 0.0)
+    assert (first.rate, first.growth, first.rows[0].rate) == (None, None, None)
     clock.now = 10
     view = activity.add(look(40, stored=600, requests=20))
     assert (view.rate, view.growth, view.rows[0].rate) == (3.0, 50.0, 3.0)
@@ -60,7 +60,7 @@ def test_watch_that_was_started_anew_has_no_negative_rate(clock: Clock) -> None:
     activity = Activity(clock)
     activity.add(look(1000))
     clock.now = 10
-    assert activity.add(look(5, since=2)).rate == 0.0
+    assert activity.add(look(5, since=2)).rate is None
     clock.now = 20
     assert activity.add(look(15, since=2)).rate == 1.0
 

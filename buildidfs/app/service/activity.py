@@ -20,14 +20,15 @@ _WINDOW_S: Final = 30.0
 class Row(NamedTuple):
     """The activity of a container, by its label; empty for the host.
 
-    ``rate`` is captures a second, ``last_ns`` the time of the last capture (Unix, ns; 0 for none).
+    ``rate`` is captures a second, None after a single look, ``last_ns`` the time of the last
+    capture (Unix, ns; 0 for none).
     ``lost`` files were lost since the start, ``recent`` of them in the last ten minutes.
     """
 
     container: str
     captured: int
     bytes: int
-    rate: float
+    rate: float | None
     last_ns: int
     lost: int
     recent: int
@@ -38,20 +39,21 @@ class MountActivity(NamedTuple):
 
     path: bytes
     requests: int | None
-    rate: float
+    rate: float | None
 
 
 class View(NamedTuple):
     """The activity of a store at one moment.
 
     ``facts`` are those of its watch, empty if none runs. ``rate`` is captures a second,
-    ``growth`` the bytes that the store grew a second. ``rows`` have the last captures first.
+    ``growth`` the bytes that the store grew a second; a single look knows neither. ``rows`` have
+    the last captures first.
     """
 
     status: Status
     facts: Mapping[str, Any]
-    rate: float
-    growth: float
+    rate: float | None
+    growth: float | None
     mounts: list[MountActivity]
     rows: list[Row]
 
@@ -95,14 +97,14 @@ class Activity:
         first = self._samples[0]
         seconds = now.at - first.at
 
-        def rate(later: int, earlier: int) -> float:
-            return max(later - earlier, 0) / seconds if seconds else 0.0
+        def rate(later: int, earlier: int) -> float | None:
+            return max(later - earlier, 0) / seconds if seconds else None
 
         return View(
             status,
             facts,
             rate(now.captured["\0all"], first.captured["\0all"]),
-            (now.stored - first.stored) / seconds if seconds else 0.0,
+            (now.stored - first.stored) / seconds if seconds else None,
             [
                 MountActivity(
                     each.path("mountpoint"),
@@ -124,7 +126,7 @@ def _running(status: Status, role: str) -> list[Running]:
 
 
 def _rows(
-    facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float]
+    facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float | None]
 ) -> list[Row]:
     """Return the containers with captures or losses, that with the last capture first."""
     lost: Counter[str] = Counter()
@@ -138,7 +140,7 @@ def _rows(
             label,
             _number(each, "captured"),
             _number(each, "bytes"),
-            rates.get(label, 0.0),
+            rates.get(label),
             int(float(each.get("last", 0)) * 1e9),
             lost[label],
             recent[label],
