@@ -131,6 +131,8 @@ class Holdings:
         if Kind.KALLSYMS in held:
             return True, Quality.SYMTAB, False, ""
         symbols = max(artifact.quality for artifact in held.values())
+        if Kind.VDSO in held:
+            symbols = max(symbols, Quality.SYMTAB)  # its dynamic symbols are all that it has
         executable = Kind.EXECUTABLE in held or Kind.VDSO in held
         debuginfo = symbols >= Quality.DEBUGINFO
         if not executable:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _GROUPS: Final = 10
 _FILES: Final = 5
+_SINGULAR: Final = {"binaries": "binary"}
 
 
 @click.command(
@@ -131,7 +132,8 @@ def _print_groups(files: list[Explained], unit: str, names: Names, *, bounded: b
     for (reason, remedy, command), members in order[: _GROUPS if bounded else None]:
         weight = sum(each.weight for each in members)
         share = sum(each.share or 0.0 for each in members)
-        click.echo(f"{share:6.1%}  {counted(weight, unit.removesuffix('s'))}: {one_line(reason)}")
+        count = counted(weight, _SINGULAR.get(unit, unit.removesuffix("s")), unit)
+        click.echo(f"{share:6.1%}  {count}: {one_line(reason)}")
         for each in members[: _FILES if bounded else None]:
             where = one_line(names.long(each.container))
             known = f"  {each.build_id.hex()[:12]}" if each.build_id is not None else ""

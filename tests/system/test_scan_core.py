@@ -156,12 +156,15 @@ def test_coverage(gone: Vanished, directory: Path) -> None:
     assert (rows["hot"]["symbols"], rows["hot"]["why"]) == ("debuginfo", "")
     assert rows["hot"]["container"].startswith("mnt:")
     assert rows["[vdso]"]["executable"]
+    assert (rows["[vdso]"]["symbols"], rows["[vdso]"]["why"]) == ("symtab", "")
     assert said["coverage"]["executable"] == 1.0
     empty = BuildIdFs(directory)
     Store.create(empty.store).close()
     nothing = empty("coverage", "--fail-under", "1", gone.core, check=False)
     assert nothing.rc == 30
     assert f"\tmissing\t{gone.program.exe.build_id}\t-\t" in nothing.out
+    frame = empty("why", gone.core, "hot").out
+    assert "  1 binary: never captured\n" in frame
     gone.core.with_name("cut").write_bytes(gone.core.read_bytes()[:-5000])
     cut = gone.buildidfs("coverage", gone.core.with_name("cut"), check=False)
     assert (cut.rc, cut.err.partition("cut off after")[1]) == (3, "cut off after")

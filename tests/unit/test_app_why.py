@@ -54,6 +54,7 @@ def test_nothing_is_known(store: Store) -> None:
     [
         (Quality.DYNSYM, Kind.EXECUTABLE, "stripped"),
         (Quality.NONE, Kind.EXECUTABLE, "no-symbols"),
+        (Quality.DYNSYM, Kind.VDSO, "no-debuginfo"),
         (Quality.SYMTAB, Kind.EXECUTABLE, "no-debuginfo"),
         (Quality.DEBUGINFO, Kind.EXECUTABLE, "complete"),
         (Quality.DEBUGINFO, Kind.DEBUGINFO, "no-executable"),
