@@ -85,13 +85,14 @@ def meant(store: Store, text: str) -> Callable[[str], bool]:
 
 def last_ones(store: Store) -> str:
     """Say which containers were seen last."""
-    last = heapq.nlargest(
-        _MOST_LABELS, store.containers.every(), key=lambda each: each.last_seen_ns
-    )
-    if not last:
+    seen: dict[str, int] = {}
+    for each in store.containers.every():
+        name = each.called.shown or each.label
+        seen[name] = max(seen.get(name, 0), each.last_seen_ns)
+    if not seen:
         return "nothing was captured of a container yet"
-    shown = ", ".join(each.called.shown or each.label for each in last)
-    return f"the last containers seen are {shown}"
+    last = heapq.nlargest(_MOST_LABELS, seen, key=lambda name: seen[name])
+    return f"the last containers seen are {', '.join(last)}"
 
 
 def find(store: Store, text: str) -> list[Container]:

@@ -141,8 +141,10 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
             f" buildidfs add {show(path)} captures it"
         )
     if b"/" not in path and not os.path.lexists(path):
-        raise InvalidBuildId(f"neither a build ID, nor the start of one, nor a path: {text!r}")
+        raise InvalidBuildId(f"no such file, and no build ID or the start of one: {text!r}")
     where = "" if container is None else f" in container {container}"
+    if container is None and not os.path.lexists(path):
+        where = ", and there is no such file"
     name = os.path.basename(text)
     raise ArtifactMissing(
         f"nothing was ever seen at {show(path)}{where}; for a part of a path try"

@@ -49,7 +49,7 @@ def _image(row: Contents) -> str | None:
         {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
     ),
 )
-@click.argument("names", metavar="NAME...", nargs=-1, type=ContainerArgument())
+@click.argument("names", metavar="[NAME ...]", nargs=-1, type=ContainerArgument())
 @since_option
 @click.option("--all", "all_", is_flag=True, help=f"Not only the {_SHOWN} seen last.")
 @table.options(_COLUMNS)

@@ -27,7 +27,7 @@ IDS = {WEB: "0123456789ab" + "0" * 52, CART: "fedcba987654" + "0" * 52}
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.create(tmp_path / "store") as made:
-        made.name_containers(lambda origin: CALLED[origin.container])
+        made.name_containers(lambda origin: CALLED.get(origin.container, ContainerNames()))
         for number, label in enumerate((WEB, CART, WEB), 1):
             group = f"/docker/{IDS[label]}".encode()
             seen = sighting(
@@ -79,6 +79,16 @@ def test_container_that_is_meant(store: Store, text: str, label: str) -> None:
 def test_container_that_is_not_meant(store: Store, text: str) -> None:
     with pytest.raises(ArtifactMissing, match="the last containers seen are web, shop/cart-7d9f"):
         containers.find(store, text)
+
+
+def test_containers_of_one_name_are_named_once(store: Store) -> None:
+    for number in (4, 5):
+        build_id = bytes([number]) * 20
+        seen = sighting(b"/bin/app", container="mnt:1", mnt_ns_id=number, seen_ns=NOW + number)
+        commit(store, capture(store, build_id, build_id, at=seen))
+    labels = [each.label for each in store.containers.every()]
+    assert labels.count("mnt:1") == 2
+    assert containers.last_ones(store).count("mnt:1") == 1
 
 
 def test_contents_of_containers(store: Store) -> None:

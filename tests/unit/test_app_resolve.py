@@ -93,9 +93,11 @@ def test_file_that_is_there_comes_first(store: Store, tmp_path: Path) -> None:
 
 
 def test_path_that_nothing_is_known_of(store: Store) -> None:
-    with pytest.raises(ArtifactMissing, match="nothing was ever seen at /no/such"):
+    with pytest.raises(
+        ArtifactMissing, match="nothing was ever seen at /no/such, and there is no such file"
+    ):
         resolve.build_id(store, "/no/such")
-    with pytest.raises(InvalidBuildId, match="nor a path"):
+    with pytest.raises(InvalidBuildId, match="no such file, and no build ID"):
         resolve.build_id(store, "xyz")
 
 
