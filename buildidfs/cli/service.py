@@ -287,7 +287,11 @@ def down(session: Session, timeout: float) -> None:
                 " run as its owner to end what runs on it"
             )
         if not session.is_quiet:
-            click.echo(f"Nothing runs that buildidfs up has started for {path}.")
+            shown = printable(os.fsencode(path))
+            click.echo(
+                f"Nothing runs that buildidfs up has started for {shown};"
+                " --store names another store."
+            )
         return
     running = [part for part in up.parts(supervisor) if part.pid]
     ended = [f"{part.name} (pid {part.pid})" for part in running]

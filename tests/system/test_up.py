@@ -576,10 +576,12 @@ def test_scripts_of_make_work_twice(up: Up) -> None:
         done = run([ROOT / "scripts/up", command], env=env, check=True)
         assert f"Mounted at {up.mount}" in done.out
         assert f"The command is {command}" in done.out
+        assert f"make down STORE='{up.store}' MOUNTPOINT='{up.mount}'" in done.out
         assert up.is_readable()
     for _ in range(2):
         done = run([ROOT / "scripts/down", command], env=env, check=True)
         assert not is_mountpoint(up.mount)
+    assert f"for {up.store}; --store names another store." in done.out
     # what an older version, or somebody by hand, has mounted
     up.run("mount", up.mount)
     done = run([ROOT / "scripts/down", command], env=env, check=True)
