@@ -54,7 +54,8 @@ MAY_BE_HERE: Final = (
 class Remedy(msgspec.Struct, frozen=True):
     """The remedy for a reason, as a clause; ``command`` is the first step, empty if none helps.
 
-    A command may have ``{file}`` (the profile or core file), ``{path}`` and ``{id}`` in it.
+    A command may have ``{file}`` (the profile or core file), ``{scan}`` (the command of scan that
+    takes it), ``{path}`` and ``{id}`` in it.
     """
 
     code: str
@@ -63,7 +64,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
 
 _OF_REASON: Final = {
-    NO_BUILD_ID: Remedy("no-build-id", NOTHING_RECORDED, "buildidfs scan perf-data {file}"),
+    NO_BUILD_ID: Remedy("no-build-id", NOTHING_RECORDED, "buildidfs scan {scan} {file}"),
     SHARED: Remedy(
         "shared-build-id",
         "say which program it was by its adopted ID (repair --assign PATH=ID); show has those",
@@ -118,7 +119,7 @@ _OF_REASON: Final = {
     NOT_CAPTURED: Remedy(
         "not-captured",
         "capture it where it still is, on this host or in an image",
-        "buildidfs scan perf-data {file}",
+        "buildidfs scan {scan} {file}",
     ),
     STILL_HERE: Remedy("still-here", "capture it while it is there", "buildidfs add {path}"),
     STRIPPED: Remedy(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import inputs, remedies
+from buildidfs.app import cores, inputs, remedies
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.capture import elf_file
@@ -80,6 +80,7 @@ class Explainer:
         self._holdings = Holdings(store)
         self._packages = PackageNotes()
         self._lost: dict[str, Lost] | None = None
+        self._scan = "perf-data"
 
     def build_id(self, build_id: BuildId) -> Explained:
         """Explain what is missing of a build ID."""
@@ -101,6 +102,7 @@ class Explainer:
         ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
         `UsageError`, and `ArtifactMissing` if no sample is there.
         """
+        self._scan = "core" if cores.is_core(path) else "perf-data"
         address = _ADDRESS.fullmatch(frame) if frame is not None else None
         found = inputs.coverage_of_file(
             self._store,
@@ -200,7 +202,10 @@ class Explainer:
         if why in _LACKING and (install := self._install(row)):
             command = install
         command = command.format(
-            file=_word(os.fsencode(file)), path=_word(path or row.path), id=row.build_id or "ID"
+            file=_word(os.fsencode(file)),
+            scan=self._scan,
+            path=_word(path or row.path),
+            id=row.build_id or "ID",
         )
         return Finding(remedy.code, said or why, text, command)
 

@@ -17,6 +17,7 @@ from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.run_files import LossLog, Lost, lost_text
 from tests.support.captures import NOW, capture, commit, sighting
+from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import elf_file
 from tests.support.perfwriter import PerfWriter
 
@@ -151,6 +152,14 @@ def test_frame_that_no_sample_has(store: Store, profile: bytes) -> None:
     for frame in ("0x40000", "/no/such"):
         with pytest.raises(ArtifactMissing, match="no sample of"):
             Explainer(store).file(profile, frame)
+
+
+def test_files_of_a_core_file(store: Store, tmp_path: Path) -> None:
+    core = tmp_path / "core"
+    core.write_bytes(core_file([Mapped(0x10000, elf_file(build_id=bytes(ID))[:4096], b"/no/app")]))
+    (each,) = Explainer(store).file(os.fsencode(core), None).files
+    assert (each.path, each.findings[0].reason) == (b"/no/app", "not-captured")
+    assert each.findings[0].command == f"buildidfs scan core {core}"
 
 
 # --- remedies ------------------------------------------------------------------------------------
