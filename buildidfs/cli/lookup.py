@@ -52,7 +52,7 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
     Column("pid", "PID", lambda row: row.pid, table.COUNT),
     Column("comm", "COMMAND", lambda row: row.comm, table.BYTES),
     Column("deleted", "FILE", lambda row: "deleted" if row.deleted else "present", table.TEXT),
-    Column("package", "PACKAGE", _package, table.LABEL),
+    Column("package", "PACKAGE", _package, table.ANSWER),
     Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
     Column("path", "PATH", lambda row: row.path, table.PATH),
 )

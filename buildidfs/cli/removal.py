@@ -37,7 +37,7 @@ _CHOICES: Final[tuple[Column[Choice], ...]] = (
     Column("size", "SIZE", lambda row: row.candidate.size, table.SIZE),
     Column("last_used", "USED", lambda row: row.candidate.used * _SECOND, table.AGE, 100),
     Column("path", "PATH", lambda row: row.path, table.PATH),
-    Column("why", "WHY", lambda row: row.why, table.LABEL),
+    Column("why", "WHY", lambda row: row.why, table.ANSWER),
 )
 _REMOVED: Final[tuple[Column[Chosen], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),

@@ -45,8 +45,8 @@ _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Cell(NamedTuple):
     """The two forms of a value: for a person on a terminal, and in full for all else.
 
-    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow;
-    ``colour`` returns a colour for a terminal, or None.
+    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow, and
+    ``late`` only after all others; ``colour`` returns a colour for a terminal, or None.
     """
 
     person: Callable[[Any], str]
@@ -54,6 +54,7 @@ class Cell(NamedTuple):
     right: bool = False
     cut: bool = False
     colour: Callable[[Any], str | None] | None = None
+    late: bool = False
 
 
 class Column(NamedTuple, Generic[Row]):
@@ -107,6 +108,8 @@ def _kinds(kinds: Iterable[Kind]) -> str:
 
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
+ANSWER: Final = LABEL._replace(late=True)
+"""What the table was printed for, so that its end counts: a version, a reason."""
 BYTES: Final = Cell(printable, printable)
 PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)
@@ -340,7 +343,7 @@ def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> No
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - limit
     loose = [number for number, each in enumerate(columns) if each.cell.cut]
     while over > 0 and (wide := [n for n in loose if widths[n] > _NARROWEST]):
-        widest = max(wide, key=lambda number: widths[number])
+        widest = max(wide, key=lambda number: (not columns[number].cell.late, widths[number]))
         widths[widest] -= 1
         over -= 1
 

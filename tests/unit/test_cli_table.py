@@ -107,6 +107,19 @@ def test_narrow_terminal_leaves_out_what_is_empty_and_shows_what_it_is_sorted_by
     assert header("--path", "/bin/*") == ["BUILD", "ID", "KINDS", "SIZE", "SEEN", "PATH"]
 
 
+def test_answer_is_cut_after_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (
+        table.Column[tuple[bytes, str]]("path", "PATH", lambda row: row[0], table.PATH),
+        table.Column[tuple[bytes, str]]("package", "PACKAGE", lambda row: row[1], table.ANSWER),
+    )
+    package = "libpython3.11-minimal 3.11.2-6+deb12u6"
+    for width, whole in ((60, True), (50, True), (40, False)):
+        monkeypatch.setattr(terminal, "width", lambda stream, width=width: width)
+        row = table.Layout().lines(columns, [(LONG, package)])[1]
+        assert len(row) <= width
+        assert row.endswith(package) == whole
+
+
 def test_header_is_bold_unless_no_color_is_set(filled: Path) -> None:
     argv = (*COMMAND, "--store", filled, "list")
     assert on_terminal(*argv).raw.startswith(b"\x1b[1mBUILD ID")
