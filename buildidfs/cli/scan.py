@@ -66,6 +66,7 @@ def scan() -> None:
 
 @scan.command(
     "proc",
+    short_help="Capture what running processes have mapped.",
     epilog=exit_status(
         [
             "buildidfs scan proc",
@@ -110,6 +111,7 @@ def scan_proc(
 
 @scan.command(
     "tree",
+    short_help="Capture the ELF files below directories.",
     epilog=exit_status(
         [
             "buildidfs scan tree /usr/lib/debug /opt",
@@ -233,6 +235,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
 
 @scan.command(
     "kernel",
+    short_help="Capture the running kernel and its modules.",
     epilog=exit_status(
         [
             "buildidfs scan kernel",
@@ -266,7 +269,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
 
 @scan.command(
     "perf-data",
-    short_help="Capture the binaries that profiles speak of.",
+    short_help="Capture the binaries that profiles name.",
     epilog=exit_status(
         [
             "buildidfs scan perf-data perf.data",
@@ -325,7 +328,7 @@ def _perf_data_text(scan: ProfileScan) -> None:
 
 @scan.command(
     "core",
-    short_help="Capture the binaries that core files are about.",
+    short_help="Capture the binaries that core files name.",
     epilog=exit_status(
         [
             "buildidfs scan core core.4711",
@@ -416,6 +419,7 @@ def _whose(dump: Dump, called: Mapping[str, str]) -> str:
 
 @scan.command(
     "package",
+    short_help="Capture packages: .deb, .rpm, .apk, Arch.",
     epilog=exit_status(
         [
             "buildidfs scan package libc6_2.36-9_amd64.deb libc6-dbg_2.36-9_amd64.deb",
@@ -445,6 +449,7 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
 
 @scan.command(
     "image",
+    short_help="Capture images of containers.",
     epilog=exit_status(
         [
             "buildidfs scan image alpine:3.19 registry.example.org/app@sha256:0f5c3e8d1b2a",

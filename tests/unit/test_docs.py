@@ -189,6 +189,12 @@ def _spellings(parameter: click.Parameter) -> list[str]:
     return list(parameter.opts)
 
 
+@pytest.mark.parametrize("words", [[], ["scan"]])
+def test_list_of_commands_cuts_no_sentence(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80)
+    assert "..." not in done.output.partition("EXAMPLES:")[0].replace("[ARGS]...", "")
+
+
 @pytest.mark.parametrize("path", COMMANDS)
 def test_help_has_examples_and_exit_status(path: str) -> None:
     done = CliRunner().invoke(cli, [*path.split(), "--help"])
