@@ -213,7 +213,7 @@ def test_what_is_no_target(text: str) -> None:
 def test_address_that_is_taken_is_named(store: Store) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {port}: Address already in use"):
+        with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {port}: Address already in use$"):
             exporter(store, place=Target("", "127.0.0.1", port))
 
 

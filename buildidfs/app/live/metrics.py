@@ -302,7 +302,8 @@ def _listening(place: Target) -> socket.socket:
         return socket.create_server((place.host, place.port), family=family, backlog=16)
     except OSError as error:
         where = f"{place.host} port {place.port}"
-        raise UsageError(f"--metrics: cannot listen at {where}: {error.strerror}") from error
+        reason = str(error.strerror).partition(" (while attempting")[0]  # create_server adds that
+        raise UsageError(f"--metrics: cannot listen at {where}: {reason}") from error
 
 
 def _not_written(path: str, error: OSError) -> UsageError:
