@@ -19,6 +19,7 @@ from buildidfs.cli import table, terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import counted, printable, size
 from buildidfs.cli.table import Cell, Column
+from buildidfs.cli.watch import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +153,8 @@ def _screen(view: View, columns: Sequence[Column[Row]], layout: table.Layout) ->
 def _head(view: View) -> Iterator[tuple[str, str]]:
     """Yield names and values about the watch, the store and its mounts, the state first."""
     found, facts = view.status, view.facts
-    mode = f", {facts['mode']}" if "mode" in facts else ""
+    mode = printable(str(facts.get("mode", "")).encode(errors="replace"))
+    mode = f", {MODES.get(mode, mode)}" if mode else ""
     yield "state", f"{found.verdict.name.lower()}{mode}, at {time.strftime('%H:%M:%S')}"
     for finding in found.findings[:_FINDINGS]:
         reason = printable(finding.reason.encode(errors="replace"))

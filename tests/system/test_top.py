@@ -138,6 +138,12 @@ def test_once_in_a_pipe(buildidfs: BuildIdFs, watch: Presence) -> None:
     assert said == "3\n"
 
 
+def test_mode_has_the_words_of_status(buildidfs: BuildIdFs, watch: Presence) -> None:
+    watch.update(**{**facts(10), "mode": "confined"})
+    (state,) = [line for line in buildidfs("top").out.splitlines() if line.startswith("state\t")]
+    assert ", following this PID namespace only, at " in state
+
+
 def test_nothing_runs(buildidfs: BuildIdFs) -> None:
     Store.create(buildidfs.store).close()
     lines = buildidfs("top").out.splitlines()
