@@ -229,7 +229,8 @@ def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
         done = buildidfs("scan", "proc", "--json", "--pid", str(service.pid))
         kept = held(buildidfs.store)
         here.unlink()
-        after = buildidfs("scan", "proc", "--json", "--pid", str(service.pid))
+        # The vDSO may be among what makes room, after the scan has met it: then it says so, and 3.
+        after = buildidfs("scan", "proc", "--json", "--pid", str(service.pid), check=False)
     summary = json.loads(done.out)
     assert (summary["noted"], summary["evicted"]["lost"]) == (1, 0)
     assert kept >= before

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,9 +75,10 @@ def compiler() -> Iterator[Compiler]:
     script = 'mount -t tmpfs none /tmp; exec "$0" -c "$1"'
     argv = [
         tool("unshare"), "-m", "-p", "-f", "--mount-proc", "--kill-child",
-        "sh", "-c", script, tool("python3"), _COMPILER,
+        "sh", "-c", script, os.path.realpath(sys.executable), _COMPILER,
     ]  # fmt: skip
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # From the root: whatever is below /tmp is hidden in there, also a checkout.
+    process = subprocess.Popen(argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         lines(process.stdout, lambda got: got == ["up"])
@@ -127,7 +129,7 @@ def test_map_is_kept(compiler: Compiler, finder: JitFinder, maps: JitMaps) -> No
     (kept,) = maps.of(compiler.pid)
     assert kept.text() == b"1 1 a\n2 1 b\n"
     process = kept.process
-    assert (process.pid, process.comm) == (compiler.pid, "python3")
+    assert (process.pid, process.comm) == (compiler.pid, Path(sys.executable).resolve().name)
     assert process.origin.path == b"/tmp/perf-%d.map" % process.ns_pid
     assert process.ns_pid != process.pid
     assert process.origin.container.startswith("mnt:")
