@@ -2,7 +2,7 @@
 """The reasons why a file has no names, and the remedy for each: the one place that has both.
 
 A reason is a clause for a person, and the key of its remedy. ``code`` is the stable name that
-programs get. Whoever shows reasons shows these: `coverage`, `repair`, `why`, `status`.
+programs get. `coverage`, `repair`, `why` and `status` print them.
 """
 
 from __future__ import annotations

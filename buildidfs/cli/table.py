@@ -109,7 +109,7 @@ def _kinds(kinds: Iterable[Kind]) -> str:
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
 ANSWER: Final = LABEL._replace(late=True)
-"""What the table was printed for, so that its end counts: a version, a reason."""
+"""The column that answers the question, such as a version or a reason: its end counts."""
 BYTES: Final = Cell(printable, printable)
 PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)

@@ -152,7 +152,7 @@ class Exporter:
         if self._socket is not None:
             self._socket.close()
         else:
-            # What is in it would be taken for the present.
+            # A reader would take old counts for those of now.
             with contextlib.suppress(OSError):
                 os.unlink(self._place.path)
 
@@ -285,7 +285,7 @@ class Exporter:
 
 
 class _Ended(Exception):
-    """The exporter is closed, and nobody waits for the coverage any more."""
+    """The exporter is closed; no request waits for the coverage any more."""
 
 
 class _Collected:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package that a file of a process belongs to, by the notes in the root of that process.
 
-The notes are claims of whoever made the container, and for people. They are read below the root of
+The notes are claims of the author of the container, and for people. They are read below the root of
 the process only, in bounded amounts, and left alone if their filesystem does not answer.
 """
 
