@@ -12,6 +12,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 def unpack(version: int, path: Path) -> Path:
     """Make ``path`` the store of that format."""
     with tarfile.open(GOLDEN / f"format-{version}.tar.xz") as tar:
-        tar.extractall(path, filter="tar")
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # not before 3.11.4
+        tar.extractall(path)
     path.chmod(0o700)
     return path

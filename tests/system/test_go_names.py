@@ -89,7 +89,9 @@ def test_clients_name_functions_files_and_lines(
         )
         without = clients.eu_addr2line(program, mount / "nothing", at)
         assert not re.search(r"hotloop|hot\.go", without.out), str(without)
-        place = rf"hot\.go:{HOT_LINE}\b"
+        # A function that needs no check of the stack begins with the code of its first line.
+        line = f"(?:{HOT_LINE}|{HOT_LINE + 1})"
+        place = rf"hot\.go:{line}\b"
         for result in (
             clients.eu_addr2line(program, files, at),
             run([tool("addr2line"), "-f", "-e", debug, f"0x{at:x}"]),
@@ -108,7 +110,7 @@ def test_clients_name_functions_files_and_lines(
         )  # fmt: skip
         # It takes such symbols for Ada's, in programs with debuginfo of the compiler as well.
         assert re.search(r"main(\.hotloop|\[hotloop\]) in section \.text", shown.out), str(shown)
-        assert len(re.findall(rf'Line {HOT_LINE} of ".*/hot\.go"', shown.out)) == 2, str(shown)
+        assert len(re.findall(rf'Line {line} of ".*/hot\.go"', shown.out)) == 2, str(shown)
         lint = run([tool("eu-elflint"), "--gnu-ld", "-d", debug])
         assert lint.rc == 0, str(lint)
 
@@ -154,6 +156,7 @@ def test_perf_names_samples_of_a_program_without_a_build_id(
     assert re.search(named, report.out), str(report)
 
 
+@pytest.mark.host  # elsewhere the file is not trusted, and the scripts that it names are zeroed
 def test_real_debuginfo_takes_its_place(buildidfs: BuildIdFs, directory: Path, go: GoTools) -> None:
     full, stripped = directory / "full", directory / "stripped"
     build_id = go.build(full, go.source(), strip=False)

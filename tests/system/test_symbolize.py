@@ -255,7 +255,7 @@ def test_what_has_no_name(store: BuildIdFs, program: Program) -> None:
     [
         (["8e9f"], 2, "not ID+0xADDR: '8e9f'"),
         (["8e9f+12"], 2, "not ID+0xADDR"),
-        (["\x1b[31m+0x1"], 2, "nor a path: '\\x1b[31m'"),
+        (["\x1b[31m+0x1"], 2, "no build ID or the start of one: '\\x1b[31m'"),
         (["8e9f8e9f+0x1"], 30, "nothing is known of build ID 8e9f8e9f"),
         (["--perf-script", "--json"], 2, "--perf-script filters text"),
         (["--with", "sh", "8e9f+0x1"], 2, "neither llvm-symbolizer[-VERSION] nor eu-addr2line"),

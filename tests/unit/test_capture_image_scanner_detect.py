@@ -67,7 +67,8 @@ def test_layouts_and_archives(layout: Layout, tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(gzip.compress(archive.read_bytes()))
     saved = docker_save(tmp_path / "saved.tar", {"app": [BASE]})
     with tarfile.open(saved) as content_:
-        content_.extractall(tmp_path / "saved", filter="data")
+        content_.extraction_filter = getattr(tarfile, "data_filter", None)  # not before 3.11.4
+        content_.extractall(tmp_path / "saved")
     places = (layout.directory, archive, tmp_path / "packed", saved, tmp_path / "saved")
     for path in places:
         assert labels(path) == ["image:app"], path
