@@ -62,7 +62,7 @@ _MOST_USES: Final = 1 << 16
 
 
 def _do_nothing() -> None:
-    """Stand in for a function that nobody has given."""
+    """Stand in for an optional function that was not given."""
 
 
 class Store:
