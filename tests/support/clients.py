@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -145,6 +146,16 @@ def run(
     if check and result.rc != 0:
         pytest.fail(str(result))
     return result
+
+
+def unmount(*points: Argument) -> None:
+    """Unmount filesystems; a watch of the host that another test runs may be looking at them."""
+    for point in points:
+        deadline = time.monotonic() + 20
+        while (result := run([tool("umount"), point])).rc != 0:
+            if time.monotonic() > deadline:
+                pytest.fail(str(result))
+            time.sleep(0.05)
 
 
 def gdb(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.crashing import Ledger, acknowledged, kill_session, make_files
 from tests.support.mounts import COMMAND
 
@@ -112,5 +112,5 @@ def _mounted(image: Path, point: Path) -> Iterator[Path]:
     try:
         yield point
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
         os.rmdir(point)

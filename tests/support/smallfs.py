@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
 
 _MAKE = {
@@ -33,7 +33,7 @@ def small_filesystem(directory: Path, kind: str, size: int) -> Iterator[Path]:
     try:
         yield point
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
         image.unlink()
 
 

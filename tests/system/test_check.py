@@ -20,7 +20,7 @@ from buildidfs.store import Store
 from tests.support import damages
 from tests.support.captures import capture, read_blob
 from tests.support.children import copied_cat
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.commands import ROOT
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.jit import jit_process
@@ -267,7 +267,7 @@ def _on_a_loop_device(directory: Path) -> Iterator[tuple[Path, Path]]:
     try:
         yield point, image
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @pytest.mark.root

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import restricted
-from tests.support.clients import Argument, Result, run, tool
+from tests.support.clients import Argument, Result, run, tool, unmount
 from tests.support.commands import ROOT
 from tests.support.forbidding import forbidding
 from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
@@ -438,7 +438,7 @@ def _mounted(point: Path, *options: Argument) -> Iterator[Path]:
     try:
         yield point
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 def test_a_store_in_memory_does_not_last(directory: Path) -> None:

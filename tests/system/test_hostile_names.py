@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import clients, programs
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.containers import root_filesystem
 
 if TYPE_CHECKING:
@@ -169,4 +169,4 @@ def _trusted_directory(path: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        run([tool("umount"), path], check=True)
+        unmount(path)

@@ -23,7 +23,7 @@ from buildidfs.mount import mountpoint
 from buildidfs.store import Store, coordination
 from buildidfs.store.run_files import present
 from tests.support.captures import capture
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.mounts import is_mountpoint
 from tests.support.restricted import as_nobody
 from tests.support.waiting import until
@@ -134,7 +134,7 @@ def test_a_signal_while_a_file_is_open(buildidfs: BuildIdFs, place: Path, loop: 
 @pytest.mark.parametrize("loop", ["fast", "plain"])
 def test_unmounting_from_outside(buildidfs: BuildIdFs, place: Path, loop: str) -> None:
     with _serving(buildidfs, "-o", f"loop={loop}") as server:
-        run([tool("umount"), place], check=True)
+        unmount(place)
         assert server.wait(20) == 0
     with _serving(buildidfs, "-o", f"loop={loop}") as server:
         buildidfs("unmount", place)
@@ -211,7 +211,7 @@ def test_a_connection_that_is_aborted(buildidfs: BuildIdFs, place: Path) -> None
             (control / str(os.minor(os.stat(place).st_dev)) / "abort").write_text("1")
             assert server.wait(20) == 0
     finally:
-        run([tool("umount"), control], check=True)
+        unmount(control)
     buildidfs("mount", place)
     assert (place / HEX / "elf").read_bytes() == b"bytes"
     buildidfs("unmount", place)
@@ -340,7 +340,7 @@ def test_a_store_that_cannot_be_written(buildidfs: BuildIdFs, place: Path) -> No
             server.send_signal(signal.SIGTERM)
             assert server.wait(20) == 0
     finally:
-        run([tool("umount"), store], check=True)
+        unmount(store)
 
 
 @pytest.mark.root

@@ -20,7 +20,7 @@ from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
 from tests.support import clients, packages
 from tests.support.children import running
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mounts import COMMAND
 from tests.support.waiting import until
@@ -110,7 +110,7 @@ def small(request: pytest.FixtureRequest, directory: Path) -> Iterator[Path]:
             check=True)  # fmt: skip
         run([tool("mount"), "-o", "loop", directory / "image", point], check=True)
     yield point
-    run([tool("umount"), point], check=True)
+    unmount(point)
 
 
 def test_more_than_fits(buildidfs: BuildIdFs, directory: Path, small: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from buildidfs.app import capture
 from buildidfs.store import Store
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, elf_file
 from tests.support.images import DockerRoot, whiteout
 from tests.support.programs import sha256
@@ -208,7 +208,7 @@ def overlay(directory: Path, lower: list[str], upper: str, *options: str) -> Ite
     try:
         yield merged
     finally:
-        run([tool("umount"), merged], check=True)
+        unmount(merged)
 
 
 def layer(directory: Path, name: str) -> Path:

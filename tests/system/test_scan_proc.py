@@ -25,7 +25,7 @@ from buildidfs.store import Store
 from tests.support import echo, silentfs
 from tests.support.captures import read_blob
 from tests.support.children import cat_program, running
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def test_full_filesystem_keeps_what_fitted(place: Path) -> None:
             assert held(store, build_id) == [(place / "fits").read_bytes()]
             assert list(store.check()) == []
     finally:
-        run([tool("umount"), small], check=True)
+        unmount(small)
 
 
 # --- the vDSO of the other word size -----------------------------------------------------------

@@ -18,7 +18,7 @@ from buildidfs.model import BuildId, Trust
 from buildidfs.store import Store
 from tests.support import echo, silentfs
 from tests.support.children import running
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import elf_file
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
@@ -62,7 +62,7 @@ def test_other_filesystems_are_entered_and_interfaces_are_not(place: Path) -> No
         result = scanned(place)
         identified = dict(identify_tree([os.fsencode(place)]))
     finally:
-        run([tool("umount"), memory, *interfaces], check=True)
+        unmount(memory, *interfaces)
     expected = [os.fsencode(place / "a"), os.fsencode(memory / "file")]
     assert result.paths() == expected
     assert list(identified) == expected

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import clients, programs
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.mounts import BuildIdFs
 from tests.support.vanished import Vanished, vanished
 
@@ -220,7 +220,7 @@ def test_files_of_the_host_are_served_as_they_are(
         shutil.copy2(hostile_program.exe.compiled, trusted)
         buildidfs("scan", "tree", trusted)
     finally:
-        run([tool("umount"), trusted], check=True)
+        unmount(trusted)
     with buildidfs.mounted() as mount:
         served = mount / hostile_program.exe.build_id / "elf"
         run([tool("cmp"), served, hostile_program.exe.compiled], check=True)

@@ -39,7 +39,7 @@ from tests.support.callers import (
 )
 from tests.support.captures import SECOND, identity
 from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.scans import open_descriptors
 from tests.support.silentfs import served
 
@@ -342,7 +342,7 @@ def test_mounts_on_the_way(directory: Path, own_root: Root) -> None:
         point.chmod(0o700)
         assert reach_of(file, own_root) == 0
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @needs_root("mounts")
@@ -360,7 +360,7 @@ def test_file_below_another_mount(directory: Path, own_root: Root, deleted: bool
             make(point / "file", mode=0o755, uid=ALICE)
             assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
         finally:
-            run([tool("umount"), point], check=True)
+            unmount(point)
     finally:
         os.close(fd)
 
@@ -394,7 +394,7 @@ def test_file_that_is_mounted_itself(directory: Path, own_root: Root) -> None:
         assert reach_of(public, own_root) == EVERYBODY
         assert reach_of(file, own_root) == OWNER
     finally:
-        run([tool("umount"), public], check=True)
+        unmount(public)
 
 
 @needs_root("gives files away")

@@ -28,7 +28,7 @@ from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from buildidfs.store.retention.policy import Policy
 from tests.support.captures import identity, sighting
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.pinning import pinned
 from tests.support.scans import open_descriptors
@@ -589,7 +589,7 @@ def test_full_store_loses_nothing(tmp_path: Path, impatient: None) -> None:
             assert len(watch.failures) == 1
             assert watch.forgotten == [], "nothing that was caught is lost"
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @pytest.mark.parametrize("error", [StoreFull("full"), StoreError("locked")], ids=["full", "other"])

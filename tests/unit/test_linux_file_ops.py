@@ -20,7 +20,7 @@ from buildidfs.store import Store
 from tests.support.callers import ACL_USER, set_acl
 from tests.support.captures import capture, sighting
 from tests.support.children import cat_program, needs_root, running
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mapped import SharedMapping, overlay
 from tests.support.scans import without_privileges
@@ -121,7 +121,7 @@ def test_a_reflink_is_a_snapshot(tmp_path: Path) -> None:
             os.pwrite(source.fileno(), b"overwritten in place", 0)
             assert _read(target.fileno()) == _CONTENT
     finally:
-        run([tool("umount"), mountpoint], check=True)
+        unmount(mountpoint)
 
 
 def test_a_file_without_a_name_gets_one(tmp_path: Path, unnamed: int) -> None:
@@ -280,7 +280,7 @@ def point(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     try:
         yield point, wanted
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @pytest.mark.root

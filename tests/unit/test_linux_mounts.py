@@ -14,7 +14,7 @@ import pytest
 from buildidfs.formats import proc_text as parser
 from buildidfs.linux import mounts, namespaces, procfs, statx, syscalls
 from tests.support.children import needs_root, private_cat
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 from tests.support.waiting import until
 
 _OURS = (
@@ -262,7 +262,7 @@ def test_devices_of_the_host_are_read_again_after_each_change(
             device = os.major(number), os.minor(number)
             assert devices.has(device)
             run([tool("mount"), "--bind", first, second], check=True)
-            run([tool("umount"), first], check=True)
+            unmount(first)
             assert devices.has(device)
         finally:
             run([tool("umount"), "-l", first])

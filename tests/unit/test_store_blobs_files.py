@@ -18,7 +18,7 @@ from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import Blobs, Staged, Standing, digest_of
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 
 _MIB = 1 << 20
 _CONTENT = b"".join(number.to_bytes(4, "little") for number in range(700_000))  # not a round size
@@ -282,7 +282,7 @@ def _loop_mount(tmp_path: Path, make: list[str], size: int) -> Iterator[Path]:
     try:
         yield point
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL])

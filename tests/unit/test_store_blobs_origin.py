@@ -14,7 +14,7 @@ from buildidfs.store import Store
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import Blobs
 from tests.support.captures import capture, commit
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest
@@ -39,7 +39,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         with Store.create(point / "store") as made:
             yield made
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 def _captured(store: Store) -> Digest:

@@ -17,7 +17,7 @@ from buildidfs.linux import file_ops
 from buildidfs.model import Absence, Kind
 from buildidfs.store import NewAbsence, Store
 from tests.support.captures import NOW, capture, commit, identity, read_blob, sighting
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 
 _MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         run(make, check=True)
         run([tool("mount"), "-o", "loop", tmp_path / "image", point], check=True)
     yield point
-    run([tool("umount"), point], check=True)
+    unmount(point)
 
 
 def _fill(directory: Path, leave: int) -> Path:
@@ -159,7 +159,7 @@ def test_no_inodes_left(tmp_path: Path) -> None:
             _sound(store, *ids)
             assert len(ids) > 5
     finally:
-        run([tool("umount"), point], check=True)
+        unmount(point)
 
 
 @pytest.mark.root

@@ -16,7 +16,7 @@ from buildidfs.errors import StoreDamaged, StoreError, StoreMissing, StoreVersio
 from buildidfs.model import Digest, Kind
 from buildidfs.store import Store
 from tests.support.captures import capture, commit, read_blob, sighting, stage
-from tests.support.clients import run, tool
+from tests.support.clients import run, tool, unmount
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -288,7 +288,7 @@ def frozen(path: Path, tmp_path: Path) -> Iterator[Path]:
     run([tool("mount"), "--bind", path, point], check=True)
     run([tool("mount"), "-o", "remount,bind,ro", point], check=True)
     yield point
-    run([tool("umount"), point], check=True)
+    unmount(point)
 
 
 @pytest.mark.root
