@@ -158,6 +158,12 @@ def unmount(*points: Argument) -> None:
             time.sleep(0.05)
 
 
+def go_version() -> tuple[int, ...]:
+    """The version of Go, which makes a GNU build ID from 1.24 on."""
+    words = run([tool("go"), "env", "GOVERSION"], check=True).out.strip().removeprefix("go")
+    return tuple(int(part) for part in words.split(".")[:2])
+
+
 def gdb(
     *commands: str,
     debug: Path | None = None,

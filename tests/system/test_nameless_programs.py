@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support.clients import run, tool
+from tests.support.clients import go_version, run, tool
 from tests.support.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
@@ -45,7 +45,7 @@ def _built(directory: Path) -> dict[str, bytes]:
         "stripped": [tool("gcc"), none, "-s", "-o", out, c],
         "go": [tool("go"), "build", "-ldflags=-B none -buildid=", "-o", out, go],
     }
-    if "-B none" in str(commands["go"]) and _go_version() < (1, 24):
+    if "-B none" in str(commands["go"]) and go_version() < (1, 24):
         commands["go"][2] = "-ldflags=-buildid="  # it makes no GNU build ID unless told to
     found = {}
     for kind, command in commands.items():
@@ -57,11 +57,6 @@ def _built(directory: Path) -> dict[str, bytes]:
     struct.pack_into("<Q", bare, 40, 0)
     struct.pack_into("<HH", bare, 60, 0, 0)
     return {**found, "no section headers": bytes(bare)}
-
-
-def _go_version() -> tuple[int, ...]:
-    words = run([tool("go"), "env", "GOVERSION"], check=True).out.strip().removeprefix("go")
-    return tuple(int(part) for part in words.split(".")[:2])
 
 
 def test_every_program_without_a_build_id_is_held(scratch: Path) -> None:

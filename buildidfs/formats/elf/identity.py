@@ -218,13 +218,6 @@ def _note_areas(
             yield offset, length
 
 
-def derived_gnu_id(go_id: bytes) -> BuildId:
-    """Return the GNU build ID that Go 1.24 and later make of a Go build ID (ld/elf.go)."""
-    digest = bytearray(_sha256(go_id).digest())
-    digest[0] ^= 0xFF
-    return BuildId(bytes(digest[:20]))
-
-
 # --- code ----------------------------------------------------------------------------------------
 
 
