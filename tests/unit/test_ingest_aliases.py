@@ -25,6 +25,7 @@ from tests.support.elfwriter import (
     PT_LOAD,
     SHF_ALLOC,
     SHF_EXECINSTR,
+    SHT_NOBITS,
     SYMTAB,
     TEXT_SPLIT,
     Section,
@@ -250,6 +251,17 @@ def test_unstripped_twin_has_the_names_of_a_stripped_program(
         captured(store, tmp_path, data)
     assert is_served(store, htl(bytes(stripped)), whole, _DEBUGINFO)
     assert is_served(store, htl(bytes(stripped)), bytes(stripped))
+
+
+def test_debug_file_alone_has_no_names_but_its_own(store: Store, tmp_path: Path) -> None:
+    whole = elf_file([_TEXT, SYMTAB, DWARF], section_headers=True)
+    debug = bytearray(elf_file([_TEXT, SYMTAB], section_headers=True))
+    (table,) = struct.unpack_from("<Q", debug, 40)
+    struct.pack_into("<I", debug, table + 64 + 4, SHT_NOBITS)  # the first, .text, has its segment
+    for data in (whole, bytes(debug)):
+        captured(store, tmp_path, data)
+    assert served(store, htl(bytes(debug))) is None
+    assert is_served(store, htl(bytes(debug)), bytes(debug), _DEBUGINFO)
 
 
 _TEXT = Section(

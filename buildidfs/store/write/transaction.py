@@ -176,7 +176,8 @@ class Recorder:
             for other in self._executables(twin):
                 if twin != digest and self._variants.is_adopted(other):
                     self._give(digest, other, new.sighting)
-                    self._give(twin, ordinal)
+                    if Kind.EXECUTABLE in new.kinds:
+                        self._give(twin, ordinal)
 
     def _executables(self, digest: Digest) -> list[int]:
         """The build IDs that a blob is an executable of."""
