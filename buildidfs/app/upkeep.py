@@ -14,6 +14,7 @@ import resource
 import sys
 import threading
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,13 +25,13 @@ from buildidfs.linux import threads
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.config import RetentionSettings, Settings
     from buildidfs.linux.child import Child
     from buildidfs.model import BuildId, Digest
     from buildidfs.store import Store
-    from buildidfs.store.retention.policy import Policy
+    from buildidfs.store.retention.policy import Choice, Policy
     from buildidfs.store.schema import DigestRow
 
 
@@ -38,6 +39,7 @@ UPKEEP_S: Final = 60.0
 """Between two looks at what has become too old, or too much, while nothing is captured."""
 
 _COLLECT_S: Final = 24 * 3600.0
+_REMOVED_AT_ONCE: Final = 256
 
 _log = logging.getLogger(__name__)
 EVERY_S: Final = 30 * 86_400
@@ -214,6 +216,50 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
         max_age=None if settings.max_age is None else config.seconds(settings.max_age),
         min_age=config.seconds(settings.min_age),
     )
+
+
+class Pruning:
+    """One removal of all that the limits of a store leave no room for.
+
+    ``blobs`` and ``freed`` count what has gone, or would go with ``dry_run``, in bytes on the disk.
+    With ``stays`` the choices name what is kept as well.
+    """
+
+    def __init__(self, store: Store, policy: Policy, *, dry_run: bool, stays: bool) -> None:
+        self._store = store
+        self._policy = policy
+        self._dry_run = dry_run
+        self._stays = stays
+        self.blobs = self.freed = 0
+
+    def choices(self) -> Iterator[Choice]:
+        """Give each blob with its fate, once it has met it. Raises `StoreError`."""
+        if not self._dry_run:
+            self._store.fold_uses()
+        plan = self._store.plan(self._policy, altlinks(self._store), stays=self._stays)
+        for choice in plan if self._dry_run else self._removing(plan):
+            self.blobs += choice.goes
+            self.freed += choice.candidate.size if choice.goes else 0
+            yield choice
+
+    def _removing(self, plan: Iterator[Choice]) -> Iterator[Choice]:
+        while batch := list(islice(plan, _REMOVED_AT_ONCE)):
+            self._store.remove(each.candidate.digest for each in batch if each.goes)
+            yield from batch
+
+    def exceeded(self) -> dict[str, int]:
+        """Return the limits that cannot be met, each with the bytes that are lacking."""
+        freed = self.freed
+        if not self._dry_run:
+            self._store.collect()
+            freed = 0
+        lacking = self._store.exceeded(self._policy)
+        left = {name: lack - freed for name, lack in lacking.items() if lack > freed}
+        if left and not self._dry_run:
+            more = self._store.plan(self._policy, altlinks(self._store))
+            if next(more, None) is not None:
+                return {}  # there is more to remove: another process captures at this moment
+        return left
 
 
 def retain(store: Store, settings: Settings) -> None:

@@ -15,13 +15,11 @@ from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from buildidfs.app.catalog import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
-    from buildidfs.store.retention.policy import Choice, Policy
-_AT_ONCE = 256
+    from buildidfs.store.retention.policy import Choice
+
 _SECOND: Final = 1_000_000_000
 _DEFAULT = "30d"
 
@@ -187,18 +185,8 @@ def _prune(
     from buildidfs.errors import StoreFull
 
     policy = upkeep.policy(settings, store.path)
-    if not dry_run:
-        store.fold_uses()
-    blobs = freed = 0
-
-    def tallied() -> Iterator[Choice]:
-        nonlocal blobs, freed
-        for choice in _choices(store, policy, dry_run, verbose):
-            blobs += choice.goes
-            freed += choice.candidate.size if choice.goes else 0
-            yield choice
-
-    choices = tallied()
+    pruning = upkeep.Pruning(store, policy, dry_run=dry_run, stays=verbose)
+    choices = pruning.choices()
     if json_:
         for choice in layout.choose(_CHOICES, choices):
             _choice_json(choice)
@@ -206,45 +194,19 @@ def _prune(
         layout.print(_CHOICES, choices)
     for _ in choices:  # --limit bounds what is printed, not what is removed
         pass
-    if json_ and not blobs:
+    if json_ and not pruning.blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
     if not json_ and not session.is_quiet and not layout.has_template:
-        click.echo(
-            f"{counted(blobs, 'blob')}, {size(freed)}, {'would go' if dry_run else 'removed'}"
-        )
-    if not dry_run:
-        store.collect()
-        freed = 0
-    lacking = {name: lack - freed for name, lack in store.exceeded(policy).items()}
-    left = {name: lack for name, lack in lacking.items() if lack > 0}
+        gone = counted(pruning.blobs, "blob")
+        verb = "would go" if dry_run else "removed"
+        click.echo(f"{gone}, {size(pruning.freed)}, {verb}")
+    left = pruning.exceeded()
     if not left:
         return 0
-    if not dry_run and next(store.plan(policy, upkeep.altlinks(store)), None) is not None:
-        return 0  # there is more to remove: another process captures at this moment
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
     click.echo(f"buildidfs: {verb} exceeded: {what}: what is left may not be removed", err=True)
     return StoreFull.exit_code
-
-
-def _choices(store: Store, policy: Policy, dry_run: bool, verbose: bool) -> Iterator[Choice]:
-    from buildidfs.app import upkeep
-
-    plan = store.plan(policy, upkeep.altlinks(store), stays=verbose)
-    return plan if dry_run else _removing(store, plan)
-
-
-def _removing(store: Store, plan: Iterable[Choice]) -> Iterator[Choice]:
-    """Remove what goes, some at a time; gives each once it is done."""
-    batch: list[Choice] = []
-    for choice in plan:
-        batch.append(choice)
-        if len(batch) == _AT_ONCE:
-            store.remove(each.candidate.digest for each in batch if each.goes)
-            yield from batch
-            batch.clear()
-    store.remove(each.candidate.digest for each in batch if each.goes)
-    yield from batch
 
 
 def _choice_json(choice: Choice) -> None:
