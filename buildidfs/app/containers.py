@@ -16,7 +16,9 @@ from buildidfs.store import Container
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from buildidfs.app.coverage import Row
     from buildidfs.store import Store
+    from buildidfs.store.location_rows import ContainerEntry
 
 _MOST_LABELS = 5
 
@@ -110,8 +112,8 @@ def find(store: Store, text: str) -> list[Container]:
 def build_ids(store: Store, container: Container) -> dict[BuildId, bytes]:
     """Return the build IDs of the files of a container, each with one of its paths there."""
     found: dict[BuildId, bytes] = {}
-    for ordinal, _, _, path in _files(store, container.number):
-        build_id = store.index.build_id(ordinal)
+    for entry, path in files(store, container.number):
+        build_id = store.index.build_id(entry.ordinal)
         if build_id is not None:
             found.setdefault(build_id, path)
     return found
@@ -132,24 +134,36 @@ class Contents(msgspec.Struct, frozen=True):
     debuginfo: float
 
 
-def contents(store: Store, container: Container, holdings: Holdings) -> Contents:
-    """Count what the store has of a container."""
+def contents(
+    store: Store,
+    container: Container,
+    holdings: Holdings,
+    each: Callable[[ContainerEntry, bytes, Row], object] = lambda entry, path, row: None,
+) -> Contents:
+    """Count what the store has of a container; ``each`` hears of the files, with their paths."""
     sizes: dict[Digest, int] = {}
-    ordinals: set[int] = set()
-    for ordinal, kind, variant, _ in _files(store, container.number):
-        ordinals.add(ordinal)
-        artifact = store.index.artifact_variant(ordinal, kind, variant)
+    rows: dict[int, Row | None] = {}
+    for entry, path in files(store, container.number):
+        ordinal = entry.ordinal
+        artifact = store.index.artifact_variant(ordinal, entry.kind, entry.variant)
         if artifact is not None:
             sizes[artifact.digest] = artifact.size
-    counts = [0, 0, 0]
-    for build_id in filter(None, map(store.index.build_id, ordinals)):
-        row = holdings.row("", b"", build_id, 1)
-        counts[0] += row.executable
-        counts[1] += row.symbols >= Quality.SYMTAB
-        counts[2] += row.debuginfo
-    whole = len(ordinals) or 1
+        if ordinal not in rows:
+            build_id = store.index.build_id(ordinal)
+            rows[ordinal] = (
+                None if build_id is None else holdings.row(container.label, path, build_id, 1)
+            )
+        if (row := rows[ordinal]) is not None:
+            each(entry, path, row)
+    known = [row for row in rows.values() if row is not None]
+    counts = (
+        sum(row.executable for row in known),
+        sum(row.symbols >= Quality.SYMTAB for row in known),
+        sum(row.debuginfo for row in known),
+    )
+    whole = len(rows) or 1
     shares = (count / whole for count in counts)
-    return Contents(container, len(ordinals), sum(sizes.values()), *shares)
+    return Contents(container, len(rows), sum(sizes.values()), *shares)
 
 
 def last_seen(
@@ -162,8 +176,8 @@ def last_seen(
     return [contents(store, each, holdings) for each in chosen], len(every)
 
 
-def _files(store: Store, number: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """The files of a container: ordinal, kind, variant and path."""
+def files(store: Store, number: int) -> Iterator[tuple[ContainerEntry, bytes]]:
+    """The files of the container with a number, each with its path there."""
     waiting: list[tuple[int, bytes]] = [(0, b"")]
     while waiting:
         directory, path = waiting.pop()
@@ -172,4 +186,4 @@ def _files(store: Store, number: int) -> Iterator[tuple[int, int, int, bytes]]:
             if entry.directory > directory:
                 waiting.append((entry.directory, its))
             elif not entry.directory:
-                yield entry.ordinal, entry.kind, entry.variant, its
+                yield entry, its

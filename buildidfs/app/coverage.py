@@ -118,10 +118,16 @@ class Holdings:
         return Row(container, path, build_id, weight, executable, symbols, debuginfo, missing)
 
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
-        store = self._store
-        ordinal = store.index.ordinal(build_id)
+        ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
             return False, Quality.NONE, False, NOT_CAPTURED
+        return self.of(ordinal)
+
+    def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:
+        """``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row`, by the number of a
+        build ID. Nothing is remembered.
+        """
+        store = self._store
         found = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
         held = {kind: artifact for kind, artifact in found.items() if artifact is not None}
         if not held and store.aliases.is_ambiguous(ordinal):

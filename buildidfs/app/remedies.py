@@ -34,6 +34,7 @@ STILL_HERE: Final = "never captured, and still at its path on this host"
 NEVER_SEEN: Final = "no scan and no watch of this store has seen it"
 NOTED: Final = "there was no room for it, and this host had it at that time"
 NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
+NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
 
 NOTHING_RECORDED: Final = (
@@ -175,6 +176,11 @@ _OF_REASON: Final = {
         "a limit or remove took its bytes, or they were gone before they could be copied: capture"
         " it again where it still is, and pin what has to stay (buildidfs pin)",
         "buildidfs scan proc",
+    ),
+    NOT_SERVED: Remedy(
+        "not-served",
+        "on the machine of the store the command says more, to a user who may read the store",
+        "buildidfs why {id}",
     ),
     COMPLETE: Remedy(
         "complete",

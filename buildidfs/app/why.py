@@ -22,11 +22,13 @@ from buildidfs.formats.package_notes import UNKNOWN
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store.errors import show
+from buildidfs.view.attributes import may_see
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import Progress
     from buildidfs.store import JournalRecord, Store
     from buildidfs.store.run_files import Lost
+    from buildidfs.view import Viewer
 
 _ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _MOST_PATHS: Final = 8
@@ -72,10 +74,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """Finds reasons and remedies, with what one store knows."""
+    """Finds reasons and remedies, with what one store knows.
 
-    def __init__(self, store: Store) -> None:
+    A ``viewer`` hears of no place whose files they may not read. For them the journal, which does
+    not say who may read a file, is not asked, nor is this machine.
+    """
+
+    def __init__(self, store: Store, viewer: Viewer | None = None) -> None:
         self._store = store
+        self._viewer = viewer
         self._names = Names(store)
         self._holdings = Holdings(store)
         self._packages = PackageNotes()
@@ -86,15 +93,20 @@ class Explainer:
         """Explain what is missing of a build ID."""
         ordinal = self._store.index.ordinal(build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
-        rows = self._store.journal.of(build_id)
+        rows = [] if self._viewer is not None else self._store.journal.of(build_id)
         places = [
             (each.origin.path, each.origin.container)
             for each in sorted(origins, key=lambda each: Kind.DEBUGINFO in each.kinds)
+            if may_see(self._viewer, each.origin)
         ]
         places += [(each.path, each.container) for each in rows]
         path, container = places[0] if places else (b"", "")
         row = self._holdings.row(container, path, build_id, 1)
         return Explained(path, container, build_id, self._findings(row, ""))
+
+    def not_served(self, build_id: BuildId) -> list[Finding]:
+        """The findings on a build ID of which a viewer may know nothing."""
+        return [self._finding(remedies.NOT_SERVED, Row("", b"", build_id, 1), "")]
 
     def file(self, path: bytes, frame: str | None, *, progress: Progress | None = None) -> Answer:
         """Explain the files of a profile or core file that have no symbols, or those of a frame.
@@ -162,6 +174,8 @@ class Explainer:
     def _missed(self, row: Row, file: str) -> list[Finding]:
         """The findings on a build ID that the store has no bytes of."""
         assert row.build_id is not None
+        if self._viewer is not None:
+            return [self._finding(remedies.NOT_SERVED, row, file)]
         records = self._store.journal.of(row.build_id)
         found: list[Finding] = []
         here = self._still_here(row.build_id, row.path, records)
@@ -211,6 +225,8 @@ class Explainer:
 
     def _install(self, row: Row) -> str:
         """The command that installs the debug package of a file of this host."""
+        if self._viewer is not None:
+            return ""
         ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
         paths = {

@@ -59,11 +59,17 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
-    chosen = options.of_settings(session.store_path, settings, metrics.of_store)
     try:
+        from buildidfs.app.page.site import Page
         from buildidfs.serve import server
     except ImportError as error:
         raise UsageError(
             f"the Python package {error.name} is missing: install buildidfs[serve]"
         ) from error
+    chosen = options.of_settings(
+        session.store_path,
+        settings,
+        metrics.of_store,
+        lambda backend: Page(backend, session.settings),
+    )
     server.run(chosen, os.environ, Notifier(os.environ).ready)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TYPES: Final = (
-    "executable", "debuginfo", "section", "source", "metadata", "metrics", "/", "other",
+    "executable", "debuginfo", "section", "source", "metadata", "metrics", "/", "other", "page",
+    "api",
 )  # fmt: skip
-"""Types of requests, as debuginfod calls them."""
+"""Types of requests, the first eight as debuginfod calls them."""
 
 _CODES: Final = (RESET, *REASONS)
 _CELLS: Final = {

@@ -109,6 +109,9 @@ class Debuginfod:
             try:
                 found = self._find(name, what)
                 if found is None:
+                    build_id = names.parse(name)
+                    if build_id is not None and not wait:
+                        self._view.misses.note_build_id(build_id, KINDS[what])
                     return self.missing(request, kind)
                 node, artifact, zeroed = found
                 tag = _tag(artifact, b"-z" if zeroed else b"")

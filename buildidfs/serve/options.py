@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -14,8 +14,11 @@ from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from buildidfs.config import ServeSettings
+    from buildidfs.serve.backend import Backend
+    from buildidfs.serve.messages import Answer, Request
     from buildidfs.store import Store
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8002"
@@ -23,6 +26,13 @@ DEFAULT_LISTEN: Final = "127.0.0.1:8002"
 
 
 _PORT: Final = re.compile(r"\d{1,5}")
+
+
+class Pages(Protocol):
+    """The pages for people, which a layer above makes."""
+
+    def answer(self, request: Request) -> Answer | None:
+        """The answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -43,7 +53,8 @@ class Address(msgspec.Struct, frozen=True):
 class ServeOptions:
     """Options of a server. ``rate`` is requests a second of one client, 0 for no limit.
 
-    ``metrics_of`` gives lines of metrics of the store, beside those of the server.
+    ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
+    gives the pages over an open store, within a block; None is a server without.
     """
 
     store: str | os.PathLike[str]
@@ -53,6 +64,7 @@ class ServeOptions:
     rate: float = 500.0
     most_downloads: int = 512
     metrics_of: Callable[[Store], bytes] = lambda store: b""
+    pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -79,6 +91,7 @@ def of_settings(
     store: str | os.PathLike[str],
     settings: ServeSettings,
     metrics_of: Callable[[Store], bytes] = lambda store: b"",
+    pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None,
 ) -> ServeOptions:
     """The options for a store. Raises `UsageError`."""
     return ServeOptions(
@@ -88,4 +101,5 @@ def of_settings(
         cors=settings.cors,
         rate=settings.rate,
         metrics_of=metrics_of,
+        pages_of=pages_of,
     )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from buildidfs.linux.child import Child
-    from buildidfs.serve.options import Address, ServeOptions
+    from buildidfs.serve.options import Address, Pages, ServeOptions
 
 log = logging.getLogger(__name__)
 
@@ -345,12 +345,17 @@ class Worker:
 
     def run(self, ready: Callable[[], object]) -> None:
         """Open the store, call ``ready``, and serve. Raises `StoreError`."""
-        with contextlib.closing(Backend(self._options.store)) as backend:
+        with contextlib.ExitStack() as stack:
+            backend = stack.enter_context(contextlib.closing(Backend(self._options.store)))
+            pages_of = self._options.pages_of
+            pages = None if pages_of is None else stack.enter_context(pages_of(backend))
             _collect_rarely()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(backend, ready))
+                runner.run(self._serve(backend, pages, ready))
 
-    async def _serve(self, backend: Backend, ready: Callable[[], object]) -> None:
+    async def _serve(
+        self, backend: Backend, pages: Pages | None, ready: Callable[[], object]
+    ) -> None:
         options = self._options
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
@@ -360,7 +365,13 @@ class Worker:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         with ThreadPoolExecutor(_THREADS, "file") as executor:
             shared = Shared(
-                Site(backend, self._counters, cors=options.cors, metrics_of=options.metrics_of),
+                Site(
+                    backend,
+                    self._counters,
+                    cors=options.cors,
+                    metrics_of=options.metrics_of,
+                    pages=pages,
+                ),
                 Rate(options.rate / options.workers),
                 # A download takes three descriptors: connection, its duplicate, and the blob.
                 Places(Quota(min(options.most_downloads, files // 8))),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.counters import Counters
     from buildidfs.serve.messages import Answer, Request
+    from buildidfs.serve.options import Pages
     from buildidfs.store import Store
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,11 @@ class Site:
         *,
         cors: bool = False,
         metrics_of: Callable[[Store], bytes] = lambda store: b"",
+        pages: Pages | None = None,
     ) -> None:
         """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
-        of metrics."""
+        of metrics; ``pages`` are those for people, if there are any."""
+        self._pages = pages
         self._metrics_of = metrics_of
         self.counters = counters
         self._backend = backend
@@ -117,6 +120,8 @@ class Site:
             return self._metrics
         if path == b"/healthz":
             return self._health
+        if self._pages is not None and (answer := self._pages.answer(request)) is not None:
+            return answer
         if path == b"/":
             return text(200, f"buildidfs {__version__}", kind="/")
         return text(404, "no such page")

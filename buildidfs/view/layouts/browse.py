@@ -259,6 +259,21 @@ class Misses:
             questions.pop(next(iter(questions), key), None)
         questions[key] = (count + 1, first, now)
 
+    def note_build_id(self, build_id: BuildId, kind: int, client: bytes = b"") -> None:
+        """``client`` asked for a build ID of a kind (0: any), which is not there."""
+        first, rest = names.split(build_id)
+        directory = nodes.DEBUG_BUCKET + build_id[0]
+        if not kind:
+            directory, rest = nodes.ROOT, first + rest
+        elif kind == Kind.DEBUGINFO:
+            rest += names.DEBUG_SUFFIX
+        self.note(directory, rest, client)
+
+    def every(self) -> list[Miss]:
+        """All build IDs that were asked for in vain, also those that have arrived since."""
+        self._answer()
+        return list(self._misses.values())
+
     def lookup(self, name: bytes) -> int:
         """The node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
         self._answer()

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page for people, its JSON, and the report: one set of answers in three forms.
+
+`site.Page` answers the requests that `serve` hands on, `report` makes one file without a server.
+`answers` has the values and their schema, `overview`, `build_id` and `search` fill them, `html` and
+`charts` show them, `api` describes them. All of it tells only what a caller without an account may
+know (`view.PUBLIC`); names and paths come from strangers, and the templates escape them.
+"""

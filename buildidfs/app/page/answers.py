@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of the page as values. Their JSON is the API; their schema is its description.
+
+Times are seconds of Unix time, sizes bytes, shares 0 to 1. Texts from strangers are text here, with
+what is not UTF-8 replaced; each form escapes them in its own way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Share(msgspec.Struct):
+    """Build IDs, and the shares of them with an executable, symbols, and debuginfo."""
+
+    build_ids: int = 0
+    executable: float = 1.0
+    symbols: float = 1.0
+    debuginfo: float = 1.0
+
+
+class Container(msgspec.Struct):
+    """A container, image or package that files were captured of.
+
+    ``mount_name`` is its directory in ``containers/`` of a mount, and its name in URLs.
+    """
+
+    name: str
+    label: str
+    mount_name: str
+    image: str
+    first_seen: float
+    last_seen: float
+    bytes: int
+    coverage: Share
+
+
+class Image(msgspec.Struct):
+    """The containers of an image, taken together."""
+
+    image: str
+    coverage: Share
+
+
+class Finding(msgspec.Struct):
+    """A reason why something is missing, and the remedy, as ``buildidfs why`` says them."""
+
+    reason: str
+    why: str
+    remedy: str
+    command: str | None = None
+
+
+class Reason(msgspec.Struct):
+    """The number of build IDs that lack something for one reason."""
+
+    count: int
+    finding: Finding
+
+
+class Lacking(msgspec.Struct):
+    """A build ID that lacks something. ``containers`` of those counted have it."""
+
+    build_id: str
+    path: str
+    container: str
+    containers: int
+    last_seen: float
+    reason: str
+
+
+class Asked(msgspec.Struct):
+    """A build ID that clients of this server asked for in vain: how often, and when last."""
+
+    build_id: str
+    wanted: list[str]
+    asked: int
+    first: float
+    last: float
+    reason: str
+
+
+class Missing(msgspec.Struct):
+    """What is missing: by reason, the most important build IDs, and what clients asked for."""
+
+    reasons: list[Reason] = []
+    build_ids: list[Lacking] = []
+    asked: list[Asked] = []
+
+
+class Holdings(msgspec.Struct):
+    """What the store holds, and the room that it takes and has."""
+
+    build_ids: int
+    executables: int
+    debuginfo: int
+    blobs: int
+    bytes: int
+    stored_bytes: int
+    index_bytes: int
+    free_bytes: int
+    pins: int
+    limit_bytes: int | None = None
+    keep_free_bytes: int = 0
+
+
+class Point(msgspec.Struct):
+    """The store at one time. Shares are those of the build IDs; None where they were not counted.
+
+    ``captured`` and ``lost`` files, ``late`` ones that waited too long, are those since the point
+    before. ``containers`` are the symbols' shares of single containers by name.
+    """
+
+    time: float
+    build_ids: int
+    stored_bytes: int
+    free_bytes: int
+    executable: float | None = None
+    symbols: float | None = None
+    debuginfo: float | None = None
+    captured: int = 0
+    lost: int = 0
+    lag: float = 0.0
+    containers: dict[str, float] = {}
+    images: dict[str, float] = {}
+
+
+class Going(msgspec.Struct):
+    """A blob that would go next if room were needed."""
+
+    build_id: str
+    path: str
+    bytes: int
+    last_used: float
+
+
+class Loss(msgspec.Struct):
+    """Files that were seen and not captured since the watch began, and in the last ten minutes."""
+
+    reason: str
+    remedy: str
+    count: int
+    recent: int
+
+
+class Health(msgspec.Struct):
+    """How the capture does. ``mode`` is that of the watch, or ``not running``."""
+
+    mode: str
+    since: float | None = None
+    captured: int = 0
+    lost: int = 0
+    waiting: int = 0
+    lag: float = 0.0
+    events_lost: int = 0
+    losses: list[Loss] = []
+    degraded: list[str] = []
+    store_error: str = ""
+
+
+class Overview(msgspec.Struct):
+    """All that the first page shows. ``counted`` is when coverage was counted, None for not yet.
+
+    ``left_out`` containers were not counted.
+    """
+
+    version: str
+    time: float
+    counted: float | None
+    store: Holdings
+    coverage: Share
+    host: Share
+    containers: list[Container]
+    images: list[Image]
+    left_out: int
+    missing: Missing
+    history: list[Point]
+    going: list[Going]
+    health: Health
+
+
+class Variant(msgspec.Struct):
+    """One file with the build ID, as ``buildidfs show --json`` has it."""
+
+    kind: str
+    sha256: str
+    size: int
+    quality: str
+    made_of: str
+    trust: str
+    standing: str
+    first_seen: float
+    last_used: float
+    served: bool
+    why: str
+    truncated: str
+    gdb_scripts: bool
+    adopted: bool
+    aliases: dict[str, str]
+
+
+class Place(msgspec.Struct):
+    """A place where every user could read the file."""
+
+    path: str
+    container: str
+    container_name: str
+    image: str
+    host: str
+    kinds: list[str]
+    first_seen: float
+    last_seen: float
+
+
+class Section(msgspec.Struct):
+    """A section of the file, with its size there."""
+
+    name: str
+    size: int
+
+
+class Function(msgspec.Struct):
+    """A function of the symbol table, as it stands there."""
+
+    name: str
+    address: int
+    size: int
+
+
+class Line(msgspec.Struct):
+    """A line to copy, and what it is for."""
+
+    purpose: str
+    text: str
+
+
+class Download(msgspec.Struct):
+    """A file that the server has under a URL."""
+
+    what: str
+    url: str
+    bytes: int
+
+
+class BuildIdPage(msgspec.Struct):
+    """All that a caller without an account may know of a build ID.
+
+    ``sections`` and ``functions`` are those of the served executable, else of the debuginfo;
+    ``functions_total`` counts all of them.
+    """
+
+    build_id: str
+    name: str
+    first_seen: float | None
+    last_seen: float | None
+    coverage: str
+    findings: list[Finding]
+    missing: list[str]
+    conflicts: list[str]
+    variants: list[Variant]
+    places: list[Place]
+    places_total: int
+    sections: list[Section]
+    functions: list[Function]
+    functions_total: int
+    downloads: list[Download]
+    lines: list[Line]
+
+
+class NotServed(msgspec.Struct):
+    """The answer for a build ID of which nothing may be told."""
+
+    build_id: str
+    findings: list[Finding]
+
+
+class Hit(msgspec.Struct):
+    """Something that was found: a build ID at a path, or a container."""
+
+    kind: str
+    build_id: str
+    path: str
+    container: str
+    last_seen: float
+    why: str = ""
+
+
+class Found(msgspec.Struct):
+    """The result of a search. ``complete`` is False if there is more than was looked at."""
+
+    query: str
+    hits: list[Hit]
+    complete: bool
+    searched: list[str]
+
+
+class Contents(msgspec.Struct):
+    """A container and its files that every user may read, those that lack most first."""
+
+    container: Container
+    files: list[Lacking]
+    files_total: int
+
+
+class Difference(msgspec.Struct):
+    """What differs between two variants; ``name`` is a field, a section or a function."""
+
+    what: str
+    name: str
+    left: str
+    right: str
+
+
+class Compared(msgspec.Struct):
+    """Two variants of a build ID, and what differs."""
+
+    build_id: str
+    left: Variant
+    right: Variant
+    same_sections: int
+    differences: list[Difference]
+    differences_total: int
+
+
+class Problem(msgspec.Struct):
+    """The answer to a request that cannot be answered otherwise."""
+
+    error: str

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a build ID: what is held, what is missing, where it was seen, what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.app import catalog
+from buildidfs.app.page import answers
+from buildidfs.app.page.overview import text
+from buildidfs.app.why import Explainer
+from buildidfs.errors import IntegrityError
+from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
+from buildidfs.formats.elf.sections import Sections
+from buildidfs.model import AliasType, Kind
+from buildidfs.view.attributes import PUBLIC, may_see
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.app.containers import Names
+    from buildidfs.formats.elf.sections import SectionHeader
+    from buildidfs.model import Alias, Artifact, BuildId
+    from buildidfs.store import OriginRecord, Store
+
+MOST_PLACES: Final = 50
+MOST_VARIANTS: Final = 50
+MOST_SECTIONS: Final = 200
+MOST_FUNCTIONS: Final = 20
+_MOST_TABLE: Final = 64 << 20
+_MOST_NAMES: Final = 64 << 20
+_NAME_MAX: Final = 512
+_SHT_SYMTAB: Final = 2
+_SHT_DYNSYM: Final = 11
+_STT_FUNC: Final = 2
+_BEST: Final = {0: "missing", 1: "dynsym", 2: "symbols", 3: "symbols", 4: "debuginfo"}
+
+
+def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage | None:
+    """All that may be told of a build ID; None for one of which nothing may be told.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
+    ordinal = store.index.ordinal(build_id)
+    if ordinal is None:
+        return None
+    variants = {kind: public_variants(store, ordinal, kind) for kind in Kind}
+    variants = {kind: kept for kind, kept in variants.items() if kept}
+    if not variants:
+        return None
+    served = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
+    shown = {kind: each for kind, each in served.items() if each is not None and is_public(each)}
+    known = catalog.known(store, build_id, variants)
+    is_open = all(each is None or is_public(each) for each in served.values())
+    origins = [each for each in store.index.origins(ordinal) if may_see(PUBLIC, each.origin)]
+    explained = Explainer(store, PUBLIC).build_id(build_id)
+    sections, functions, count = contents(
+        store, shown.get(Kind.EXECUTABLE) or shown.get(Kind.DEBUGINFO)
+    )
+    best = max((each.quality for each in shown.values()), default=0)
+    return answers.BuildIdPage(
+        build_id=build_id.hex(),
+        name=text(origins[0].origin.path.rpartition(b"/")[2]) if origins else "",
+        first_seen=min((each.first_seen_ns for each in origins), default=0) / 1e9 or None,
+        last_seen=max((each.last_seen_ns for each in origins), default=0) / 1e9 or None,
+        coverage=_BEST[int(best)] if shown else "withheld",
+        findings=[
+            answers.Finding(each.reason, each.why, each.remedy, each.command or None)
+            for each in explained.findings
+        ],
+        missing=known.missing if is_open else [],
+        conflicts=[
+            f"{len(kept)} files have this build ID as {kind.name.lower()}"
+            for kind, kept in variants.items()
+            if len(kept) > 1
+        ],
+        variants=_variants(known, variants),
+        places=[_place(each, names) for each in origins[:MOST_PLACES]],
+        places_total=len(origins),
+        sections=sections,
+        functions=functions,
+        functions_total=count,
+        downloads=_downloads(build_id, shown),
+        lines=_lines(build_id, origins, shown),
+    )
+
+
+def is_public(artifact: Artifact) -> bool:
+    """Return True if every user may read a file."""
+    return PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
+
+
+def public_variants(store: Store, ordinal: int, kind: Kind) -> list[Artifact]:
+    """The files of a kind that every user may read, best first, and not more than are shown."""
+    return list(islice(filter(is_public, store.index.variants(ordinal, kind)), MOST_VARIANTS))
+
+
+def variants_of(
+    store: Store, build_id: BuildId, kind: Kind, kept: list[Artifact]
+) -> list[answers.Variant]:
+    """Some files of a kind. Raises `StoreError`, `IntegrityError`."""
+    variants = {kind: kept}
+    return _variants(catalog.known(store, build_id, variants), variants)
+
+
+def _variants(known: catalog.Known, variants: dict[Kind, list[Artifact]]) -> list[answers.Variant]:
+    return [
+        answers.Variant(
+            kind=kind.name.lower(),
+            sha256=artifact.digest.hex(),
+            size=artifact.size,
+            quality=artifact.quality.name.lower(),
+            made_of=artifact.made_of,
+            trust=artifact.trust.name.lower(),
+            standing=artifact.standing.name.lower(),
+            first_seen=artifact.first_seen_ns / 1e9,
+            last_used=float(known.used[artifact.digest]),
+            served=artifact.variant == known.served[kind],
+            why=why,
+            truncated=known.truncated.get(artifact.digest, ""),
+            gdb_scripts=bool(artifact.scripts),
+            adopted=artifact.adopted,
+            aliases=_aliases(known.aliases[artifact.digest]),
+        )
+        for kind, kept in variants.items()
+        for artifact, why in zip(kept, known.why[kind], strict=True)
+    ]
+
+
+def _aliases(aliases: Iterable[Alias]) -> dict[str, str]:
+    found = {}
+    for kind, value in aliases:
+        if kind is AliasType.GO:
+            found["go"] = value.decode("ascii", "replace")
+        elif kind is not AliasType.LINK:
+            found[kind.name.lower()] = value.hex()
+    return found
+
+
+def _place(record: OriginRecord, names: Names) -> answers.Place:
+    origin = record.origin
+    called = names.of(origin.container)
+    return answers.Place(
+        path=text(origin.path),
+        container=text(origin.container),
+        container_name=text(called.shown),
+        image=text(called.image.partition("\n")[0]),
+        host=text(origin.host),
+        kinds=[kind.name.lower() for kind in record.kinds],
+        first_seen=record.first_seen_ns / 1e9,
+        last_seen=record.last_seen_ns / 1e9,
+    )
+
+
+_SERVED: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
+
+
+def _downloads(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.Download]:
+    return [
+        answers.Download(what, f"/buildid/{build_id.hex()}/{what}", shown[kind].size)
+        for kind, what in _SERVED.items()
+        if kind in shown
+    ]
+
+
+def _lines(
+    build_id: BuildId, origins: list[OriginRecord], shown: dict[Kind, Artifact]
+) -> list[answers.Line]:
+    """Lines for gdb, perf and lldb, and for the machine of the store."""
+    text_id = build_id.hex()
+    elf, debug = f"/buildid/{text_id}/elf", f"/buildid/{text_id}/debug"
+    lines = []
+    if Kind.DEBUGINFO in shown:
+        lines.append(answers.Line("gdb, with the mount", f"gdb {elf} -s {debug}"))
+    elif Kind.EXECUTABLE in shown:
+        lines.append(answers.Line("gdb, with the mount", f"gdb {elf}"))
+    lines += [
+        answers.Line("perf, with the mount", "perf --buildid-dir /buildid/perf report"),
+        answers.Line(
+            "lldb, with the mount",
+            "lldb -O 'settings append target.debug-file-search-paths /buildid/debug'",
+        ),
+        answers.Line("processes that run it now", f"buildidfs where --live {text_id}"),
+        answers.Line("all that the store knows", f"buildidfs show {text_id}"),
+    ]
+    return lines
+
+
+# --- what is in a file ---------------------------------------------------------------------------
+
+
+def contents(
+    store: Store, artifact: Artifact | None
+) -> tuple[list[answers.Section], list[answers.Function], int]:
+    """Sections and the largest functions of a file, and the number of functions.
+
+    All are empty for a file that cannot be read, or is no ELF file.
+    """
+    if artifact is None:
+        return [], [], 0
+    with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
+        sections = Sections(blob.read_at, blob.size)
+        real = [each for each in sections.headers if each.type not in (SHT_NULL, SHT_NOBITS)]
+        real.sort(key=lambda each: -each.size)
+        found = functions_in(sections)
+        largest = sorted(found, key=lambda each: -each[2])[:MOST_FUNCTIONS]
+        return (
+            [
+                answers.Section(text(each.name), min(each.size, blob.size))
+                for each in real[:MOST_SECTIONS]
+                if each.size
+            ],
+            [answers.Function(text(name), address, size) for name, address, size in largest],
+            len(found),
+        )
+    return [], [], 0
+
+
+def functions_in(sections: Sections) -> list[tuple[bytes, int, int]]:
+    """Name, address and size of the functions of the first symbol table, each address once."""
+    table = sections.typed(_SHT_SYMTAB) or sections.typed(_SHT_DYNSYM)
+    if table is None:
+        return []
+    header = table[1]
+    if not 0 < header.link < len(sections.headers):
+        return []
+    names = sections.contents(sections.headers[header.link], _MOST_NAMES)
+    return list(_functions(sections, header, names))
+
+
+def _functions(
+    sections: Sections, header: SectionHeader, names: bytes
+) -> Iterable[tuple[bytes, int, int]]:
+    order = "<" if sections.little_endian else ">"
+    wide = sections.bits == 64
+    form = Struct(order + ("IBBHQQ" if wide else "IIIBBH"))
+    data = sections.contents(header, _MOST_TABLE)
+    seen: set[int] = set()
+    for row in form.iter_unpack(data[: len(data) // form.size * form.size]):
+        if wide:
+            name, info, _, section, address, size = row
+        else:
+            name, address, size, info, _, section = row
+        if info & 15 != _STT_FUNC or not section or not size or address in seen:
+            continue
+        seen.add(address)
+        end = names.find(b"\0", name, name + _NAME_MAX)
+        yield names[name : end if end >= 0 else name + _NAME_MAX], address, size

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search by build ID, alias, path, file name, container and symbol, of what every user may know.
+
+An ID, a path and the start of a file name are found in the order of the index, in about as many
+reads as there are hits. Only a pattern, a part of a name that nothing starts with, and a symbol
+are looked for one by one, for a limited time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.app.page import answers
+from buildidfs.app.page.build_id import is_public, public_variants
+from buildidfs.app.page.overview import is_served, text
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.formats.elf.sections import Sections
+from buildidfs.model import Kind
+from buildidfs.store.index.locations import NAMES, components
+from buildidfs.view.attributes import PUBLIC, may_see
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.app.containers import Names
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
+
+MOST_HITS: Final = 50
+MOST_QUERY: Final = 4096
+LIMIT_S: Final = 1.0
+SYMBOLS_S: Final = 5.0
+"""The seconds that a search may take, without and with symbols."""
+_MOST_LOOKED_AT: Final = 2000
+_MOST_SYMBOLS: Final = 32 << 20
+_HEX: Final = re.compile(r"(?:gnu:)?([0-9a-f]{2,240})")
+_SPECIAL: Final = re.compile(r"[*?\[]")
+
+
+class _Enough(Exception):
+    """There are enough hits, or the time is used up."""
+
+
+def search(
+    store: Store, names: Names, query: str, *, symbols: bool = False, limit_s: float = LIMIT_S
+) -> answers.Found:
+    """Find what a person means. ``symbols`` looks into the files as well, which takes longer.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
+    query = text(query.strip()[:MOST_QUERY])
+    return _Search(store, names, query, time.monotonic() + limit_s).run(symbols)
+
+
+class _Search:
+    """One search, until a moment of the monotonic clock."""
+
+    def __init__(self, store: Store, names: Names, query: str, until: float) -> None:
+        self._store = store
+        self._names = names
+        self._query = query
+        self._until = until
+        self._hits: dict[tuple[str, str, str], answers.Hit] = {}
+
+    def run(self, symbols: bool) -> answers.Found:
+        ways: list[tuple[str, Callable[[], None]]] = [
+            ("build IDs", self._by_id),
+            ("paths", self._by_path),
+            ("containers", self._by_container),
+        ]
+        if symbols:
+            ways.append(("symbols", self._by_symbol))
+        searched = []
+        complete = True
+        for name, way in ways if self._query else ():
+            searched.append(name)
+            try:
+                way()
+            except _Enough:
+                complete = False
+                break
+        return answers.Found(self._query, list(self._hits.values()), complete, searched)
+
+    def _go_on(self) -> None:
+        if time.monotonic() > self._until:
+            raise _Enough
+
+    def _add(self, hit: answers.Hit) -> None:
+        self._hits.setdefault((hit.kind, hit.build_id or hit.container, hit.path), hit)
+        if len(self._hits) >= MOST_HITS:
+            raise _Enough
+
+    # --- build IDs ---------------------------------------------------------------------------
+
+    def _by_id(self) -> None:
+        digits = _HEX.fullmatch(self._query.lower())
+        if digits is not None:
+            self._with_prefix(digits[1])
+        errors = (AmbiguousBuildId, ArtifactMissing, InvalidBuildId)
+        with contextlib.suppress(*errors):
+            build_id, _ = self._store.aliases.resolve(self._query)
+            ordinal = self._store.index.ordinal(build_id)
+            if ordinal is not None:
+                self._add_build_id(ordinal, build_id, "other name of the file")
+
+    def _with_prefix(self, digits: str) -> None:
+        prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
+        found = self._store.index.build_ids_with_prefix(prefix)
+        for number, (build_id, ordinal) in enumerate(found):
+            if number >= _MOST_LOOKED_AT:
+                raise _Enough
+            if build_id.hex().startswith(digits):
+                self._add_build_id(ordinal, build_id, "build ID")
+
+    def _add_build_id(
+        self, ordinal: int, build_id: BuildId, why: str, fits: bytes | None = None
+    ) -> None:
+        """Add a build ID, with its last public place; with ``fits``, at a path with that end."""
+        self._go_on()
+        store = self._store
+        if not is_served(store, ordinal) and not any(
+            public_variants(store, ordinal, kind) for kind in Kind
+        ):
+            return
+        for record in store.index.origins(ordinal):
+            origin = record.origin
+            if may_see(PUBLIC, origin) and (fits is None or _is_at(origin.path, fits)):
+                container = text(self._names.short(origin.container))
+                seen = record.last_seen_ns / 1e9
+                self._add(
+                    answers.Hit("file", build_id.hex(), text(origin.path), container, seen, why)
+                )
+                return
+        if fits is None:
+            self._add(answers.Hit("file", build_id.hex(), "", "", 0.0, why))
+
+    # --- paths -------------------------------------------------------------------------------
+
+    def _by_path(self) -> None:
+        raw = self._query.encode("utf-8", "surrogateescape")
+        if b"/" in raw:
+            self._at_path(raw)
+        elif _SPECIAL.search(self._query):
+            fits = re.compile(fnmatch.translate(self._query)).match
+            self._of_names(lambda name: fits(name.decode("latin-1")) is not None)
+        else:
+            before = len(self._hits)
+            self._with_name(raw)
+            if len(self._hits) == before:
+                self._of_names(lambda name: raw in name)
+
+    def _at_path(self, path: bytes) -> None:
+        """Files at a path, or in a directory."""
+        paths = self._store.paths
+        number = 0
+        for name in components(path) or ():
+            child = paths.child(number, name)
+            if child is None or not paths.is_public(number, name):
+                return
+            number = child
+        if not number:
+            return
+        waiting = [number]
+        while waiting:
+            number = waiting.pop()
+            self._go_on()
+            for ordinal in paths.ids(number):
+                if paths.has_publicly(number, ordinal):
+                    self._add_ordinal(ordinal, "path", paths.spelled(number))
+            for name, child in islice(paths.children(number), _MOST_LOOKED_AT):
+                self._go_on()
+                if paths.is_public(number, name):
+                    waiting.append(child)
+
+    def _with_name(self, start: bytes) -> None:
+        """Files whose name is, or begins with, a text."""
+        number = self._store.file_names.number(start)
+        if number is not None:
+            self._named(start, number)
+        for name, child in self._store.paths.children(NAMES, start):
+            if not name.startswith(start):
+                return
+            self._named(name, child)
+
+    def _of_names(self, fits: Callable[[bytes], bool]) -> None:
+        """Files whose name passes a test; looks at every name."""
+        for number, (name, child) in enumerate(self._store.paths.children(NAMES)):
+            if not number % 256:
+                self._go_on()
+            if fits(name):
+                self._named(name, child)
+
+    def _named(self, name: bytes, number: int) -> None:
+        self._go_on()
+        for ordinal in self._store.file_names.ids(number):
+            if self._store.file_names.has_publicly(number, ordinal):
+                self._add_ordinal(ordinal, "file name", b"/" + name)
+
+    def _add_ordinal(self, ordinal: int, why: str, fits: bytes) -> None:
+        build_id = self._store.index.build_id(ordinal)
+        if build_id is not None:
+            self._add_build_id(ordinal, build_id, why, fits)
+
+    # --- containers --------------------------------------------------------------------------
+
+    def _by_container(self) -> None:
+        wanted = self._query.lower()
+        for each in self._store.containers.every():
+            if not each.public:
+                continue
+            names = (each.called.shown, each.label, each.called.image, each.id)
+            if any(wanted in name.lower() for name in names):
+                shown = text(each.called.shown or each.label)
+                label = text(each.name)
+                self._add(
+                    answers.Hit("container", "", label, shown, each.last_seen_ns / 1e9, "container")
+                )
+
+    # --- symbols -----------------------------------------------------------------------------
+
+    def _by_symbol(self) -> None:
+        """Files in whose symbol table a name is, the newest build IDs first."""
+        wanted = b"\0" + self._query.encode("utf-8", "surrogateescape") + b"\0"
+        for ordinal, build_id in reversed(list(self._store.index.build_ids_from())):
+            self._go_on()
+            if self._has_symbol(ordinal, wanted):
+                self._add_build_id(ordinal, build_id, "symbol")
+
+    def _has_symbol(self, ordinal: int, wanted: bytes) -> bool:
+        for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
+            artifact = self._store.index.artifact(ordinal, kind)
+            if artifact is None or not is_public(artifact):
+                continue
+            with (
+                contextlib.suppress(OSError, IntegrityError),
+                self._store.blobs.open(artifact.digest) as blob,
+            ):
+                sections = Sections(blob.read_at, blob.size)
+                for name in (b".strtab", b".dynstr"):
+                    if wanted in sections.contents(sections.named(name), _MOST_SYMBOLS):
+                        return True
+        return False
+
+
+def _is_at(path: bytes, end: bytes) -> bool:
+    """Return True if a path ends with some of its names, as far as it is spelled normally."""
+    normal = b"/" + b"/".join(filter(None, path.split(b"/")))
+    return normal.endswith(end)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for the page and its JSON: paths, forms, headers and limits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from buildidfs import names
+from buildidfs.app import upkeep
+from buildidfs.app.containers import Names
+from buildidfs.app.page import answers, api, build_id, compare, container, html, overview, search
+from buildidfs.app.survey import Surveyor
+from buildidfs.app.why import Explainer
+from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
+from buildidfs.view.attributes import PUBLIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    import msgspec
+
+    from buildidfs.config import Settings
+    from buildidfs.model import BuildId
+    from buildidfs.serve.backend import Backend
+    from buildidfs.serve.messages import Answer, Request
+
+_MOST_AT_ONCE: Final = 6
+"""Requests for pages that are worked on at a time, so that threads are left for files."""
+
+_KEPT_S: Final = 2.0
+"""The overview is made again after so many seconds."""
+
+_POLICY: Final = (
+    b"default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; base-uri 'none';"
+    b" frame-ancestors 'none'"
+)
+_SAFE: Final = lines(
+    (b"X-Content-Type-Options", b"nosniff"),
+    (b"Referrer-Policy", b"no-referrer"),
+    (b"Cross-Origin-Opener-Policy", b"same-origin"),
+)
+_HTML: Final = _SAFE + lines(
+    (b"Content-Type", b"text/html; charset=utf-8"),
+    (b"Content-Security-Policy", _POLICY),
+    (b"Cache-Control", b"no-cache"),
+    (b"Vary", b"Accept"),
+)
+_JSON: Final = _SAFE + lines(
+    (b"Content-Type", b"application/json"), (b"Cache-Control", b"no-cache")
+)
+_CSS: Final = _SAFE + lines(
+    (b"Content-Type", b"text/css; charset=utf-8"), (b"Cache-Control", b"public, max-age=86400")
+)
+_RETRY: Final = lines((b"Retry-After", b"2"))
+_MOST_HOST: Final = 255
+
+
+class Page:
+    """The page over the store of one worker; a context manager, within which it counts."""
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self._backend = backend
+        self._store = backend.store
+        self._settings = settings
+        self._surveyor = Surveyor(backend.store)
+        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._kept: answers.Overview | None = None
+        self._rendered: dict[bool, bytes] = {}
+        self._kept_until = 0.0
+        self._making = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._surveyor.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._surveyor.__exit__()
+
+    def answer(self, request: Request) -> Answer | None:
+        """The answer to a request, None if it is not one for the page. Raises `BadRequest`."""
+        path = request.path
+        is_api = path.startswith(b"/api/")
+        if path == b"/":
+            if b"text/html" not in request.header(b"accept"):
+                return None
+            return self._limited(lambda: self._overview(as_json=False))
+        if path == b"/style.css":
+            return Response(200, html.style(), _CSS, "page")
+        if path == b"/api/openapi.json":
+            return Response(200, api.description(), _JSON, "api")
+        if path == b"/api/overview":
+            return self._limited(lambda: self._overview(as_json=True))
+        rest = path.removeprefix(b"/api") if is_api else path
+        if rest == b"/search":
+            return self._limited(lambda: self._search(request, is_api))
+        if rest.startswith(b"/id/"):
+            return self._limited(lambda: self._build_id(request, rest[4:], is_api))
+        if rest.startswith(b"/compare/"):
+            return self._limited(lambda: self._compare(rest[len(b"/compare/") :], is_api))
+        if rest.startswith(b"/container/"):
+            return self._limited(lambda: self._container(rest[len(b"/container/") :], is_api))
+        return None
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def _overview(self, *, as_json: bool) -> Response:
+        with self._making:
+            if self._kept is None or time.monotonic() > self._kept_until:
+                self._kept = self._new_overview()
+                self._rendered.clear()
+                self._kept_until = time.monotonic() + (_KEPT_S if self._kept.counted else 0)
+            body = self._rendered.get(as_json)
+            if body is None:
+                kept = self._kept
+                body = self._rendered[as_json] = (
+                    api.encode(kept)
+                    if as_json
+                    else _page("overview.html", o=kept, refresh=kept.counted is None)
+                )
+        return Response(200, body, _JSON if as_json else _HTML, "api" if as_json else "page")
+
+    def _new_overview(self) -> answers.Overview:
+        return overview.overview(
+            self._store,
+            self._surveyor.latest(),
+            Names(self._store),
+            policy=upkeep.policy(self._settings.retention, self._store.path),
+            misses=self._backend.view.misses.every(),
+        )
+
+    def _build_id(self, request: Request, name: bytes, is_api: bool) -> Response:
+        parsed = names.parse(name.lower())
+        if parsed is None:
+            raise BadRequest("not a build ID: two hexadecimal digits for each byte of it")
+        found = build_id.page(self._store, parsed, Names(self._store))
+        if found is None:
+            return self._not_served(parsed, is_api)
+        if is_api:
+            return _json(found)
+        return _html("build_id.html", p=found, base=_base(request))
+
+    def _not_served(self, parsed: BuildId, is_api: bool) -> Response:
+        """The same answer for a build ID that is not known and for one that is not public."""
+        self._backend.check()
+        explained = Explainer(self._store, PUBLIC)
+        found = answers.NotServed(
+            parsed.hex(),
+            [
+                answers.Finding(each.reason, each.why, each.remedy, each.command or None)
+                for each in explained.not_served(parsed)
+            ],
+        )
+        return _json(found, 404) if is_api else _html("not_served.html", 404, n=found)
+
+    def _search(self, request: Request, is_api: bool) -> Response:
+        query = parse_query(request.query)
+        asked = query.get(b"q", b"").decode("utf-8", "replace")
+        symbols = query.get(b"symbols", b"") == b"1"
+        limit_s = search.SYMBOLS_S if symbols else search.LIMIT_S
+        found = search.search(
+            self._store, Names(self._store), asked, symbols=symbols, limit_s=limit_s
+        )
+        return _json(found) if is_api else _html("search.html", found=found, query=found.query)
+
+    def _container(self, name: bytes, is_api: bool) -> Response:
+        found = container.page(self._store, name)
+        if found is None:
+            self._backend.check()
+            problem = answers.Problem("no container of that name is known to every user")
+            if is_api:
+                return _json(problem, 404)
+            return _html("problem.html", 404, heading="No such container", error=problem.error)
+        return _json(found) if is_api else _html("container.html", c=found)
+
+    def _compare(self, rest: bytes, is_api: bool) -> Response:
+        parts = rest.split(b"/")
+        parsed = names.parse(parts[0].lower())
+        digests = [digest for each in parts[1:] if (digest := names.parse_digest(each))]
+        if parsed is None or len(parts) != 3 or len(digests) != 2:
+            raise BadRequest("what is compared is a build ID and the SHA-256 of two of its files")
+        found = compare.page(self._store, parsed, *digests)
+        if found is None:
+            return self._not_served(parsed, is_api)
+        return _json(found) if is_api else _html("compare.html", c=found)
+
+    # --- limits ------------------------------------------------------------------------------
+
+    def _limited(self, work: Callable[[], Response]) -> Callable[[], Response]:
+        """Work that a thread does, unless too much is being worked on."""
+
+        def limited() -> Response:
+            if not self._places.acquire(blocking=False):
+                return text(503, "too many requests for pages at once", _RETRY, "page")
+            try:
+                return work()
+            finally:
+                self._places.release()
+
+        return limited
+
+
+def _base(request: Request) -> str:
+    """The URL of this server as the client called it."""
+    host = request.header(b"host")[:_MOST_HOST].decode("ascii", "replace")
+    return f"http://{quote(host, safe='.:[]-_')}" if host else "http://HOST:8002"
+
+
+def _page(template: str, **values: object) -> bytes:
+    shared = {
+        "style": "",
+        "style_hash": "",
+        "style_version": html.style_version(),
+        "refresh": False,
+        "query": "",
+    }
+    return html.render(template, **{**shared, **values})
+
+
+def _html(template: str, status: int = 200, **values: object) -> Response:
+    return Response(status, _page(template, **values), _HTML, "page")
+
+
+def _json(value: msgspec.Struct, status: int = 200) -> Response:
+    return Response(status, api.encode(value), _JSON, "api")

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count the build IDs of a store that can be named: of all, of the host, of containers and images.
+
+A survey reads a few rows for each build ID and each file of the containers seen last, which takes
+seconds for 100,000 of them. So whoever shows it keeps it (`Surveyor`), and counts again when that
+is due. The shares of a container are those of `containers.contents`, the reasons those of
+`coverage.Holdings`: the page, the history and the commands say the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.app import containers, remedies
+from buildidfs.app.coverage import Holdings
+from buildidfs.errors import BuildIdFsError
+from buildidfs.model import BuildId, Kind, Quality, Trust
+from buildidfs.view.attributes import PUBLIC, may_see
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.app.coverage import Row
+    from buildidfs.store import Container, ContainerEntry, Store
+
+log = logging.getLogger(__name__)
+
+MOST_CONTAINERS: Final = 64
+"""The containers that are counted: those seen last."""
+
+MOST_LACKING: Final = 200
+_MOST_FILES: Final = 200_000
+_STEP: Final = 256  # build IDs or files between two calls of ``go_on``
+
+EVERY_S: Final = 60.0
+_EFFORT: Final = 50.0
+_WORK_S: Final = 0.005
+
+_SEVERITY: Final = {remedies.NO_DEBUGINFO: 0, remedies.WITHHELD: 1}
+
+
+class Counted(msgspec.Struct):
+    """Build IDs, and how many of them have an executable, a table of symbols, and DWARF."""
+
+    build_ids: int = 0
+    executable: int = 0
+    symbols: int = 0
+    debuginfo: int = 0
+
+    def add(self, executable: bool, symbols: Quality, debuginfo: bool) -> None:
+        """Count one more."""
+        self.build_ids += 1
+        self.executable += executable
+        self.symbols += symbols >= Quality.SYMTAB
+        self.debuginfo += debuginfo
+
+
+class Lacking(msgspec.Struct, frozen=True):
+    """A build ID with something missing, and ``why`` (see `remedies`).
+
+    ``path`` and ``container`` (a label) are of the last place where every user could read the file.
+    ``containers`` counts those of the survey that have it. ``seen_ns`` is Unix time.
+    """
+
+    build_id: BuildId
+    why: str
+    path: bytes
+    container: str
+    containers: int
+    seen_ns: int
+
+
+class Survey(msgspec.Struct):
+    """The counts of one moment, which is Unix time in seconds; ``took_s`` is what counting took.
+
+    ``containers`` are those that every user may know of, the one seen last first, and ``left_out``
+    the number of others; ``images`` has the counts of those with the same image. ``reasons``
+    counts build IDs by what is missing of them, and ``lacking`` has the most important.
+    """
+
+    time: float
+    took_s: float = 0.0
+    all: Counted = msgspec.field(default_factory=Counted)
+    host: Counted = msgspec.field(default_factory=Counted)
+    containers: list[containers.Contents] = msgspec.field(default_factory=list)
+    left_out: int = 0
+    images: dict[str, Counted] = msgspec.field(default_factory=dict)
+    reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    lacking: list[Lacking] = msgspec.field(default_factory=list)
+
+
+def _nothing() -> None:
+    """Stand in for ``go_on``."""
+
+
+def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
+    """Count now. ``go_on`` is called often, and may wait, or raise to end it."""
+    began = time.monotonic()
+    survey = Survey(time.time())
+    holdings = Holdings(store)
+    spread: Counter[int] = Counter()
+    _count_containers(store, survey, holdings, spread, go_on)
+    _count_all(store, survey, holdings, spread, go_on)
+    survey.took_s = time.monotonic() - began
+    return survey
+
+
+def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -> str:
+    """The reason of `Holdings.of`, or that only DWARF is missing; empty if nothing is."""
+    if why or debuginfo or not executable or symbols is not Quality.SYMTAB:
+        return why
+    return remedies.NO_DEBUGINFO
+
+
+def severity(why: str) -> int:
+    """How much of a binary is missing for a reason; more is worse, -1 is nothing."""
+    return _SEVERITY.get(why, 2) if why else -1
+
+
+def _count_containers(
+    store: Store,
+    survey: Survey,
+    holdings: Holdings,
+    spread: Counter[int],
+    go_on: Callable[[], None],
+) -> None:
+    """Count the public containers seen last; ``spread`` gets the number of those of each ordinal"""
+    every = [each for each in store.containers.every() if each.public]
+    last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
+    files = 0
+    images: dict[str, dict[int, Row]] = {}
+    for container in last:
+        if files > _MOST_FILES:
+            break
+        seen: dict[int, Row] = {}
+
+        def each(entry: ContainerEntry, path: bytes, row: Row, seen: dict[int, Row] = seen) -> None:
+            nonlocal files
+            seen[entry.ordinal] = row
+            files += 1
+            if not files % _STEP:
+                go_on()
+
+        survey.containers.append(containers.contents(store, container, holdings, each))
+        spread.update(seen.keys())
+        image = image_of(container)
+        if image:
+            images.setdefault(image, {}).update(seen)
+    survey.left_out = len(every) - len(survey.containers)
+    for image, rows in images.items():
+        counted = survey.images[image] = Counted()
+        for row in rows.values():
+            counted.add(row.executable, row.symbols, row.debuginfo)
+
+
+def image_of(container: Container) -> str:
+    """The name of the image of a container; empty if it is not known."""
+    return container.called.image.partition("\n")[0]
+
+
+def _count_all(
+    store: Store,
+    survey: Survey,
+    holdings: Holdings,
+    spread: Counter[int],
+    go_on: Callable[[], None],
+) -> None:
+    """Count every build ID, and keep those that lack most."""
+    index = store.index
+    worst: list[tuple[int, int, int, BuildId, str]] = []
+    for number, (ordinal, build_id) in enumerate(index.build_ids_from()):
+        if not number % _STEP:
+            go_on()
+        if names.kept_for(build_id) != build_id:
+            continue  # split DWARF, or sources, of another one
+        executable, symbols, debuginfo, said = holdings.of(ordinal)
+        survey.all.add(executable, symbols, debuginfo)
+        artifact = index.artifact(ordinal, Kind.EXECUTABLE)
+        if artifact is not None and artifact.trust is Trust.HOST:
+            survey.host.add(executable, symbols, debuginfo)
+        why = why_lacking(executable, symbols, debuginfo, said)
+        if not why:
+            continue
+        survey.reasons[why] += 1
+        if artifact is None or not PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid):
+            continue
+        entry = (severity(why), spread[ordinal], ordinal, build_id, why)
+        if len(worst) < MOST_LACKING:
+            heapq.heappush(worst, entry)
+        elif entry > worst[0]:
+            heapq.heapreplace(worst, entry)
+    for _, count, ordinal, build_id, why in sorted(worst, reverse=True):
+        places = (each for each in index.origins(ordinal) if may_see(PUBLIC, each.origin))
+        last = next(places, None)
+        if last is not None:
+            origin = last.origin
+            survey.lacking.append(
+                Lacking(build_id, why, origin.path, origin.container, count, last.last_seen_ns)
+            )
+
+
+class _Ended(Exception):
+    """The block of a `Surveyor` is over."""
+
+
+class Surveyor:
+    """Keeps a survey that is not much older than what it costs allows, within a ``with`` block.
+
+    A thread of its own counts, for half of the time of one processor at most, and again a minute
+    after it began, or after 50 times as long as it took.
+    """
+
+    def __init__(self, store: Store, every_s: float = EVERY_S) -> None:
+        self._store = store
+        self._every_s = every_s
+        self._latest: Survey | None = None
+        self._ending = threading.Event()
+        self._counted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="buildidfs-survey", daemon=True)
+
+    def latest(self, wait_s: float = 0.0) -> Survey | None:
+        """The survey that was taken last; None if none was after ``wait_s`` seconds."""
+        if self._latest is None and wait_s:
+            self._counted.wait(wait_s)
+        return self._latest
+
+    def __enter__(self) -> Surveyor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._ending.wait(pause):
+            pause = self._every_s
+            try:
+                self._latest = take(self._store, self._pace())
+            except _Ended:
+                return
+            except (BuildIdFsError, OSError) as error:
+                log.info("the build IDs of the store cannot be counted: %s", error)
+            else:
+                self._counted.set()
+                pause = max(self._every_s, self._latest.took_s * _EFFORT)
+
+    def _pace(self) -> Callable[[], None]:
+        """A function that waits as long as the caller has worked, and raises `_Ended` at the end"""
+        worked = time.monotonic()
+
+        def go_on() -> None:
+            nonlocal worked
+            took = time.monotonic() - worked
+            if took >= _WORK_S:
+                if self._ending.wait(min(took, 0.1)):
+                    raise _Ended
+                worked = time.monotonic()
+
+        return go_on
