@@ -126,6 +126,21 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
 
 
+class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[remote]``: the bucket that the hosts of a fleet push to.
+
+    Files that not everybody could read go to the bucket ``private``, or nowhere. ``rate`` is in
+    bytes a second, 0 is no limit. With ``push``, ``up`` pushes what is captured. Objects that are
+    older than half of ``keep`` are touched as long as this host has the file; None is never.
+    """
+
+    url: str = ""
+    private: str = ""
+    push: bool = False
+    rate: int | str = 0
+    keep: int | str | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of buildidfs.toml(5)."""
 
@@ -139,6 +154,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serve: ServeSettings = ServeSettings()
     check: CheckSettings = CheckSettings()
     trust: TrustSettings = TrustSettings()
+    remote: RemoteSettings = RemoteSettings()
 
 
 def size(value: int | str) -> int:
@@ -220,6 +236,8 @@ def parse(text: str, name: str) -> Settings:
         ("retention.max-age", seconds, kept.max_age),
         ("retention.min-age", seconds, kept.min_age),
         ("retention.compress-after", seconds, kept.compress_after),
+        ("remote.rate", size, settings.remote.rate),
+        ("remote.keep", seconds, settings.remote.keep),
     ):
         try:
             _ = None if value is None else check(value)

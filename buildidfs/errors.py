@@ -16,6 +16,9 @@
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
     ├── MountError                 40   mounting, serving or unmounting failed
+    ├── RemoteError                50   the object storage of the fleet cannot be used
+    │   ├── RemoteUnavailable      50   it does not answer now; a later attempt may succeed
+    │   └── RemoteDenied           50   it refuses the request: keys, rights, or a missing bucket
     └── CapabilityError            60   a privilege is missing; the message says which
 
 ``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
@@ -129,6 +132,20 @@ class MountError(BuildIdFsError):
     """Mounting, serving a mount, or unmounting failed."""
 
     exit_code = 40
+
+
+class RemoteError(BuildIdFsError):
+    """The object storage of the fleet cannot be used."""
+
+    exit_code = 50
+
+
+class RemoteUnavailable(RemoteError):
+    """The object storage does not answer now; a later attempt may succeed."""
+
+
+class RemoteDenied(RemoteError):
+    """The object storage refuses the request until an operator changes something."""
 
 
 class CapabilityError(BuildIdFsError):

@@ -60,6 +60,9 @@ _LAST = 2
             "bundle": "bundle:bundle",
             "import": "bundle:import_",
         },
+        "Fleet": {
+            "push": "push:push",
+        },
         "Keep and remove": {
             "pin": "pin:pin",
             "unpin": "pin:unpin",
@@ -89,6 +92,7 @@ _LAST = 2
             20: "bytes or rows are not what they were when written",
             30: "nothing known, or kept, under that build ID",
             40: "mounting, serving or unmounting failed",
+            50: "the bucket of the fleet is missing, refuses a request, or does not answer",
             60: "a privilege is missing; the message names it",
         },
         of_program=True,

@@ -111,6 +111,7 @@ def up(
         point,
         watch=not no_watch,
         serve=bool(session.settings.serve.listen),
+        push=bool(session.settings.remote.url) and session.settings.remote.push,
         metrics=_metrics(metrics, no_watch),
     )
     if foreground:
@@ -181,6 +182,9 @@ def _report_up(session: Session, *, is_new: bool) -> int:
         click.echo(f"buildidfs: not mounted at {point}: {_part_failure(mount)}", err=True)
     if serve is not None and serve.state != "running":
         click.echo(f"buildidfs: not serving over HTTP: {_part_failure(serve)}", err=True)
+    push = parts.get(daemon_up.PUSH)
+    if push is not None and push.state != "running":
+        click.echo(f"buildidfs: not pushing: {_part_failure(push)}", err=True)
     if not session.is_quiet:
         with session.open_store() as store:
             held = store.stats()

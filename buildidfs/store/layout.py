@@ -15,7 +15,17 @@ from buildidfs.store.index import environment
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn
 
-_PARTS = (b"index", b"blobs", b"staging", b"listeners", b"lock", b"run", b"quarantine", b"jit")
+_PARTS = (
+    b"index",
+    b"blobs",
+    b"staging",
+    b"listeners",
+    b"lock",
+    b"run",
+    b"quarantine",
+    b"jit",
+    b"remote",
+)
 _FORMAT = b"format"
 
 

@@ -31,10 +31,12 @@ ROLE = "up"
 WATCH = "watch"
 MOUNT = "mount"
 SERVE = "serve"
+PUSH = "push"
 
 _WATCH_GRACE_S = 30.0  # a commit that has begun may take that long on a slow disk
 _MOUNT_GRACE_S = 15.0
 _SERVE_GRACE_S = 20.0  # downloads that have begun may go on for ten
+_PUSH_GRACE_S = 15.0
 
 
 def programs(
@@ -43,6 +45,7 @@ def programs(
     *,
     watch: bool = True,
     serve: bool = False,
+    push: bool = False,
     metrics: str = "",
 ) -> list[Program]:
     """Return the programs to run, in the order in which they end.
@@ -57,6 +60,9 @@ def programs(
         found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
     if serve:
         found.append(Program(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))
+    if push:
+        # After the watch has ended: what it captured last is pushed by the next start.
+        found.append(Program(PUSH, (*command, "push", "--watch"), grace=_PUSH_GRACE_S))
     if mountpoint is not None:
         words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))
         point = mountpoint

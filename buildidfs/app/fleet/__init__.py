@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many hosts, one bucket: push what a store holds, and answer questions about all hosts.
+
+`push` uploads, `ledger` remembers what was uploaded, `questions` reads the manifests of all hosts.
+"""

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this store has pushed to a bucket: `Ledger`, a file beside the store's index.
+
+It spares requests and nothing more: the bucket has the last word. A ledger that is lost, or that is
+of a bucket which was made anew, costs a comparison of each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.errors import StoreError
+from buildidfs.model import BuildId, Digest, Kind, fingerprint
+from buildidfs.store.errors import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_TABLES: Final = """
+create table if not exists about (name text primary key, value text) without rowid;
+create table if not exists pushed (
+    build_id blob, kind integer, digest blob, state text, at integer, filtered integer,
+    primary key (build_id, kind, digest)
+) without rowid;
+"""
+_BUSY_S: Final = 30.0
+
+
+class Entry(NamedTuple):
+    """A file that is in the bucket, and how (`manifests.Row.state`)."""
+
+    build_id: BuildId
+    kind: Kind
+    digest: Digest
+    state: str
+
+
+class Ledger:
+    """The entries for one bucket. May be used from several threads and processes."""
+
+    def __init__(self, store_path: bytes, url: str) -> None:
+        """Open the ledger in ``STORE/remote``. Raises `StoreError`."""
+        directory = os.path.join(store_path, b"remote")
+        name = fingerprint(url.encode(), 8).hex().encode() + b".sqlite"
+        self._path = os.path.join(directory, name)
+        self._lock = threading.Lock()
+        try:
+            os.makedirs(directory, 0o700, exist_ok=True)
+            self._db = self._opened()
+        except OSError as error:
+            raise StoreError(f"{show(directory)}: {error.strerror}") from error
+        self._known = {_key(*row) for row in self._rows("select build_id, kind, digest")}
+
+    def _opened(self) -> sqlite3.Connection:
+        for _ in range(2):
+            database = sqlite3.connect(
+                os.fsdecode(self._path), timeout=_BUSY_S, check_same_thread=False
+            )
+            try:
+                database.execute("pragma journal_mode = wal")
+                # What a crash loses is compared with the bucket again.
+                database.execute("pragma synchronous = normal")
+                database.executescript(_TABLES)
+            except sqlite3.DatabaseError:
+                database.close()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)  # damaged, and worth nothing
+            else:
+                return database
+        raise StoreError(f"{show(self._path)} cannot be used")
+
+    def has(self, build_id: bytes, kind: Kind, digest: Digest) -> bool:
+        """Return True if a file was pushed."""
+        return _key(build_id, kind, digest) in self._known
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Record files that are in the bucket, which its filter may not have yet."""
+        rows = [
+            (bytes(each.build_id), int(each.kind), bytes(each.digest), each.state, _now(), 0)
+            for each in entries
+        ]
+        self._write("insert or replace into pushed values (?, ?, ?, ?, ?, ?)", rows)
+        self._known.update(_key(*row[:3]) for row in rows)
+
+    def unfiltered(self) -> list[Entry]:
+        """The files that the filter of the bucket may lack."""
+        return [
+            Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3])
+            for row in self._rows("select build_id, kind, digest, state", "where filtered = 0")
+        ]
+
+    def set_filtered(self, entries: Iterable[Entry]) -> None:
+        """Record that the filter has these."""
+        rows = [(bytes(each.build_id), int(each.kind), bytes(each.digest)) for each in entries]
+        self._write(
+            "update pushed set filtered = 1 where build_id = ? and kind = ? and digest = ?", rows
+        )
+
+    def older_than(self, age_s: float) -> list[Entry]:
+        """The files that were pushed, or touched, longer ago than that."""
+        found = self._rows(
+            "select build_id, kind, digest, state", f"where at < {int(_now() - age_s)}"
+        )
+        return [Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
+
+    def set_touched(self, entry: Entry) -> None:
+        """Record that the bucket was seen to keep a file for a while."""
+        row = (_now(), bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
+        self._write(
+            "update pushed set at = ? where build_id = ? and kind = ? and digest = ?", [row]
+        )
+
+    def forget(self, entry: Entry) -> None:
+        """Record that the bucket lacks a file after all."""
+        row = (bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
+        self._write("delete from pushed where build_id = ? and kind = ? and digest = ?", [row])
+        self._known.discard(_key(*row))
+
+    def recognise(self, bucket: str) -> bool:
+        """Take the ID of the bucket; False if the ledger was of another one, and is empty now."""
+        known = self.value("bucket")
+        if known == bucket:
+            return True
+        self._write("delete from pushed", [()])
+        self._write("delete from about", [()])
+        self._known.clear()
+        self.set_value("bucket", bucket)
+        return known == ""
+
+    def value(self, name: str) -> str:
+        """Return a value that was set; empty if it was not."""
+        with self._lock:
+            row = self._db.execute("select value from about where name = ?", (name,)).fetchone()
+        return row[0] if row is not None else ""
+
+    def set_value(self, name: str, value: str) -> None:
+        """Set a value."""
+        self._write("insert or replace into about values (?, ?)", [(name, value)])
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._db.close()
+
+    def _rows(self, columns: str, condition: str = "") -> list[tuple[bytes, int, bytes, str]]:
+        with self._lock:
+            return self._db.execute(f"{columns} from pushed {condition}").fetchall()
+
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        try:
+            with self._lock, self._db:
+                self._db.executemany(statement, rows)
+        except sqlite3.Error as error:
+            raise StoreError(f"{show(self._path)}: {error}") from error
+
+
+def _key(build_id: bytes, kind: int, digest: bytes, *_: object) -> bytes:
+    return fingerprint(bytes((kind,)) + digest + build_id)
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,653 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Push: upload the files of a store that a bucket lacks.
+
+A file goes below ``buildid/`` if the store serves it and the bucket has none, else below
+``variant/`` if the bytes differ. Nothing is overwritten: of two hosts that push one build ID the
+first one wins, and the other one's bytes become a variant, unless they are the same. A file appears
+in the bucket as a whole, so a process may be killed at any moment; the next push compares what the
+ledger does not know with the bucket.
+
+Files that not everybody could read where they were captured go to a bucket of their own, or
+nowhere. The same holds for places: a manifest has only those that everybody may know of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import random
+import select
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+
+import msgspec
+
+from buildidfs import config
+from buildidfs.app.fleet.ledger import Entry, Ledger
+from buildidfs.errors import (
+    IntegrityError,
+    RemoteError,
+    RemoteUnavailable,
+    StoreError,
+    UsageError,
+)
+from buildidfs.linux import machine
+from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote.filters import Filter
+from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
+from buildidfs.store import OriginRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
+
+    from buildidfs.capture.base import Progress
+    from buildidfs.config import RemoteSettings
+    from buildidfs.store import Store
+    from buildidfs.store.coordination import Listener
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+WORKERS: Final = 16
+PATIENCE_S: Final = 60.0
+"""How long a push that is no watch waits for a bucket that does not answer."""
+
+_READABLE: Final = 0o444
+_AHEAD: Final = 4 * WORKERS
+_ASK_FIRST: Final = 1 << 20
+"""Larger files are looked up before they are sent; smaller ones are sent on condition."""
+_LARGE: Final = 64 << 20
+"""Larger files are uploaded in parts, which takes a lease: parts know no condition."""
+_LEASE_S: Final = 3600.0
+_FIRST_PAUSE_S: Final = 1.0
+_MOST_PAUSE_S: Final = 60.0
+_MOST_PLACES: Final = 64
+_SETTLE_S: Final = 1.0
+_PASS_S: Final = 3600.0
+_POLL_S: Final = 60.0
+_LISTEN_S: Final = 0.5
+_MOST_CHANGES: Final = 100_000
+_MANIFEST_ROWS: Final = 10_000
+_NS: Final = 1_000_000_000
+
+
+Put = Literal["sent", "same", "other", "leased"]
+"""What became of a file: it was written; the bucket has the same bytes, or other bytes, under that
+key; another host is uploading it."""
+
+_DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How to push. ``rate`` is in bytes a second, 0 is no limit; ``patience_s`` is how long to wait
+    for a bucket that does not answer, None is for ever. ``verify`` compares all files with the
+    bucket, whatever the ledger says. Objects older than half of ``keep_s`` are touched.
+    """
+
+    rate: int = 0
+    patience_s: float | None = PATIENCE_S
+    verify: bool = False
+    keep_s: int | None = None
+
+
+class Summary(msgspec.Struct):
+    """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, in the
+    bucket before (``present``), left out because not everybody could read them (``private``), being
+    uploaded by another host (``leased``). ``bytes`` were sent. ``failed`` has the files that could
+    not be sent, with the reason.
+    """
+
+    pushed: int = 0
+    variants: int = 0
+    present: int = 0
+    private: int = 0
+    leased: int = 0
+    bytes: int = 0
+    failed: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        """The number of files that were dealt with."""
+        return self.pushed + self.variants + self.present + self.private + self.leased
+
+    def add(self, other: Summary) -> None:
+        """Add the counts of another one."""
+        for name in ("pushed", "variants", "present", "private", "leased", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failed += other.failed
+
+
+class Pace:
+    """Keeps a number of bytes a second, over all threads."""
+
+    def __init__(self, rate: int, stop: threading.Event) -> None:
+        self._rate = rate
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait(self, size: int) -> None:
+        """Wait until so many bytes may be sent."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = time.monotonic()
+            start = max(self._free_at, now)
+            self._free_at = start + size / self._rate
+        self._stop.wait(start - now)
+
+
+class Stopped(Exception):
+    """The push was told to end."""
+
+
+class Target:
+    """A bucket that is pushed to, with its filter and its ledger."""
+
+    def __init__(self, store: Store, url: str, *, filtered: bool) -> None:
+        """Make no request yet. Raises `UsageError`, `StoreError`."""
+        self.bucket = Bucket(url)
+        self.ledger = Ledger(store.path, url)
+        self.filter = Filter(self.bucket) if filtered else None
+
+    def refresh(self) -> None:
+        """Find out if the bucket is the one that the ledger knows; load its filter, or make one.
+
+        Raises `RemoteError`.
+        """
+        if not self.ledger.recognise(self.bucket.identity(create=True)):
+            _log.warning("%s was made anew: all files are compared with it", self.bucket.url)
+            if self.filter is not None:
+                self.filter = Filter(self.bucket)
+        if self.filter is not None:
+            self.filter.refresh()
+            if self.filter.generation is None:
+                self.filter.rebuild()
+
+    def may_have(self, build_id: BuildId, kind: Kind) -> bool:
+        """Return False if the bucket has no file of a build ID, as far as the filter tells."""
+        return self.filter is None or self.filter.may_have(build_id, kind)
+
+    def tell_filter(self) -> None:
+        """Add to the filter what was pushed since. Raises `RemoteError`."""
+        waiting = self.ledger.unfiltered()
+        if not waiting or self.filter is None:
+            return
+        self.filter.add((each.build_id, each.kind) for each in waiting if each.state == PUSHED)
+        self.ledger.set_filtered(waiting)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """A file to push. ``served`` says that it is the one that the store serves."""
+
+    build_id: BuildId
+    artifact: Artifact
+    served: bool
+    origins: list[OriginRecord]
+
+
+class Pusher:
+    """Pushes the files of a store; a context manager. `stop` may be called from any thread."""
+
+    def __init__(self, store: Store, settings: RemoteSettings, options: Options) -> None:
+        """Raises `UsageError`, `RemoteError`, `StoreError`."""
+        if not settings.url:
+            raise UsageError("no bucket is configured: set url in [remote] of buildidfs.toml")
+        self._store = store
+        self._options = options
+        self._stop = threading.Event()
+        self._pace = Pace(options.rate, self._stop)
+        self._host = machine.host_name()
+        self._targets: list[Target] = []
+        self._urls = (settings.url, settings.private)
+        self._rows: list[Row] = []
+
+    def __enter__(self) -> Pusher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for target in self._targets:
+            target.close()
+
+    def stop(self) -> None:
+        """End the push soon; what was begun is finished or left out."""
+        self._stop.set()
+
+    # --- one pass ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        ordinals: Iterable[tuple[int, BuildId]] | None = None,
+        progress: Progress | None = None,
+    ) -> Summary:
+        """Push the files of some build IDs, or all; returns what was done.
+
+        Waits while the bucket does not answer. Raises `RemoteUnavailable` if that takes longer than
+        the options say, `RemoteDenied`, `StoreError`.
+        """
+        self._persistently(self._connect)
+        is_all = ordinals is None
+        since = int(self._public.ledger.value("told") or 0)
+        began = time.time_ns()
+        chosen = self._store.index.build_ids_from() if ordinals is None else ordinals
+        summary = Summary()
+        try:
+            self._send(self._jobs(chosen, since, summary), summary, progress)
+        except Stopped:
+            is_all = False
+        finally:
+            self._finish()
+        if is_all and not summary.failed:
+            self._public.ledger.set_value("told", str(began))
+        if is_all and self._options.keep_s is not None:
+            self._keep(self._options.keep_s)
+        return summary
+
+    @property
+    def _public(self) -> Target:
+        return self._targets[0]
+
+    def _connect(self) -> None:
+        for number, url in enumerate(filter(None, self._urls)):
+            if len(self._targets) <= number:
+                self._targets.append(Target(self._store, url, filtered=number == 0))
+            self._targets[number].refresh()
+
+    def _target(self, artifact: Artifact) -> Target | None:
+        """The bucket for a file; None if it must not leave this host."""
+        if artifact.mode & _READABLE == _READABLE:
+            return self._public
+        return self._targets[1] if len(self._targets) > 1 else None
+
+    def _jobs(
+        self, chosen: Iterable[tuple[int, BuildId]], since_ns: int, summary: Summary
+    ) -> Iterator[_Job]:
+        """Yield the files that may have to be sent, and note in the manifest those seen again."""
+        index = self._store.index
+        for ordinal, build_id in chosen:
+            origins: list[OriginRecord] | None = None
+            for kind in Kind:
+                served = index.artifact(ordinal, kind)
+                for artifact in index.variants_after(ordinal, kind):
+                    target = self._target(artifact)
+                    if target is None:
+                        summary.private += 1
+                        if artifact.first_seen_ns > since_ns:
+                            self._rows.append(manifests.private(build_id, kind))
+                        continue
+                    if origins is None:
+                        origins = index.origins(ordinal)
+                    if self._is_done(target, build_id, artifact):
+                        summary.present += 1
+                        if any(each.last_seen_ns > since_ns for each in origins):
+                            self._note(build_id, artifact, PUSHED, origins)
+                        continue
+                    is_served = served is not None and served.variant == artifact.variant
+                    yield _Job(build_id, artifact, is_served, origins)
+
+    def _is_done(self, target: Target, build_id: BuildId, artifact: Artifact) -> bool:
+        if self._options.verify:
+            return False
+        return target.ledger.has(build_id, artifact.kind, artifact.digest)
+
+    def _send(self, jobs: Iterator[_Job], summary: Summary, progress: Progress | None) -> None:
+        """Send the files in threads, a few more at a time than there are threads."""
+        waiting: deque[tuple[_Job, Future[Summary]]] = deque()
+        with ThreadPoolExecutor(WORKERS, "push") as pool:
+            try:
+                for job in jobs:
+                    waiting.append((job, pool.submit(self._sent, job)))
+                    if len(waiting) >= _AHEAD:
+                        self._take(*waiting.popleft(), summary, progress)
+                while waiting:
+                    self._take(*waiting.popleft(), summary, progress)
+            except BaseException:
+                self._stop.set()
+                for _, future in waiting:
+                    future.cancel()
+                raise
+
+    def _take(
+        self, job: _Job, future: Future[Summary], summary: Summary, progress: Progress | None
+    ) -> None:
+        try:
+            summary.add(future.result())
+        except (IntegrityError, StoreError, OSError) as error:
+            summary.failed.append(f"{job.build_id} ({job.artifact.kind.name.lower()}): {error}")
+        if progress is not None:
+            progress(summary.files, str(job.build_id), size=summary.bytes)
+
+    # --- one file ------------------------------------------------------------------------------
+
+    def _sent(self, job: _Job) -> Summary:
+        """Send a file unless the bucket has it; in a thread."""
+        target = self._target(job.artifact)
+        assert target is not None
+        state, put = self._persistently(lambda: self._placed(target, job))
+        if put == "leased":
+            return Summary(leased=1)
+        artifact = job.artifact
+        target.ledger.add([Entry(job.build_id, artifact.kind, artifact.digest, state)])
+        if target is self._public:
+            self._note(job.build_id, artifact, state, job.origins)
+        if put == "same":
+            return Summary(present=1)
+        if state == VARIANT:
+            return Summary(variants=1, bytes=artifact.size)
+        return Summary(pushed=1, bytes=artifact.size)
+
+    def _placed(self, target: Target, job: _Job) -> tuple[str, Put]:
+        """Put a file where it belongs; returns its state."""
+        artifact = job.artifact
+        if job.served:
+            key = objects.blob_key(job.build_id, artifact.kind)
+            is_new = not target.may_have(job.build_id, artifact.kind)
+            put = self._put(target.bucket, key, job, ask=not is_new)
+            if put != "other":
+                return PUSHED, put
+        key = objects.variant_key(job.build_id, artifact.kind, artifact.digest)
+        put = self._put(target.bucket, key, job, ask=True)
+        if put == "other":
+            raise IntegrityError(f"{target.bucket.url}/{key} has other bytes than its name says")
+        return VARIANT, put
+
+    def _put(self, bucket: Bucket, key: str, job: _Job, *, ask: bool) -> Put:
+        """Write an object unless there is one. With ``ask`` the bucket is asked first."""
+        artifact = job.artifact
+        if artifact.size > _LARGE or (ask and artifact.size > _ASK_FIRST):
+            found = self._compared(bucket, key, artifact)
+            if found is not None:
+                return found
+        if artifact.size > _LARGE:
+            return self._put_large(bucket, key, job)
+        if self._stop.is_set():
+            raise Stopped
+        with self._store.blobs.open(artifact.digest) as blob:
+            data = blob.pread(blob.size, 0)
+        if hashlib.sha256(data).digest() != artifact.digest:
+            raise IntegrityError(_DAMAGED)
+        self._pace.wait(len(data))
+        if bucket.create(key, data, _described(job, self._host).metadata()):
+            return "sent"
+        found = self._compared(bucket, key, artifact)
+        if found is None:
+            raise RemoteUnavailable(f"{bucket.url}/{key} was removed a moment ago")
+        return found
+
+    def _compared(self, bucket: Bucket, key: str, artifact: Artifact) -> Put | None:
+        """Return "same" or "other" for the object with a key; None if there is none."""
+        head = bucket.head(key)
+        if head is None:
+            return None
+        digest = objects.described(head.metadata).digest
+        if digest is not None or head.size != artifact.size:
+            is_same = digest == artifact.digest and head.size == artifact.size
+            return "same" if is_same else "other"
+        # Another program has uploaded it: an object in one part has its MD5 for a tag.
+        hasher = hashlib.md5(usedforsecurity=False)
+        with self._store.blobs.open(artifact.digest) as blob:
+            for chunk in blob.chunks():
+                hasher.update(chunk)
+        return "same" if head.etag.strip('"') == hasher.hexdigest() else "other"
+
+    def _put_large(self, bucket: Bucket, key: str, job: _Job) -> Put:
+        artifact = job.artifact
+        lease = objects.lease_key(job.build_id, artifact.kind)
+        if not self._leased(bucket, lease):
+            return "leased"
+        with self._store.blobs.open(artifact.digest) as blob:
+            if blob.computed() != artifact.digest:
+                raise IntegrityError(_DAMAGED)
+            metadata = _described(job, self._host).metadata()
+            bucket.upload(key, self._paced(blob.chunks()), metadata)
+        bucket.delete(lease)
+        # Another host whose lease has run out may have been faster, or slower.
+        return "sent" if self._compared(bucket, key, artifact) == "same" else "other"
+
+    def _paced(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            if self._stop.is_set():
+                raise Stopped
+            self._pace.wait(len(chunk))
+            yield chunk
+
+    def _leased(self, bucket: Bucket, key: str) -> bool:
+        """Return True if this host may upload a large file now.
+
+        A lease is good for an hour by the clock of the storage. One that could not be deleted then
+        counts no more; a lifecycle rule removes it.
+        """
+        owner = self._host.encode()
+        if bucket.create(key, owner, {}):
+            return True
+        if bucket.get(key) == owner:
+            return True  # of a push of this host that was killed
+        held = bucket.head(key)
+        probe = f"{objects.LEASES}/clock-{random.getrandbits(64):016x}"
+        bucket.create(probe, b"", {})
+        now = bucket.head(probe)
+        bucket.delete(probe)
+        return held is None or (now is not None and now.modified - held.modified > _LEASE_S)
+
+    # --- what follows --------------------------------------------------------------------------
+
+    def _note(
+        self, build_id: BuildId, artifact: Artifact, state: str, origins: list[OriginRecord]
+    ) -> None:
+        """Queue a row of the manifest."""
+        places = [
+            Place(
+                each.origin.path.decode("utf-8", "backslashreplace"),
+                each.origin.container,
+                each.first_seen_ns // _NS,
+                each.last_seen_ns // _NS,
+            )
+            for each in origins
+            if each.digest == artifact.digest and each.origin.is_public
+        ]
+        self._rows.append(
+            Row(
+                str(build_id),
+                artifact.kind.name.lower(),
+                artifact.digest.hex(),
+                artifact.size,
+                state,
+                tuple(places[:_MOST_PLACES]),
+            )
+        )
+
+    def _finish(self) -> None:
+        """Write the manifest and the filter; what fails here is done by the next push."""
+        try:
+            for target in self._targets:
+                target.tell_filter()
+            rows, self._rows = self._rows, []
+            for start in range(0, len(rows), _MANIFEST_ROWS):
+                manifests.write(
+                    self._public.bucket, self._host, rows[start : start + _MANIFEST_ROWS]
+                )
+        except RemoteError as error:
+            _log.warning("the next push completes the manifest and the filter: %s", error)
+            self._public.ledger.set_value("told", "0")
+
+    def _keep(self, keep_s: int) -> None:
+        """Touch what a lifecycle rule would remove although this host has it."""
+        for target in self._targets:
+            for entry in target.ledger.older_than(keep_s / 2):
+                if self._stop.is_set():
+                    return
+                self._persistently(lambda t=target, e=entry: self._keep_one(t, e, keep_s))  # type: ignore[misc]
+
+    def _keep_one(self, target: Target, entry: Entry, keep_s: int) -> None:
+        if not self._store.index.held(entry.digest):
+            target.ledger.forget(entry)  # other hosts that have it keep it
+            return
+        if entry.state == PUSHED:
+            key = objects.blob_key(entry.build_id, entry.kind)
+        else:
+            key = objects.variant_key(entry.build_id, entry.kind, entry.digest)
+        head = target.bucket.head(key)
+        is_old = head is not None and time.time() - head.modified > keep_s / 2
+        if head is None or (is_old and not target.bucket.touch(key)):
+            target.ledger.forget(entry)  # the next pass pushes it
+            return
+        target.ledger.set_touched(entry)
+
+    # --- outages -------------------------------------------------------------------------------
+
+    def _persistently(self, work: Callable[[], T]) -> T:
+        """Do something again until the bucket answers, or patience or the push ends.
+
+        Raises `RemoteUnavailable`, `RemoteDenied`, `Stopped`.
+        """
+        began = time.monotonic()
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._stop.is_set():
+                raise Stopped
+            try:
+                return work()
+            except RemoteUnavailable as error:
+                patience = self._options.patience_s
+                if patience is not None and time.monotonic() - began + pause > patience:
+                    raise
+                if pause >= _MOST_PAUSE_S:
+                    _log.warning("%s; trying again", error)
+                # Many hosts must not come back at the same moment.
+                self._stop.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _MOST_PAUSE_S)
+
+    # --- following the store -------------------------------------------------------------------
+
+    def follow(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Push all, then what is captured, until `stop` is called.
+
+        Raises `RemoteDenied`, `StoreError`.
+        """
+        with contextlib.closing(self._store.listen()) as listener:
+            changes = _Changes(listener)
+            due = 0.0
+            with changes:
+                while not self._stop.is_set():
+                    if time.monotonic() >= due:
+                        changes.take()
+                        self._log(self.run())
+                        due = time.monotonic() + _PASS_S
+                        ready()
+                    ordinals = changes.wait(self._stop)
+                    if ordinals is None:
+                        due = 0.0
+                    elif ordinals:
+                        self._log(self.run(self._named(ordinals)))
+
+    def _named(self, ordinals: Iterable[int]) -> list[tuple[int, BuildId]]:
+        named = ((each, self._store.index.build_id(each)) for each in sorted(ordinals))
+        return [(ordinal, build_id) for ordinal, build_id in named if build_id is not None]
+
+    def _log(self, summary: Summary) -> None:
+        for failure in summary.failed:
+            _log.warning("cannot push %s", failure)
+        if summary.pushed or summary.variants:
+            _log.info("pushed %d files, %d variants", summary.pushed, summary.variants)
+
+
+class _Changes:
+    """Collects the ordinals that commits change, in a thread: committers do not wait for a bucket.
+
+    A context manager.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._ordinals: set[int] | None = set()
+        self._news = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="buildidfs-changes", daemon=True)
+
+    def __enter__(self) -> _Changes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if not select.select([self._listener], [], [], _LISTEN_S)[0]:
+                continue
+            found = self._listener.receive()
+            self._listener.acknowledge()
+            if found is None:
+                continue
+            with self._lock:
+                if not found or self._ordinals is None:
+                    self._ordinals = None
+                else:
+                    self._ordinals.update(found)
+                    if len(self._ordinals) > _MOST_CHANGES:
+                        self._ordinals = None
+            self._news.set()
+
+    def take(self) -> set[int] | None:
+        """Return what has changed since the last time; None for everything."""
+        self._news.clear()
+        with self._lock:
+            taken, self._ordinals = self._ordinals, set()
+        return taken
+
+    def wait(self, stop: threading.Event) -> set[int] | None:
+        """Wait a while for a change, and a little more for those that come with it."""
+        for _ in range(int(_POLL_S / _SETTLE_S)):
+            if stop.wait(_SETTLE_S):
+                return set()
+            if self._news.is_set():
+                return self.take()
+        return set()
+
+
+def _described(job: _Job, host: str) -> objects.Described:
+    artifact = job.artifact
+    public = (
+        each.origin.path
+        for each in job.origins
+        if each.digest == artifact.digest and each.origin.is_public
+    )
+    return objects.Described(
+        artifact.digest,
+        artifact.quality,
+        artifact.trust,
+        artifact.scripts,
+        artifact.segments,
+        artifact.truncated,
+        bool(artifact.mode & 0o111),
+        artifact.mtime_ns,
+        artifact.first_seen_ns,
+        next(public, b""),
+        host,
+    )
+
+
+def settings_of(
+    settings: RemoteSettings, *, rate: str | None, verify: bool, patience_s: float | None
+) -> Options:
+    """The options of a push, from the settings and the command line. Raises `UsageError`."""
+    keep = settings.keep
+    return Options(
+        config.size(settings.rate if rate is None else rate),
+        patience_s,
+        verify,
+        None if keep is None else config.seconds(keep),
+    )

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Bucket`: requests to S3-compatible object storage, with time limits and errors of ours.
+
+obstore takes the usual variables of AWS clients from the environment (AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL), or asks the metadata
+service of the machine. The file of credentials is read here, which obstore does not do.
+
+A request blocks the calling thread for `Limits.timeout_s` at most, times its attempts. No message
+has text of the server but its error code: the text may name keys.
+
+A process must not fork after its first request: the child would wait for ever.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import datetime
+import os
+import re
+import uuid
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from obstore.store import ObjectStore
+
+try:
+    import obstore
+    from obstore import exceptions as failures
+    from obstore import store as stores
+except ImportError as missing:
+    raise UsageError(
+        f"the Python package {missing.name} is missing: install buildidfs[remote]"
+    ) from missing
+
+MARKER: Final = "buildidfs.json"
+"""The object that says which bucket this is: its content changes if the bucket is made anew."""
+
+_SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+_URL: Final = re.compile(r"(\w+)://([\w.@-]+)(/[\w.=/-]*)?")
+_CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_REFUSALS: Final = frozenset((301, 400, 401, 403, 405, 501))
+_LIST_ROWS: Final = 1000
+_PART_BYTES: Final = 16 << 20
+_PARTS_AT_ONCE: Final = 4
+
+
+class Limits(NamedTuple):
+    """How long requests may take: seconds for each attempt, for a connection, and attempts."""
+
+    timeout_s: float = 60.0
+    connect_s: float = 5.0
+    retries: int = 2
+
+
+PATIENT: Final = Limits()
+"""For requests that no reader waits for."""
+
+INTERACTIVE: Final = Limits(timeout_s=5.0, connect_s=2.0, retries=1)
+"""For requests that a reader waits for."""
+
+
+class Head(NamedTuple):
+    """The facts about an object: bytes, user metadata, and when it was written (Unix time, s)."""
+
+    size: int
+    metadata: dict[str, str]
+    modified: float
+    etag: str
+
+
+class Listed(NamedTuple):
+    """An object in a listing."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class _Marker(msgspec.Struct):
+    bucket: str
+    format: int = 1
+
+
+class Bucket:
+    """A bucket, or the part of one below a prefix. May be used from several threads."""
+
+    def __init__(
+        self, url: str, limits: Limits = PATIENT, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """``url`` is ``s3://BUCKET/PREFIX``, gs or az. Makes no request. Raises `UsageError`."""
+        found = _URL.fullmatch(url)
+        if found is None or found[1] not in _SCHEMES:
+            raise UsageError(f"not the URL of a bucket: {_shown(url)!r}; try s3://BUCKET/PREFIX")
+        self.url = url.rstrip("/")
+        self._store = _opened(self.url, limits, os.environ if environ is None else environ)
+
+    def __repr__(self) -> str:
+        return f"Bucket({self.url})"
+
+    # --- the bucket as a whole ---------------------------------------------------------------
+
+    def identity(self, *, create: bool = False) -> str:
+        """Return the ID of the bucket, which a bucket that was made anew does not have.
+
+        With ``create`` the marker is written if there is none; else the ID of a bucket without a
+        marker is empty. The storage reports a missing bucket like a missing object, so each user of
+        a bucket asks this first. Raises `RemoteDenied` for a missing bucket and for keys that are
+        not accepted, `RemoteUnavailable`.
+        """
+        data = self.get(MARKER)
+        if data is None and create:
+            made = msgspec.json.encode(_Marker(uuid.uuid4().hex))
+            data = made if self.create(MARKER, made, {}) else self.get(MARKER)
+        if data is None:
+            return ""
+        try:
+            return msgspec.json.decode(data, type=_Marker).bucket
+        except msgspec.MsgspecError as error:
+            raise RemoteError(f"{self.url}/{MARKER} is not of this program: {error}") from error
+
+    # --- objects -------------------------------------------------------------------------------
+
+    def head(self, key: str) -> Head | None:
+        """Return the facts about an object; None if there is none."""
+        with self._told(key):
+            try:
+                found = obstore.get(self._store, key, options={"head": True})
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+            return _head_of(found)
+
+    def get(self, key: str, most: int = 256 << 20) -> bytes | None:
+        """Return the bytes of an object; None if there is none. Raises `RemoteError` for more than
+        ``most`` bytes.
+        """
+        with self._told(key):
+            try:
+                found = obstore.get(self._store, key)
+                if found.meta["size"] > most:
+                    raise RemoteError(f"{self.url}/{key} has {found.meta['size']} bytes")
+                return bytes(found.bytes())
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+
+    def get_range(self, key: str, offset: int, size: int, etag: str = "") -> bytes:
+        """Return ``size`` bytes of an object from ``offset``.
+
+        With ``etag``, of that version of the object only. Raises FileNotFoundError if it is gone,
+        or is another, and `RemoteError` if the answer is short.
+        """
+        options: dict[str, Any] = {"range": (offset, offset + size)}
+        if etag:
+            options["if_match"] = etag
+        with self._told(key):
+            try:
+                data = bytes(obstore.get(self._store, key, options=options).bytes())  # type: ignore[arg-type]
+            except failures.PreconditionError as error:
+                raise FileNotFoundError(key) from error
+        if len(data) != size:
+            raise RemoteUnavailable(f"{self.url}: {len(data)} bytes came, and not {size}")
+        return data
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> bool:
+        """Write an object if there is none; False if there is one. Of all who try at once, one
+        succeeds.
+        """
+        with self._told(key):
+            try:
+                obstore.put(self._store, key, data, mode="create", attributes=_attributes(metadata))
+            except failures.AlreadyExistsError:
+                return False
+        return True
+
+    def upload(self, key: str, chunks: Iterable[bytes], metadata: Mapping[str, str]) -> None:
+        """Write a large object in parts. It appears when all parts are there, and replaces one
+        that has the same key.
+        """
+        with self._told(key):
+            obstore.put(
+                self._store,
+                key,
+                iter(chunks),
+                attributes=_attributes(metadata),
+                use_multipart=True,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+    def touch(self, key: str) -> bool:
+        """Make an object as young as one that was just written; False if there is none.
+
+        Object storage refuses to copy an object onto itself unchanged, so it goes through a copy
+        below ``touch/``. The data do not leave the storage.
+        """
+        with self._told(key):
+            try:
+                obstore.copy(self._store, key, f"touch/{key}")
+                obstore.copy(self._store, f"touch/{key}", key)
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return False
+        self.delete(f"touch/{key}")
+        return True
+
+    def delete(self, key: str) -> bool:
+        """Delete an object; False if this user may not."""
+        try:
+            with self._told(key), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._store, key)
+        except RemoteDenied:
+            return False
+        return True
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Yield the objects below a prefix in order of their keys, behind the key ``after``."""
+        with self._told(prefix):
+            stream = obstore.list(self._store, prefix, offset=after or None, chunk_size=_LIST_ROWS)
+            for rows in stream:
+                for row in rows:
+                    yield Listed(row["path"], row["size"], row["last_modified"].timestamp())
+
+    # --- errors --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _told(self, key: str) -> Iterator[None]:
+        """Turn errors of obstore into ours; FileNotFoundError passes."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._refuse_missing_bucket(error)
+            raise
+        except (failures.BaseError, OSError, ValueError) as error:
+            raise self._failure(error, key) from None
+
+    def _refuse_missing_bucket(self, error: Exception) -> None:
+        if "NoSuchBucket" in str(error):
+            raise RemoteDenied(f"{self.url}: there is no such bucket; create it, or correct url")
+
+    def _failure(self, error: Exception, key: str) -> RemoteError:
+        text = str(error)
+        self._refuse_missing_bucket(error)
+        code = _CODE.search(text)
+        status = _STATUS.search(text)
+        why = code[1] if code is not None else f"status {status[1]}" if status is not None else ""
+        is_refused = isinstance(
+            error, failures.PermissionDeniedError | failures.UnauthenticatedError
+        )
+        if is_refused or (status is not None and int(status[1]) in _REFUSALS):
+            return RemoteDenied(
+                f"{self.url}/{key}: access denied ({why or 'no credentials'}): check"
+                " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the policy of the bucket"
+            )
+        if not why:
+            lowered = text.lower()
+            why = next(
+                (said for word, said in _REASONS.items() if word in lowered), "no usable answer"
+            )
+        return RemoteUnavailable(f"{self.url}: {why}")
+
+
+_REASONS: Final = {
+    "dns error": "its host name cannot be resolved",
+    "certificate": "its certificate is not accepted",
+    "timed out": "no answer in time",
+    "timeout": "no answer in time",
+    "connection refused": "connection refused",
+    "connection reset": "connection reset",
+    "metadata": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "169.254.169.254": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "error sending request": "cannot connect",
+}
+
+
+def _attributes(metadata: Mapping[str, str]) -> Any:
+    return {"Content-Type": "application/octet-stream", **metadata}
+
+
+def _head_of(found: Any) -> Head:
+    metadata = {
+        str(name).lower(): str(value)
+        for name, value in found.attributes.items()
+        if not str(name).startswith("Content-")
+    }
+    meta = found.meta
+    return Head(meta["size"], metadata, meta["last_modified"].timestamp(), meta["e_tag"] or "")
+
+
+def _shown(url: str) -> str:
+    """A URL without what may be a password in it."""
+    return re.sub(r"//[^/@]*@", "//...@", url[:200])
+
+
+def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore:
+    options: dict[str, Any] = {}
+    endpoint = ""
+    if url.startswith("s3"):
+        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
+        options = {**_from_files(environ), **({"endpoint": endpoint} if endpoint else {})}
+    second = datetime.timedelta(seconds=1)
+    client: dict[str, Any] = {
+        "timeout": limits.timeout_s * second,
+        "connect_timeout": limits.connect_s * second,
+        "allow_http": endpoint.startswith("http://"),
+        "user_agent": "buildidfs",
+    }
+    retry: dict[str, Any] = {
+        "max_retries": limits.retries,
+        "retry_timeout": limits.timeout_s * (limits.retries + 1) * second,
+    }
+    make: Any = stores.from_url
+    try:
+        made: ObjectStore = make(url, client_options=client, retry_config=retry, **options)
+    except (failures.BaseError, ValueError) as error:
+        raise UsageError(f"cannot use {_shown(url)}: {type(error).__name__}") from error
+    return made
+
+
+def _from_files(environ: Mapping[str, str]) -> dict[str, str]:
+    """The credentials and region that the files of AWS clients have, unless the environment does.
+
+    Raises `UsageError` for a profile that was asked for and is in no file.
+    """
+    profile = environ.get("AWS_PROFILE", "")
+    if environ.get("AWS_ACCESS_KEY_ID") and not profile:
+        return {}
+    home = environ.get("HOME") or "/root"
+    section = profile or "default"
+    found: dict[str, str] = {}
+    for variable, default, spelled in (
+        ("AWS_CONFIG_FILE", f"{home}/.aws/config", f"profile {section}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", f"{home}/.aws/credentials", section),
+    ):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(environ.get(variable) or default, encoding="utf-8")
+        except (configparser.Error, OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read {environ.get(variable) or default}: {type(error).__name__}"
+            ) from None
+        for name in (spelled, section):
+            if parser.has_section(name):
+                found |= dict(parser.items(name))
+                break
+    if profile and not found:
+        raise UsageError(f"no file of credentials has the profile {profile!r} (AWS_PROFILE)")
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+        "region": "region",
+        "endpoint_url": "endpoint",
+    }
+    if environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
+        found.pop("region", None)
+    return {names[name]: value for name, value in found.items() if name in names}

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests: what a host has seen, in objects that are written once.
+
+``host/<host>/<time>-<random>.jsonl.zst`` has a `Row` in each line. A host writes one at the end of
+each push, with the files that are new or were seen again. The time in the key is that of the host,
+for people; the order of manifests is that of the storage.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from buildidfs.errors import RemoteError
+from buildidfs.model import fingerprint
+from buildidfs.remote.objects import HOSTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.model import Kind
+    from buildidfs.remote.bucket import Bucket, Listed
+
+_KEY: Final = re.compile(r"host/([\w.-]{1,64})/[\w-]+\.jsonl\.zst")
+_FOREIGN: Final = re.compile(r"[^\w.-]")
+_MOST_BYTES: Final = 512 << 20
+_MOST_LINE: Final = 1 << 20
+_READERS: Final = 8
+_AHEAD: Final = 32
+
+PUSHED: Final = "pushed"
+VARIANT: Final = "variant"
+PRIVATE: Final = "private"
+"""Values of `Row.state`: the file is below ``buildid/``, below ``variant/``, or in no bucket
+because not everybody could read it (`private`)."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place where everybody could read a file; times are Unix time in seconds."""
+
+    path: str
+    container: str = ""
+    first: int = 0
+    last: int = 0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A file that a host has."""
+
+    id: str
+    kind: str
+    sha256: str
+    size: int
+    state: str
+    places: tuple[Place, ...] = ()
+
+
+def private(build_id: bytes, kind: Kind) -> Row:
+    """The row of a file that not everybody could read: a hash of its build ID and nothing more.
+
+    It answers those who know the build ID, and tells nobody else of it.
+    """
+    return Row(f"~{fingerprint(build_id).hex()}", kind.name.lower(), "", 0, PRIVATE)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A row, the host that wrote it, and when (Unix time of the storage, s)."""
+
+    host: str
+    written: float
+    row: Row
+
+
+def host_name(name: str) -> str:
+    """The name of a host as part of a key."""
+    return _FOREIGN.sub("-", name)[:64].strip(".") or "unknown"
+
+
+def write(bucket: Bucket, host: str, rows: Iterable[Row]) -> str:
+    """Write a manifest; returns its key. Raises `RemoteError`."""
+    import zstandard
+
+    data = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(data, closefd=False) as stream:
+        for row in rows:
+            stream.write(msgspec.json.encode(row) + b"\n")
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    key = f"{HOSTS}/{host_name(host)}/{moment}-{secrets.token_hex(4)}.jsonl.zst"
+    if not bucket.create(key, data.getvalue(), {}):
+        raise RemoteError(f"{bucket.url}/{key} exists already")
+    return key
+
+
+def listed(bucket: Bucket) -> list[tuple[str, Listed]]:
+    """Return host and object of each manifest, the oldest first. Raises `RemoteError`."""
+    found = [
+        (name[1], row)
+        for row in bucket.list(HOSTS)
+        if (name := _KEY.fullmatch(row.key)) is not None
+    ]
+    return sorted(found, key=lambda each: each[1].modified)
+
+
+def read(bucket: Bucket) -> Iterator[Seen]:
+    """Yield the rows of all manifests, the oldest manifest first.
+
+    A manifest that is damaged, or that a lifecycle rule removes meanwhile, is left out. Raises
+    `RemoteError`.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        every = listed(bucket)
+        for start in range(0, len(every), _AHEAD):
+            some = every[start : start + _AHEAD]
+            bodies = pool.map(lambda each: bucket.get(each[1].key, _MOST_BYTES), some)
+            for (host, row), body in zip(some, bodies, strict=True):
+                for line in _lines(body or b""):
+                    yield Seen(host, row.modified, line)
+
+
+def _lines(body: bytes) -> Iterator[Row]:
+    import zstandard
+
+    decoder = msgspec.json.Decoder(Row)
+    if not body:
+        return
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body)
+    try:
+        for line in _bounded(reader):
+            yield decoder.decode(line)
+    except (zstandard.ZstdError, msgspec.MsgspecError):
+        return  # of another program, or damaged: what came before it counts
+
+
+def _bounded(reader: Any) -> Iterator[bytes]:
+    """Yield lines of up to a megabyte, and half a gigabyte of them at most."""
+    text = io.BufferedReader(reader)
+    left = _MOST_BYTES
+    while left > 0:
+        line = text.readline(_MOST_LINE)
+        if not line.endswith(b"\n"):
+            return
+        left -= len(line)
+        yield line

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`buildidfs push`: the command line, debuginfod clients on the bare bucket, and kills."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.model import BuildId
+from buildidfs.remote import objects
+from tests.support import elfwriter
+from tests.support.clients import debuginfod_find
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FILES = 30
+
+
+@pytest.fixture
+def storage() -> Iterator[ObjectStorage]:
+    """Object storage with the bucket ``fleet``."""
+    with object_storage("fleet") as server:
+        yield server
+
+
+def _elf(number: int, size: int = 2000) -> tuple[BuildId, bytes]:
+    build_id = BuildId(hashlib.sha1(b"%d" % number, usedforsecurity=False).digest())
+    section = elfwriter.Section(b".text", bytes([number % 256]) * size, flags=6)
+    note = elfwriter.Section(
+        b".note.gnu.build-id",
+        elfwriter.build_id_note(build_id),
+        type=elfwriter.SHT_NOTE,
+        segment=elfwriter.PT_NOTE,
+    )
+    return build_id, elfwriter.elf_file([section, note])
+
+
+@pytest.fixture
+def filled(directory: Path, buildidfs: BuildIdFs) -> dict[BuildId, bytes]:
+    """The files in the store of ``buildidfs``."""
+    files = dict(_elf(number) for number in range(_FILES))
+    tree = directory / "tree"
+    tree.mkdir()
+    for build_id, data in files.items():
+        (tree / str(build_id)).write_bytes(data)
+        (tree / str(build_id)).chmod(0o755)
+    buildidfs("scan", "tree", tree)
+    return files
+
+
+def _config(directory: Path, bucket: str = "fleet") -> Path:
+    file = directory / f"{bucket}.toml"
+    file.write_text(f'[remote]\nurl = "s3://{bucket}"\n')
+    return file
+
+
+def _push(
+    buildidfs: BuildIdFs, storage: ObjectStorage, config: Path, *words: str
+) -> subprocess.Popen[bytes]:
+    argv = [*COMMAND, "--config", str(config), "--store", str(buildidfs.store), "push", *words]
+    return subprocess.Popen(
+        argv,
+        env={**os.environ, **storage.environ()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+
+
+def _blobs(storage: ObjectStorage) -> dict[BuildId, bytes]:
+    found = {}
+    for key, stored in [*storage.buckets["fleet"].items()]:
+        parsed = objects.parse_blob_key(key)
+        if parsed is not None:
+            digest = objects.described(stored.metadata).digest
+            assert digest == hashlib.sha256(stored.data).digest(), "a half object is visible"
+            found[parsed[0]] = stored.data
+    return found
+
+
+def test_bare_bucket_is_a_debuginfod(
+    directory: Path, buildidfs: BuildIdFs, storage: ObjectStorage, filled: dict[BuildId, bytes]
+) -> None:
+    config = _config(directory)
+    pushing = _push(buildidfs, storage, config, "--all", "--json")
+    out, err = pushing.communicate(timeout=60)
+    assert (pushing.returncode, err) == (0, b"")
+    assert json.loads(out)["pushed"] == _FILES
+    build_id, data = next(iter(filled.items()))
+    found = debuginfod_find(f"{storage.url}/fleet", "executable", str(build_id))
+    assert Path(found.out.strip()).read_bytes() == data
+
+
+def test_one_build_id(
+    directory: Path, buildidfs: BuildIdFs, storage: ObjectStorage, filled: dict[BuildId, bytes]
+) -> None:
+    build_id = next(iter(filled))
+    pushing = _push(buildidfs, storage, _config(directory), str(build_id))
+    out, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 0, err
+    assert out.startswith(b"1 file pushed")
+    assert [*_blobs(storage)] == [build_id]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "words", "code", "message"),
+    [
+        ("missing", ["--all"], 50, "there is no such bucket"),
+        ("fleet", [], 2, "push takes build IDs"),
+        ("fleet", ["--all", "--watch"], 2, "push takes build IDs"),
+        ("fleet", ["0123456789"], 30, "nothing is known"),
+    ],
+)
+def test_failure_is_one_line(
+    directory: Path,
+    buildidfs: BuildIdFs,
+    storage: ObjectStorage,
+    filled: dict[BuildId, bytes],
+    bucket: str,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    pushing = _push(buildidfs, storage, _config(directory, bucket), *words)
+    _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == code
+    assert message in err.decode()
+    assert err.count(b"\n") == 1
+
+
+def test_keys_that_are_refused_are_not_shown(
+    directory: Path, buildidfs: BuildIdFs, storage: ObjectStorage, filled: dict[BuildId, bytes]
+) -> None:
+    storage.fault = lambda method, key: 403
+    pushing = _push(buildidfs, storage, _config(directory), "--all", "-vv")
+    _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 50
+    assert b"access denied" in err
+    assert SECRET.encode() not in err
+
+
+def test_config_without_a_bucket(buildidfs: BuildIdFs, filled: dict[BuildId, bytes]) -> None:
+    done = buildidfs("push", "--all", check=False)
+    assert done.rc == 2
+    assert "[remote]" in done.err
+
+
+@pytest.mark.parametrize("request_is_lost", [True, False])
+def test_push_that_is_killed_goes_on(
+    directory: Path,
+    buildidfs: BuildIdFs,
+    storage: ObjectStorage,
+    filled: dict[BuildId, bytes],
+    request_is_lost: bool,
+) -> None:
+    config = _config(directory)
+    for kill_at in (1, 3, 4, 9, 20, 33, 37, 40):
+        storage.buckets["fleet"].clear()
+        storage.requests.clear()
+        started: list[subprocess.Popen[bytes]] = []
+        count = 0
+
+        def kill(method: str, key: str, kill_at: int = kill_at) -> int:
+            nonlocal count
+            count += 1
+            if count != kill_at:
+                return 0
+            until(lambda: started, "the process")  # noqa: B023
+            started[0].kill()  # noqa: B023
+            started[0].wait()  # noqa: B023
+            return -1 if request_is_lost else 0
+
+        storage.fault = kill
+        started.append(_push(buildidfs, storage, config, "--all"))
+        started[0].communicate(timeout=60)
+        until(lambda: count >= kill_at or started[0].returncode == 0, "the kill")  # noqa: B023
+        assert started[0].returncode == -signal.SIGKILL
+        _blobs(storage)
+        storage.fault = lambda method, key: 0
+        again = _push(buildidfs, storage, config, "--all")
+        _, err = again.communicate(timeout=60)
+        assert (again.returncode, err) == (0, b""), kill_at
+        assert _blobs(storage) == filled
+        assert not [key for key in storage.buckets["fleet"] if key.startswith("variant/")]
+
+
+def test_watch_pushes_what_is_captured_until_told_to_end(
+    directory: Path, buildidfs: BuildIdFs, storage: ObjectStorage, filled: dict[BuildId, bytes]
+) -> None:
+    pushing = _push(buildidfs, storage, _config(directory), "--watch")
+    with contextlib.ExitStack() as stack:
+        stack.callback(pushing.wait, 30)
+        stack.callback(pushing.kill)
+        until(lambda: len(_blobs(storage)) == _FILES, "all files in the bucket", 30)
+        build_id, data = _elf(_FILES)
+        file = directory / "new"
+        file.write_bytes(data)
+        file.chmod(0o755)
+        buildidfs("add", file)
+        until(lambda: build_id in _blobs(storage), "the new file in the bucket", 30)
+        pushing.terminate()
+        _, err = pushing.communicate(timeout=30)
+        assert (pushing.returncode, err) == (0, b"")

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.remote: requests, errors, and the objects of a bucket."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable, UsageError
+from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
+from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote.bucket import Limits
+from buildidfs.remote.filters import Filter
+from buildidfs.remote.manifests import Place, Row
+from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ID = BuildId.from_hex("00112233445566778899aabbccddeeff00112233")
+SHORT = Limits(timeout_s=1.0, connect_s=1.0, retries=0)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
+    """Object storage with the bucket ``fleet``, for which this process has the keys."""
+    with object_storage("fleet") as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def bucket(storage: ObjectStorage) -> Bucket:
+    return Bucket("s3://fleet/some/prefix", SHORT)
+
+
+def test_object_is_created_once(bucket: Bucket, storage: ObjectStorage) -> None:
+    assert bucket.create("a/b", b"first", {"sha256": "ff"})
+    assert not bucket.create("a/b", b"second", {})
+    assert bucket.get("a/b") == b"first"
+    assert [*storage.buckets["fleet"]] == ["some/prefix/a/b"]
+    head = bucket.head("a/b")
+    assert head is not None
+    assert (head.size, head.metadata) == (5, {"sha256": "ff"})
+    assert bucket.get_range("a/b", 1, 3, head.etag) == b"irs"
+    assert bucket.head("a/c") is None
+    assert bucket.get("a/c") is None
+
+
+def test_one_of_many_writers_creates_an_object(bucket: Bucket) -> None:
+    won: list[int] = []
+
+    def write(number: int) -> None:
+        if bucket.create("raced", b"%d" % number, {}):
+            won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert bucket.get("raced") == b"%d" % won[0]
+    assert len(won) == 1
+
+
+def test_range_of_a_replaced_object_is_refused(bucket: Bucket, storage: ObjectStorage) -> None:
+    bucket.create("a", b"first", {})
+    head = bucket.head("a")
+    assert head is not None
+    del storage.buckets["fleet"]["some/prefix/a"]
+    bucket.create("a", b"other", {})
+    with pytest.raises(FileNotFoundError):
+        bucket.get_range("a", 0, 1, head.etag)
+
+
+def test_large_object_goes_in_parts_and_appears_whole(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
+    chunks = [bytes([number]) * (1 << 20) for number in range(40)]
+    seen: list[bool] = []
+
+    def watched() -> Iterator[bytes]:
+        for chunk in chunks:
+            seen.append("some/prefix/large" in storage.buckets["fleet"])
+            yield chunk
+
+    bucket.upload("large", watched(), {"sha256": "aa"})
+    assert bucket.get("large") == b"".join(chunks)
+    assert not any(seen)
+    assert storage.count("PUT") > 1
+
+
+def test_touch_makes_an_object_young(bucket: Bucket, storage: ObjectStorage) -> None:
+    bucket.create("a", b"data", {"sha256": "ff"})
+    stored = storage.buckets["fleet"]["some/prefix/a"]
+    old = stored._replace(modified=stored.modified.replace(year=2020))
+    storage.buckets["fleet"]["some/prefix/a"] = old
+    assert bucket.touch("a")
+    head = bucket.head("a")
+    assert head is not None
+    assert head.metadata == {"sha256": "ff"}
+    assert head.modified >= stored.modified.replace(year=2021).timestamp()
+    assert [*storage.buckets["fleet"]] == ["some/prefix/a"]
+    assert not bucket.touch("absent")
+
+
+def test_missing_bucket_is_no_missing_object(storage: ObjectStorage) -> None:
+    missing = Bucket("s3://another", SHORT)
+    for work in (missing.identity, lambda: missing.identity(create=True)):
+        with pytest.raises(RemoteDenied, match="there is no such bucket"):
+            work()
+    with pytest.raises(RemoteDenied, match="there is no such bucket"):
+        list(missing.list("buildid"))
+
+
+def test_identity_changes_when_a_bucket_is_made_anew(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
+    assert bucket.identity() == ""
+    first = bucket.identity(create=True)
+    assert first == bucket.identity() == Bucket(bucket.url).identity(create=True)
+    storage.buckets["fleet"].clear()
+    assert bucket.identity(create=True) not in ("", first)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refusal_names_the_remedy_and_no_secret(
+    bucket: Bucket, storage: ObjectStorage, status: int
+) -> None:
+    storage.fault = lambda method, key: status
+    with pytest.raises(RemoteDenied, match="AWS_ACCESS_KEY_ID") as caught:
+        bucket.create("a", b"", {})
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [500, 503, -1])
+def test_failing_storage_is_unavailable(
+    bucket: Bucket, storage: ObjectStorage, status: int
+) -> None:
+    storage.fault = lambda method, key: status
+    for work in (
+        lambda: bucket.head("a"),
+        lambda: bucket.get("a"),
+        lambda: bucket.create("a", b"", {}),
+        lambda: list(bucket.list("a")),
+    ):
+        with pytest.raises(RemoteUnavailable):
+            work()
+
+
+def test_storage_that_hangs_is_unavailable_in_time(bucket: Bucket, storage: ObjectStorage) -> None:
+    release = threading.Event()
+
+    def hang(method: str, key: str) -> int:
+        release.wait(20)
+        return -1
+
+    storage.fault = hang
+    try:
+        with pytest.raises(RemoteUnavailable, match="no answer in time"):
+            bucket.head("a")
+    finally:
+        release.set()
+
+
+def test_unreachable_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    for endpoint in ("http://127.0.0.1:1", "https://nosuch.invalid"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(RemoteUnavailable):
+            Bucket("s3://fleet", SHORT).head("a")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "fleet", "http://fleet", "s3://", "s3://key:secret@fleet", "file:///etc"]
+)
+def test_no_bucket(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Bucket(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_credentials_of_files(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = storage.environ()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    file.write_text(
+        f"[fleet]\naws_access_key_id = {keys['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {keys['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "fleet")
+    assert Bucket("s3://fleet", SHORT).create("a", b"", {})
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    with pytest.raises(UsageError, match="'other'"):
+        Bucket("s3://fleet", SHORT)
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+def test_metadata_come_back() -> None:
+    given = objects.Described(
+        Digest(bytes(range(32))),
+        Quality.DEBUGINFO,
+        Trust.PACKAGE,
+        (ByteRange(5, 7), ByteRange(100, 1)),
+        0xABC,
+        True,
+        False,
+        123,
+        456,
+        b"/opt/\xff \n/a",
+        "höst",
+    )
+    metadata = given.metadata()
+    assert objects.described(metadata) == given
+    assert all(re.fullmatch(r"[\x20-\x7e]*", value) for value in metadata.values())
+
+
+def test_damaged_metadata_count_as_absent() -> None:
+    found = objects.described(
+        {"sha256": "x", "quality": "best", "trust": "-1", "scripts": "a+b", "mtime": "9" * 30}
+    )
+    assert found == objects.Described(None)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_key_of_a_blob_comes_back(kind: Kind) -> None:
+    assert objects.parse_blob_key(objects.blob_key(ID, kind)) == (ID, kind)
+
+
+@pytest.mark.parametrize("key", ["buildid/abc/executable", "buildid/ab/debuginfo", "buildid/00/x"])
+def test_other_keys_are_none_of_a_blob(key: str) -> None:
+    assert objects.parse_blob_key(key) is None
+
+
+# --- filter --------------------------------------------------------------------------------------
+
+
+def _ids(first: int, count: int) -> list[tuple[bytes, Kind]]:
+    return [(number.to_bytes(20, "big"), Kind.EXECUTABLE) for number in range(first, first + count)]
+
+
+def test_filter_has_all_members_and_few_others(bucket: Bucket) -> None:
+    mine = Filter(bucket)
+    assert mine.may_have(ID, Kind.EXECUTABLE)  # there is none yet
+    mine.rebuild()
+    assert not mine.may_have(ID, Kind.EXECUTABLE)
+    assert mine.add(_ids(0, 5000)) == 5000
+    assert mine.add(_ids(4000, 2000)) == 1000
+    theirs = Filter(bucket)
+    theirs.refresh()
+    assert all(theirs.may_have(*each) for each in _ids(0, 6000))
+    assert sum(theirs.may_have(*each) for each in _ids(10**6, 10_000)) <= 5
+    assert not theirs.may_have((0).to_bytes(20, "big"), Kind.DEBUGINFO)
+
+
+def test_filters_of_writers_at_the_same_time_lose_nothing(bucket: Bucket) -> None:
+    Filter(bucket).rebuild()
+    failures: list[Exception] = []
+
+    def add(first: int) -> None:
+        try:
+            for start in range(first, first + 50, 10):
+                Filter(bucket).add(_ids(start, 10))
+        except RemoteError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(1000 * number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failures
+    found = Filter(bucket)
+    found.refresh()
+    wanted = [each for number in range(4) for each in _ids(1000 * number, 50)]
+    assert all(found.may_have(*each) for each in wanted)
+    assert found.count == len(wanted)
+
+
+def test_filter_keeps_few_runs_and_generations(bucket: Bucket, storage: ObjectStorage) -> None:
+    mine = Filter(bucket)
+    mine.rebuild()
+    for start in range(0, 640, 10):
+        mine.add(_ids(start, 10))
+    assert mine.generation is not None
+    assert len(mine.generation.runs) <= 7
+    kept = [key for key in storage.buckets["fleet"] if "/filter/" in key]
+    assert len(kept) <= 8 + 2 * 8
+
+
+def test_filter_needs_no_right_to_delete(bucket: Bucket, storage: ObjectStorage) -> None:
+    storage.fault = lambda method, key: 403 if method in ("DELETE", "POST") else 0
+    mine = Filter(bucket)
+    mine.rebuild()
+    for start in range(0, 200, 10):
+        mine.add(_ids(start, 10))
+    assert mine.count == 200
+
+
+def test_rebuilt_filter_has_what_the_bucket_lists(bucket: Bucket) -> None:
+    for build_id, kind in _ids(0, 30):
+        bucket.create(objects.blob_key(build_id, kind), b"", {})
+    mine = Filter(bucket)
+    assert mine.rebuild() == 30
+    assert all(mine.may_have(*each) for each in _ids(0, 30))
+    assert not mine.may_have(ID, Kind.EXECUTABLE)
+
+
+def test_damaged_filter_is_an_error(bucket: Bucket, storage: ObjectStorage) -> None:
+    mine = Filter(bucket)
+    mine.rebuild()
+    mine.add(_ids(0, 10))
+    for key in [key for key in storage.buckets["fleet"] if "/runs/" in key]:
+        stored = storage.buckets["fleet"][key]
+        storage.buckets["fleet"][key] = stored._replace(data=stored.data[:-3])
+    with pytest.raises(RemoteError, match="damaged"):
+        Filter(bucket).refresh()
+
+
+# --- manifests -----------------------------------------------------------------------------------
+
+
+def test_manifests_come_back(bucket: Bucket) -> None:
+    rows = [
+        Row(f"{number:040x}", "executable", "ab", 5, "pushed", (Place("/a\udcff"[:2], "c", 1, 2),))
+        for number in range(100)
+    ]
+    manifests.write(bucket, "host/../x", rows[:60])
+    manifests.write(bucket, "other", rows[60:])
+    found = list(manifests.read(bucket))
+    assert [each.row for each in found] == rows
+    assert {each.host for each in found} == {"host-..-x", "other"}
+
+
+def test_damaged_manifest_costs_its_own_rows(bucket: Bucket, storage: ObjectStorage) -> None:
+    row = Row("00" * 20, "executable", "ab", 5, "pushed")
+    key = manifests.write(bucket, "damaged", [row] * 1000)
+    stored = storage.buckets["fleet"][f"some/prefix/{key}"]
+    storage.buckets["fleet"][f"some/prefix/{key}"] = stored._replace(data=stored.data[:40])
+    manifests.write(bucket, "whole", [row])
+    assert "whole" in {each.host for each in manifests.read(bucket)}
