@@ -7,9 +7,12 @@ programs get. `coverage`, `repair`, `why` and `status` print them.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
 OTHER_HOST: Final = "only on other machines a file was seen at this path"
@@ -233,13 +236,22 @@ def debug_package(manager: str, package: str) -> str:
 
 
 _INSTALL: Final = {
-    "dpkg": "apt-get install {package} && buildidfs scan tree /usr/lib/debug",
-    "apk": "apk add {package} && buildidfs scan tree /usr/lib/debug",
-    "rpm": "dnf debuginfo-install {owner} && buildidfs scan tree /usr/lib/debug",
+    "dpkg": "apt-get install {packages} && buildidfs scan tree /usr/lib/debug",
+    "apk": "apk add {packages} && buildidfs scan tree /usr/lib/debug",
+    "rpm": "dnf debuginfo-install {owners} && buildidfs scan tree /usr/lib/debug",
 }
 
 
-def install_debug_package(manager: str, package: str) -> str:
-    """Return the command that installs and captures the debug files of a package, or nothing."""
-    name = debug_package(manager, package)
-    return _INSTALL[manager].format(package=name, owner=package) if name else ""
+def install_debug_packages(manager: str, packages: Sequence[str]) -> str:
+    """Return the command that installs and captures the debug files of packages, or nothing."""
+    names = [name for each in packages if (name := debug_package(manager, each))]
+    if not names:
+        return ""
+    return _INSTALL[manager].format(packages=" ".join(names), owners=" ".join(packages))
+
+
+def debug_archive(manager: str) -> str:
+    """Return the rest of a clause that says where a package manager finds debug packages."""
+    if manager == "dpkg":
+        return "; apt finds -dbgsym packages in the archive debian-debug (Ubuntu: ddebs.ubuntu.com)"
+    return ""

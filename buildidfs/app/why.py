@@ -18,9 +18,10 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import ArtifactMissing, UsageError
-from buildidfs.formats.package_notes import UNKNOWN
+from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.store import run_files
 from buildidfs.store.errors import show
 from buildidfs.view.attributes import may_see
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _MOST_PATHS: Final = 8
+_READ_PROFILE: Final = "perf --buildid-dir /buildid/perf report -i {file}"
+_READ_FILES: Final = "ls /buildid/{id}"
 _LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
 
 
@@ -39,12 +42,14 @@ class Finding(msgspec.Struct, frozen=True):
     """One reason and its remedy, as clauses for a person.
 
     ``reason`` is its stable name, ``command`` the first step of the remedy, empty if there is none.
+    ``package`` is the one whose debug package that step installs.
     """
 
     reason: str
     why: str
     remedy: str
     command: str = ""
+    package: Package = UNKNOWN
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -213,20 +218,35 @@ class Explainer:
         text, command = remedy.text, remedy.command
         if why == remedies.STILL_HERE and file:
             command = remedies.of_reason(remedies.NOT_CAPTURED).command  # for all of them
-        if why in _LACKING and (install := self._install(row)):
+        package = self._package(row) if why in _LACKING else UNKNOWN
+        if install := remedies.install_debug_packages(package.manager, [package.name]):
             command = install
+            text += remedies.debug_archive(package.manager)
+        if why == remedies.COMPLETE and (mountpoint := self._mountpoint()):
+            text = text.replace("/buildid", mountpoint)
+            command = _READ_PROFILE if file else _READ_FILES
+            command = command.replace("/buildid", _word(os.fsencode(mountpoint)))
         command = command.format(
             file=_word(os.fsencode(file)),
             scan=self._scan,
             path=_word(path or row.path),
             id=row.build_id or "ID",
         )
-        return Finding(remedy.code, said or why, text, command)
+        return Finding(remedy.code, said or why, text, command, package)
 
-    def _install(self, row: Row) -> str:
-        """The command that installs the debug package of a file of this host."""
+    def _mountpoint(self) -> str:
+        """Return where the store is mounted now; empty if it is not, and for a viewer."""
         if self._viewer is not None:
             return ""
+        for each in run_files.present(self._store.path):
+            if each.role == "mount" and (path := each.path("mountpoint")):
+                return show(path)
+        return ""
+
+    def _package(self, row: Row) -> Package:
+        """Return the package that a file of this host belongs to."""
+        if self._viewer is not None:
+            return UNKNOWN
         ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
         paths = {
@@ -237,8 +257,8 @@ class Explainer:
         for path in list(paths)[:_MOST_PATHS]:
             package = self._packages.owner_here(path)
             if package != UNKNOWN:
-                return remedies.install_debug_package(package.manager, package.name)
-        return ""
+                return package
+        return UNKNOWN
 
     def _losses(self) -> dict[str, Lost]:
         """The last loss of each build ID."""

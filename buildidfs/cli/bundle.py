@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import (
     counted,
     evicted_fields,
     json_line,
+    one_line,
     path_fields,
     printable,
     report_evictions,
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 
-_SHOWN = 20
+_SHOWN = 10
 
 
 @click.command(
@@ -112,7 +115,7 @@ def bundle(
     lacking = [report_nameless(path, named) for path, named in inputs.items()]
     for path, named in inputs.items():
         if named.is_resolved and not session.is_quiet:
-            click.echo(
+            terminal.say(
                 f"{printable(path)} itself names not all of these build IDs: to read it elsewhere,"
                 " send what buildidfs repair makes of it",
                 err=True,
@@ -120,7 +123,7 @@ def bundle(
     reasons = [each.why for each in manifest.absent]
     has_profile = any(named.is_profile for named in inputs.values())
     if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
-        click.echo(
+        terminal.say(
             "buildidfs scan perf-data --all captures what a profile maps and no sample fell into",
             err=True,
         )
@@ -206,15 +209,20 @@ def _of_sources(manifest: Manifest) -> str:
 def _tell(manifest: Manifest) -> None:
     ids = {item.build_id for item in manifest.items}
     blobs = {item.sha256: item.size for item in manifest.items}
-    click.echo(
+    terminal.say(
         f"{counted(len(manifest.items), 'artifact')} of {counted(len(ids), 'build ID')},"
         f" {size(sum(blobs.values()))}{_of_sources(manifest)}",
         err=True,
     )
-    for each in manifest.absent[:_SHOWN]:
-        click.echo(f"absent: {each.build_id} {printable(each.path.encode())} {each.why}", err=True)
-    if len(manifest.absent) > _SHOWN:
-        click.echo(f"and {len(manifest.absent) - _SHOWN} more, see the manifest", err=True)
+    reasons = Counter(each.why for each in manifest.absent)
+    for why, count in reasons.most_common():
+        terminal.say(f"{count} absent: {one_line(why)}", err=True)
+        absent = [each for each in manifest.absent if each.why == why]
+        for each in absent[:_SHOWN]:
+            path = printable(each.path.encode("utf-8", "surrogateescape")) or "-"
+            click.echo(f"    {each.build_id[: table.SHORT_ID]}  {path}", err=True)
+        if count > _SHOWN:
+            click.echo(f"    and {count - _SHOWN} more, see --json", err=True)
 
 
 @click.command(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.errors import BuildIdFsError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Session:
         from buildidfs.cli.output import one_line
 
         if not self.is_quiet:
-            click.echo(f"buildidfs: {one_line(why)}", err=True)
+            terminal.complain(one_line(why))
 
     def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
         """Return a line of progress where one is wanted, see `progress.progress`.
@@ -140,6 +141,14 @@ class Session:
             return "/var/lib/buildidfs"
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return os.path.join(os.path.expanduser(base), "buildidfs")
+
+    def as_given(self, command: str) -> str:
+        """Return a command line to be copied, for the store that was named with ``--store``."""
+        if not self._store or self._store == os.environ.get("BUILDIDFS_STORE"):
+            return command
+        import shlex
+
+        return command.replace("buildidfs ", f"buildidfs --store {shlex.quote(self._store)} ")
 
     def arguments(self) -> list[str]:
         """The global options with which another process of the program has the same session."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.app.containers import Names
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
+from buildidfs.model import Quality
 
 if TYPE_CHECKING:
     from buildidfs.app.coverage import Coverage, Row
@@ -29,9 +30,9 @@ def _held(row: Row) -> str:
     """The best thing that the store has of it, in one word."""
     if row.debuginfo:
         return "debuginfo"
-    if row.symbols.name == "SYMTAB":
+    if row.symbols >= Quality.SYMTAB:
         return "symbols"
-    if row.symbols.name == "DYNSYM":
+    if row.symbols is Quality.DYNSYM:
         return "dynsym"
     return "executable" if row.executable else "missing"
 
@@ -133,15 +134,13 @@ def show(
     elif not quiet:
         _text(coverage, names, layout)
     if coverage.incomplete:
-        click.echo(f"buildidfs: {one_line(coverage.incomplete)}", err=True)
+        terminal.complain(one_line(coverage.incomplete))
     if fail_under and not coverage.weight:
-        click.echo(f"buildidfs: there are no {coverage.unit}, wanted symbols for some", err=True)
+        terminal.complain(f"there are no {coverage.unit}, wanted symbols for some")
         return ArtifactMissing.exit_code
     if fail_under is not None and 100 * coverage.symbols() < fail_under:
-        click.echo(
-            f"buildidfs: symbols for {coverage.symbols():.2%} of the {coverage.unit},"
-            f" wanted {fail_under:g}%",
-            err=True,
+        terminal.complain(
+            f"symbols for {coverage.symbols():.2%} of the {coverage.unit}, wanted {fail_under:g}%"
         )
         return ArtifactMissing.exit_code
     return IncompleteError.exit_code if coverage.incomplete else 0
@@ -190,10 +189,10 @@ def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
         reasons[row.why] += row.weight
     del reasons[""]
     for why, weight in reasons.most_common(_REASONS):
-        click.echo(f"{weight / coverage.weight:6.1%}  {why}")
-    click.echo(_shares(coverage) if coverage.weight else f"0 {coverage.unit}")
+        terminal.say(why, label=f"{weight / coverage.weight:6.1%}", indent=8)
+    terminal.say(_shares(coverage) if coverage.weight else f"0 {coverage.unit}")
     for note in coverage.notes:
-        click.echo(note)
+        terminal.say(note)
 
 
 def _shares(coverage: Coverage) -> str:

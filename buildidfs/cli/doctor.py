@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.doctor import Finding
 
+_INDENT: Final = 10
 _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
 
 
@@ -47,6 +48,7 @@ def doctor(session: Session, json_: bool) -> int:
 
     failed: set[str] = set()
     area = ""
+    alike: list[Finding] = []
     for finding in _shown(examine(session.store_path, session.settings), failed, session.is_quiet):
         if json_:
             json_line(
@@ -59,16 +61,32 @@ def doctor(session: Session, json_: bool) -> int:
                 }
             )
             continue
+        if alike and (finding.area != area or _general(finding) != _general(alike[0])):
+            _say_remedy(alike)
+            alike = []
         if finding.area != area:
             click.echo(f"{finding.area}:")
             area = finding.area
-        state = terminal.coloured(f"{finding.state:<8}", _COLOURS[finding.state])
-        click.echo(f"{state}  {finding.name}: {finding.found}")
-        if finding.remedy:
-            click.echo(f"          -> {finding.remedy}")
+        state = terminal.coloured(finding.state, _COLOURS[finding.state])
+        terminal.say(f"{finding.name}: {finding.found}", label=state, indent=_INDENT)
+        alike.append(finding)
+    _say_remedy(alike)
     if PRIVILEGES in failed:
         return CapabilityError.exit_code
     return IncompleteError.exit_code if failed else 0
+
+
+def _general(finding: Finding) -> str:
+    """Return the remedy for a finding without its name."""
+    return finding.remedy.replace(finding.name, "")
+
+
+def _say_remedy(alike: list[Finding]) -> None:
+    """Print the remedy for the findings above it, which differs in their names at most."""
+    if alike and (remedy := alike[0].remedy):
+        names = ", ".join(each.name for each in alike)
+        text = remedy.replace(alike[0].name, names)
+        terminal.say(text, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
 
 
 def _shown(findings: Iterator[Finding], failed: set[str], quiet: bool) -> Iterator[Finding]:

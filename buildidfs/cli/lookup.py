@@ -11,7 +11,7 @@ import click
 
 from buildidfs.app import running
 from buildidfs.app.containers import Names
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
     BuildIdArgument,
     SeenPath,
@@ -189,7 +189,9 @@ def where(
         asked = running.Asked(id_, glob, container, deleted)
         return _print_mappers(session, asked, layout, json_)
     if glob is not None or deleted:
-        raise click.UsageError("--path and --deleted go with --live; see buildidfs which --glob")
+        raise click.UsageError(
+            "--path and --deleted go with --live; buildidfs which --glob finds paths of the past"
+        )
     if id_ is None:
         raise click.UsageError("where wants an ID or a PATH")
     from buildidfs.app import history, resolve
@@ -236,12 +238,11 @@ def _report_refused(refused: list[Unreadable]) -> int:
     processes = [each for each in refused if each.path != b"/proc"]
     for each in refused:
         if each not in processes:
-            click.echo(f"buildidfs: {each.reason}", err=True)
+            terminal.complain(each.reason)
     if processes:
         count = len(processes)
-        click.echo(
-            f"buildidfs: {counted(count, 'process')} could not be looked at"
-            f" ({printable(processes[0].path)}: {processes[0].reason})",
-            err=True,
+        terminal.complain(
+            f"{counted(count, 'process')} could not be looked at"
+            f" ({printable(processes[0].path)}: {processes[0].reason})"
         )
     return IncompleteError.exit_code if refused else 0

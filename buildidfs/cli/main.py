@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.group import GLOBAL_OPTIONS, LazyGroup, version_option
 from buildidfs.errors import BuildIdFsError, Interrupted, UsageError
@@ -27,6 +28,12 @@ _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 _OUTPUT = 1
 _LAST = 2
+_PLAIN = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    " is not in the range x>=": " is less than ",
+}
+"""Words of click, and those that people know."""
 
 
 @click.group(
@@ -147,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_usage(error)
     except (click.Abort, KeyboardInterrupt) as error:
         if isinstance(error.__cause__, Interrupted):  # click raises Abort from it
-            click.echo(f"buildidfs: interrupted: {error.__cause__}", err=True)
+            terminal.complain(f"interrupted: {error.__cause__}")
         return _INTERRUPTED
     except ReaderGone:
         return _BROKEN_PIPE
@@ -161,9 +168,11 @@ def _report_usage(error: click.ClickException) -> int:
         error.show()
         return error.exit_code
     text = " ".join(error.format_message().split()).removesuffix(".")
+    for words, plain in _PLAIN.items():
+        text = text.replace(words, plain)
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context is not None else "buildidfs"
-    click.echo(f"buildidfs: {text[:1].lower()}{text[1:]} (see {command} --help)", err=True)
+    terminal.complain(f"{text[:1].lower()}{text[1:]} (see {command} --help)")
     return error.exit_code
 
 
@@ -173,16 +182,15 @@ def _report(error: Exception) -> int:
     if known is not None:
         from buildidfs.cli.output import one_line
 
-        click.echo(f"buildidfs: {one_line(str(known))}", err=True)
+        terminal.complain(one_line(str(known)))
         return known.exit_code
     import logging
 
     logging.getLogger(__name__).debug("where the internal error comes from:", exc_info=error)
     text = " ".join(str(error).split())
-    click.echo(
-        f"buildidfs: internal error: {type(error).__name__}: {text}"
-        " (a bug: please report it with the output of the same command with -vv)",
-        err=True,
+    terminal.complain(
+        f"internal error: {type(error).__name__}: {text}"
+        " (a bug: please report it with the output of the same command with -vv)"
     )
     return BuildIdFsError.exit_code
 
@@ -224,10 +232,10 @@ def _prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is sys.__stdout__:  # else a caller has redirected the output
-        terminal = os.isatty(_OUTPUT)
+        is_terminal = os.isatty(_OUTPUT)
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Output(_OUTPUT, "wb", closefd=False)),
             encoding=sys.stdout.encoding if sys.stdout is not None else "utf-8",
             errors="backslashreplace",
-            line_buffering=terminal,
+            line_buffering=is_terminal,
         )

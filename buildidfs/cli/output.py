@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from buildidfs import names
+from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def size(count: int) -> str:
     return f"{count / 1024**step:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
 
 
-def age(seconds: int) -> str:
+def age(seconds: float) -> str:
     """Seconds as people write them: ``30d``, ``12h``."""
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds and seconds % length == 0:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
+            return f"{seconds // length:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def eviction(what: Tally | Evictions) -> str:
@@ -193,7 +194,7 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
         for reason, count in summary.absent.most_common():
             click.echo(f"{count} without a build ID: {reason}")
         if summary.noted:
-            click.echo(
+            terminal.say(
                 f"{summary.noted} only noted ({size(summary.noted_bytes)}), since there is no room"
                 " and they can be had again: buildidfs journal has them"
             )
@@ -204,7 +205,7 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
         return
     reasons = Counter(item.reason for item in summary.unreadable)
     for why, count in reasons.most_common():
-        click.echo(f"buildidfs: {count} not readable: {why}", err=True)
+        terminal.complain(f"{count} not readable: {why}")
         items = [item for item in summary.unreadable if item.reason == why]
         for item in items[:_SHOWN_UNREADABLE]:
             known = f" (build ID {item.build_id})" if item.build_id else ""
@@ -242,13 +243,13 @@ def report_nameless(path: bytes, named: Named) -> bool:
     Files are printed with the samples that fell into them or were called from there.
     """
     if named.incomplete:
-        click.echo(f"buildidfs: {one_line(named.incomplete)}", err=True)
+        terminal.complain(one_line(named.incomplete))
     count = len(named.nameless)
     if count:
         files = f"{counted(count, 'file')} without a build ID"
-        click.echo(f"buildidfs: {printable(path)}: {files}", err=True)
+        terminal.complain(f"{printable(path)}: {files}")
     elif not named.paths:
-        click.echo(f"buildidfs: {printable(path)} is about no file with a build ID", err=True)
+        terminal.complain(f"{printable(path)} is about no file with a build ID")
     for each in named.nameless[:_SHOWN_NAMELESS]:
         weight = "" if each.share is None else f"{each.share:.1f} % of the samples  "
         label = printable(each.called.encode("utf-8", "surrogateescape"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, path_fields, printable
 from buildidfs.cli.table import Column
@@ -108,17 +108,18 @@ def pin(
         [
             "buildidfs unpin 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "buildidfs unpin perf.data",
+            "buildidfs unpin shop/cart-7d9f",
             "buildidfs unpin --name incident-42",
         ],
         {2: "no such build ID", 11: "no store at that place", 30: "it was not pinned"},
     ),
 )
-@click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
+@click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=KeptArgument())
 @click.option("--name", metavar="NAME", multiple=True, help="All that was pinned for that.")
 @click.pass_obj
 def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int:
-    """Take back pins: those of build IDs that were given as such, those made for a FILE, which
-    need not be there any more, or all with a name.
+    """Take back pins: of a build ID that was given as such, or all of a FILE, which need not exist
+    any more, of a container, or of a name.
 
     A build ID stays as long as it is pinned for anything else.
     """
@@ -136,7 +137,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
                 for other in store.pins.of(build_id):
                     click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
             else:
-                count = store.unpin_name(_name_of(each))
+                count = store.unpin_name(_name_of(each)) or store.unpin_name(os.fsencode(each))
                 if not count and not os.path.lexists(each):
                     count = store.unpin([resolve.build_id(store, each)])
             missed += _unpinned(session, each, count)
@@ -149,7 +150,7 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
     """Say what became of it; True if there was nothing."""
     shown = printable(os.fsencode(what))
     if not count:
-        click.echo(f"buildidfs: {shown} was not pinned", err=True)
+        terminal.complain(f"{shown} was not pinned")
     elif not session.is_quiet:
         click.echo(f"unpinned {count} for {shown}")
     return not count

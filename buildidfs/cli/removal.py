@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
-from buildidfs.cli.output import age, counted, json_line, path_fields, size
+from buildidfs.cli.output import age, counted, json_line, limits, path_fields, size
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 
@@ -199,13 +199,15 @@ def _prune(
     if not json_ and not session.is_quiet and not layout.has_template:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
-        click.echo(f"{gone}, {size(pruning.freed)}, {verb}")
+        is_within = not pruning.blobs and not pruning.exceeded()
+        why = f": the store is within its limits ({limits(policy)})" if is_within else ""
+        terminal.say(f"{gone}, {size(pruning.freed)}, {verb}{why}")
     left = pruning.exceeded()
     if not left:
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
-    click.echo(f"buildidfs: {verb} exceeded: {what}: what is left may not be removed", err=True)
+    terminal.complain(f"{verb} exceeded: {what}: what is left may not be removed")
     return StoreFull.exit_code
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
 from buildidfs.errors import IncompleteError
@@ -138,12 +139,12 @@ def _text(done: Repaired, *, quiet: bool) -> None:
                 f" {counted(generated.functions, 'function')}"
             )
         for note in done.notes:
-            click.echo(note)
+            terminal.say(note)
     if done.incomplete:
-        click.echo(f"buildidfs: {one_line(done.incomplete)}", err=True)
+        terminal.complain(one_line(done.incomplete))
     if not done.unresolved:
         return
-    click.echo(f"buildidfs: {counted(len(done.unresolved), 'file')} without a build ID", err=True)
+    terminal.complain(f"{counted(len(done.unresolved), 'file')} without a build ID")
     for each in done.unresolved[:_SHOWN]:
         click.echo(
             f"    {counted(each.samples, 'sample')}  {printable(each.path)}: {each.why}", err=True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.group import LazyGroup
 from buildidfs.cli.output import counted, one_line, path_fields, printable, report_scan
@@ -193,7 +194,7 @@ def _scan_sources(
         (counts.large, "too large"),
     ):
         if count:
-            click.echo(f"buildidfs: {counted(count, 'source file')} {why}", err=True)
+            terminal.complain(f"{counted(count, 'source file')} {why}")
     return {}
 
 
@@ -220,11 +221,11 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
                 write(f"{answer.hex()} {printable(path)}\n")
         elif isinstance(answer, Unreadable):
             unreadable += 1
-            click.echo(f"buildidfs: {printable(path)}: {answer.reason}", err=True)
+            terminal.complain(f"{printable(path)}: {answer.reason}")
         else:
             absent[answer] += 1
             if verbose and answer not in (Absence.NOT_ELF, Absence.EMPTY):
-                click.echo(f"buildidfs: {printable(path)}: {answer}", err=True)
+                terminal.complain(f"{printable(path)}: {answer}")
     sys.stdout.flush()
     for reason, count in absent.most_common():
         click.echo(f"{count} without a build ID: {reason}", err=True)
@@ -508,7 +509,7 @@ def scan_image(
     counts = {"images": scan.images, "unchanged": scan.unchanged}
     status = _report_archives(session, scan.summary, counts, json_=json_)
     for error in scan.corrupt[1:]:
-        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
+        terminal.complain(one_line(str(error)))
     if scan.corrupt:
         raise scan.corrupt[0]
     return status

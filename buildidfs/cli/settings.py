@@ -12,11 +12,11 @@ import msgspec
 
 from buildidfs.cli import table
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import json_line
+from buildidfs.cli.output import age, json_line, size
 from buildidfs.cli.table import Cell, Column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _WITHOUT: Final = {
     "retention.max-size": "no limit",
@@ -24,8 +24,29 @@ _WITHOUT: Final = {
     "retention.max-age": "no limit",
     "retention.compress-after": "never",
     "up.mountpoint": "/buildid",
+    "watch.exclude": "nothing",
+    "watch.metrics": "off",
+    "serve.listen": "off",
+    "config": "no file",
 }
 """The meaning of an unset key without a value."""
+_UNITS: Final[dict[str, Callable[[Any], str]]] = {
+    "watch.pin-seconds": age,
+    "watch.pin-bytes": size,
+    "retention.max-size": size,
+    "retention.keep-free": size,
+    "retention.max-age": age,
+    "retention.min-age": age,
+    "retention.compress-after": age,
+    "serve.rate": lambda count: f"{count:g} requests a second" if count else "no limit",
+    "check.scrub-rate": lambda count: f"{size(count)} a second" if count else "off",
+}
+"""How a person reads a number; a text stays as the file has it."""
+
+
+class _Value(NamedTuple):
+    full: str
+    person: str
 
 
 class _Row(NamedTuple):
@@ -34,18 +55,24 @@ class _Row(NamedTuple):
     source: str
 
 
-def _shown(row: _Row) -> str:
-    """Return a value as a person reads it."""
+def _in_full(row: _Row) -> str:
+    """Return a value with all its digits."""
     value = row.value
-    if value is None or value == "":
+    if value is None or value in ("", []):
         return _WITHOUT.get(row.key, "none")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
     if all(isinstance(each, str) for each in value):
-        return ", ".join(value) or "none"
+        return ", ".join(value) or _WITHOUT.get(row.key, "none")
     return msgspec.json.encode(value).decode()
+
+
+def _for_person(row: _Row) -> str:
+    if row.key in _UNITS and not isinstance(row.value, str | None):
+        return _UNITS[row.key](row.value)
+    return _in_full(row)
 
 
 _SOURCE: Final = Cell(
@@ -53,9 +80,14 @@ _SOURCE: Final = Cell(
     table.TEXT.full,
     colour=lambda source: None if source == "default" else "green",
 )
+_VALUE: Final = Cell(
+    lambda value: table.LABEL.person(value.person),
+    lambda value: table.LABEL.full(value.full),
+    cut=True,
+)
 _COLUMNS: Final[tuple[Column[_Row], ...]] = (
     Column("key", "KEY", lambda row: row.key, table.TEXT),
-    Column("value", "VALUE", _shown, table.LABEL),
+    Column("value", "VALUE", lambda row: _Value(_in_full(row), _for_person(row)), _VALUE),
     Column("source", "FROM", lambda row: row.source, _SOURCE),
 )
 

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import counted, json_line, limits, limits_fields, size
+
+if TYPE_CHECKING:
+    from buildidfs.capture.process.inventory import Census
 
 
 @click.command(
@@ -27,7 +33,6 @@ def stats(session: Session, json_: bool) -> None:
     """
     from buildidfs.app import upkeep
     from buildidfs.capture.process import inventory
-    from buildidfs.linux import credentials, machine
 
     with session.open_store() as store:
         held = store.stats()
@@ -69,46 +74,54 @@ def stats(session: Session, json_: bool) -> None:
         )
         return
     kinds = ", ".join(f"{n} {kind.name.lower()}" for kind, n in held.artifacts.items() if n)
-    click.echo(f"store      {session.store_path}")
-    click.echo(f"build IDs  {held.ids} ({kinds or 'nothing yet'})")
+    _say("store", session.store_path)
+    _say("build IDs", f"{held.ids} ({kinds or 'nothing yet'})")
     if held.adopted:
-        click.echo(f"           {held.adopted} adopted: of programs without a build ID")
+        _say(" ", f"{held.adopted} adopted: of programs without a build ID")
     if held.ambiguous:
-        click.echo(
-            f"           {held.ambiguous} of unrelated programs each, not served:"
-            " see list --conflicts"
-        )
-    click.echo(
-        f"blobs      {held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
-        f" index {size(held.index_bytes)}; free {size(held.free_bytes)}"
+        _say(" ", f"{held.ambiguous} of unrelated programs each, not served: see list --conflicts")
+    _say(
+        "blobs",
+        f"{held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
+        f" index {size(held.index_bytes)}; free {size(held.free_bytes)}",
     )
-    click.echo(f"kept       {limits(policy)}; {counted(held.pins, 'pin')}")
-    click.echo(f"origins    {held.origins}")
+    _say("kept", f"{limits(policy)}; {counted(held.pins, 'pin')}")
+    _say("origins", str(held.origins))
     if jit_maps:
-        click.echo(
-            f"JIT names  of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
+        _say(
+            "JIT names", f"of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
         )
-    click.echo(
-        f"host       {counted(host.processes, 'process')} with"
+    _say_of_host(host, covered, coverage)
+
+
+def _say_of_host(host: Census, covered: int, coverage: float) -> None:
+    """Print what the running processes have open or mapped, and how much of it is held."""
+    from buildidfs.linux import credentials, machine
+
+    _say(
+        "host",
+        f"{counted(host.processes, 'process')} with"
         f" {counted(host.files, 'file')} open or mapped"
         f" ({counted(host.references, 'reference')}); ELF files: {host.elf},"
-        f" {counted(len(host.build_ids), 'distinct build ID')}"
+        f" {counted(len(host.build_ids), 'distinct build ID')}",
     )
     for reason, count in host.absent.most_common():
-        click.echo(f"           {count} without a build ID: {reason}")
+        _say(" ", f"{count} without a build ID: {reason}")
     spot = machine.blind_spot()
     if spot is not None:
-        click.echo(f"           {spot.unseen}: {spot.remedy}")
+        _say(" ", f"{spot.unseen}: {spot.remedy}")
     if host.refused:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
-        click.echo(
-            f"           {counted(host.refused, 'process')} could not be looked at,"
-            f" or only in part{why}"
-        )
+        refused = counted(host.refused, "process")
+        _say(" ", f"{refused} could not be looked at, or only in part{why}")
     seen = host.processes - host.unseen
     of_those = f", of {seen} of {counted(host.processes, 'process')} only" if host.unseen else ""
-    click.echo(
-        f"coverage   {covered} of {counted(len(host.build_ids), 'build ID')} ({coverage:.1%})"
-        f"{of_those}"
+    _say(
+        "coverage",
+        f"{covered} of {counted(len(host.build_ids), 'build ID')} ({coverage:.1%}){of_those}",
     )
+
+
+def _say(label: str, text: str) -> None:
+    terminal.say(text, label=label, indent=11)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, function_of, json_line, place_of, printable
 from buildidfs.errors import ArtifactMissing, UsageError
@@ -159,7 +160,7 @@ def _answer(
             reasons[key] = reasons.get(key, 0) + 1
     for (build_id, why), count in reasons.items():
         times = f" ({count} addresses)" if count > 1 else ""
-        click.echo(f"buildidfs: {build_id}: {why}{times}", err=True)
+        terminal.complain(f"{build_id}: {why}{times}")
     if not asked:
         session.say_why_empty("standard input has no address; one on a line, ID+0xADDR")
     return ArtifactMissing.exit_code if asked and not named else 0
@@ -245,7 +246,7 @@ def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_line
             output.write(line)
     output.flush()
     if not any_line:
-        click.echo("buildidfs: standard input is empty: perf script printed nothing", err=True)
+        terminal.complain("standard input is empty: perf script printed nothing")
     _report(script, why)
 
 
@@ -316,6 +317,6 @@ def _report(script: script_output.Script, why: Counter[tuple[bytes, str]]) -> No
     for (path, key), count in why.most_common(_SHOWN):
         reason = _remedy(script, key)
         frames = counted(count, "frame")
-        click.echo(f"buildidfs: {printable(path)}: {frames} without a name: {reason}", err=True)
+        terminal.complain(f"{printable(path)}: {frames} without a name: {reason}")
     if len(why) > _SHOWN:
-        click.echo(f"buildidfs: and {counted(len(why) - _SHOWN, 'more file')}", err=True)
+        terminal.complain(f"and {counted(len(why) - _SHOWN, 'more file')}")

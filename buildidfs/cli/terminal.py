@@ -54,6 +54,33 @@ def coloured(text: str, colour: str | None) -> str:
     return click.style(text, fg=colour)
 
 
+def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> None:
+    """Print a paragraph; a terminal gets it folded at words, and not wherever its lines end.
+
+    ``label`` stands in the first ``indent`` columns; it may be coloured. All further lines begin
+    with as many spaces. A word that is longer than a line, such as a path, stays whole.
+    """
+    import click
+
+    lines = [text]
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty() and len(text) > (room := width(stream) - indent):
+        import textwrap
+
+        room = max(room, _NARROWEST)
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    bare = click.unstyle(label) if label else ""
+    gap = " " * (indent - len(bare)) if label else ""
+    click.echo(f"{label}{gap}{lines[0]}", err=err)
+    for line in lines[1:]:
+        click.echo(" " * indent + line, err=err)
+
+
+def complain(text: str) -> None:
+    """Print a message with the name of the program on standard error."""
+    say(f"buildidfs: {text}", err=True)
+
+
 def cells(text: str) -> int:
     """Return the columns that a printable text takes."""
     if text.isascii():

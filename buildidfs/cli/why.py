@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app import remedies
 from buildidfs.app.containers import Names
 from buildidfs.cli import terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
@@ -84,12 +84,12 @@ def why(
             for each in files:
                 json_line(_fields(each, names))
         elif is_file:
-            _print_groups(files, unit, names, bounded=not all_)
+            _print_groups(session, files, unit, names, bounded=not all_)
         else:
-            _print_one(files[0], names)
+            _print_one(session, files[0], names)
         sys.stdout.flush()
     if incomplete:
-        click.echo(f"buildidfs: {one_line(incomplete)}", err=True)
+        terminal.complain(one_line(incomplete))
     if not files:
         session.say_why_empty(f"all of {printable(path)} has symbols in the store")
     return IncompleteError.exit_code if incomplete else 0
@@ -114,47 +114,57 @@ def _fields(each: Explained, names: Names) -> dict[str, object]:
     }
 
 
-def _print_one(each: Explained, names: Names) -> None:
+def _print_one(session: Session, each: Explained, names: Names) -> None:
     where = one_line(names.long(each.container))
-    click.echo(f"{each.build_id}" + (f"  {printable(each.path)} in {where}" if each.path else ""))
+    click.echo(f"{each.build_id}")
+    if each.path:
+        _print_clause("file", f"{printable(each.path)} in {where}")
     for finding in each.findings:
         _print_clause("why", finding.why)
-        _print_remedy(finding.remedy, finding.command)
+        _print_remedy(session, finding.remedy, finding.command)
 
 
-def _print_groups(files: list[Explained], unit: str, names: Names, *, bounded: bool) -> None:
+def _print_groups(
+    session: Session, files: list[Explained], unit: str, names: Names, *, bounded: bool
+) -> None:
     """Print the files by reason, the heaviest reason first."""
     groups: dict[tuple[str, str, str], list[Explained]] = {}
     for each in files:
         finding = each.findings[0]
-        groups.setdefault((finding.why, finding.remedy, finding.command), []).append(each)
+        step = finding.package.manager or finding.command  # packages are installed together
+        groups.setdefault((finding.why, finding.remedy, step), []).append(each)
     order = sorted(groups.items(), key=lambda item: -sum(each.weight for each in item[1]))
-    for (reason, remedy, command), members in order[: _GROUPS if bounded else None]:
+    for (reason, remedy, _), members in order[: _GROUPS if bounded else None]:
         weight = sum(each.weight for each in members)
         share = sum(each.share or 0.0 for each in members)
         count = counted(weight, _SINGULAR.get(unit, unit.removesuffix("s")), unit)
-        click.echo(f"{share:6.1%}  {count}: {one_line(reason)}")
+        terminal.say(f"{count}: {one_line(reason)}", label=f"{share:6.1%}", indent=8)
         for each in members[: _FILES if bounded else None]:
             where = one_line(names.long(each.container))
             known = f"  {each.build_id.hex()[:12]}" if each.build_id is not None else ""
             place = f"{printable(each.path)} in {where}{known}"
-            click.echo(f"        {each.share or 0.0:6.1%}  {place}")
+            terminal.say(place, label=f"        {each.share or 0.0:6.1%}", indent=16)
         if bounded and len(members) > _FILES:
             click.echo(f"        and {counted(len(members) - _FILES, 'more file')}, see --all")
-        _print_remedy(remedy, command)
+        _print_remedy(session, remedy, _command(members))
     if bounded and len(order) > _GROUPS:
         click.echo(f"and {counted(len(order) - _GROUPS, 'more reason')}, see --all")
 
 
-def _print_remedy(remedy: str, command: str) -> None:
+def _command(files: list[Explained]) -> str:
+    """Return the first step of the remedy for files with the same reason."""
+    findings = [each.findings[0] for each in files]
+    packages = list(dict.fromkeys(each.package.name for each in findings))
+    installed = remedies.install_debug_packages(findings[0].package.manager, packages)
+    return installed or findings[0].command
+
+
+def _print_remedy(session: Session, remedy: str, command: str) -> None:
     _print_clause("remedy", remedy)
-    if command:
-        click.echo(f"{'run':8}{one_line(command)}")  # to be copied: it stays on one line
+    if command:  # to be copied: it stays on one line
+        click.echo(f"{'run':8}{one_line(session.as_given(command))}")
 
 
 def _print_clause(name: str, text: str) -> None:
-    """Print a clause behind its name; on a terminal within the width of that."""
-    width = terminal.width(sys.stdout) if sys.stdout.isatty() else None
-    lines = [one_line(text)] if width is None else textwrap.wrap(one_line(text), max(width - 8, 20))
-    for number, line in enumerate(lines):
-        click.echo(f"{'' if number else name:8}{line}")
+    """Print a clause behind its name."""
+    terminal.say(one_line(text), label=name, indent=8)

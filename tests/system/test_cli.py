@@ -27,6 +27,7 @@ from tests.support.elfwriter import ET_REL, elf_file
 from tests.support.mounts import BuildIdFs
 from tests.support.restricted import as_nobody
 from tests.support.scans import without_privileges
+from tests.support.terminals import on_terminal
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
 NEIGHBOUR = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947cc")
@@ -485,8 +486,61 @@ def test_config_says_where_each_setting_is_from(tmp_path: Path) -> None:
     assert found["store.path"] == ("/srv/three", "option --store")
     assert found["hostname"] == ("node-7", "option --hostname")
     text = run("config").stdout.decode()
+    assert "watch.pin-bytes\t2147483648\tdefault\n" in text
+    assert "serve.listen\toff\tdefault\n" in text
     assert "retention.max-size\tno limit\tdefault\n" in text
     assert "mount.list-all\tfalse\tdefault\n" in text
+
+
+def test_config_shows_units_on_a_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "buildidfs.toml"
+    file.write_text('[watch]\npin-bytes = "1GiB"\n[retention]\nmax-age = 172800\n')
+    shown = on_terminal(sys.executable, "-m", "buildidfs", "--config", file, "config", columns=200)
+    found = dict(line.split()[:2] for line in shown.lines[1:])
+    assert found["watch.pin-bytes"] == "1GiB"
+    assert found["retention.max-age"] == "2d"
+    rows = "\n".join(shown.lines)
+    assert re.search(r"check.scrub-rate +8.0 MiB a second ", rows)
+    assert re.search(r"serve.rate +500 requests a second ", rows)
+
+
+@pytest.mark.parametrize("words", [["list", "--limit", "x"], ["list", "--limit", "1.5"]])
+def test_number_that_is_none(words: list[str]) -> None:
+    done = run(*words, code=2)
+    assert f"invalid value for '--limit': '{words[-1]}' is not a whole number" in (
+        done.stderr.decode()
+    )
+
+
+def test_number_that_is_too_small() -> None:
+    assert b"'--limit': 0 is less than 1 (see" in run("list", "--limit", "0", code=2).stderr
+
+
+def test_where_says_once_where_to_look() -> None:
+    done = run("where", "--path", "*/libc.so*", code=2)
+    assert done.stderr.count(b"see ") == 1
+    assert b"buildidfs which --glob finds paths of the past" in done.stderr
+
+
+def test_prune_says_why_nothing_goes(tmp_path: Path) -> None:
+    Store.create(tmp_path / "store").close()
+    words = ("--store", tmp_path / "store", "prune", "--dry-run", "--keep-free", "1M")
+    said = run(*words, "--max-size", "1G").stdout.decode()
+    assert said == (
+        "0 blobs, 0 B, would go: the store is within its limits (1.0 GiB at most, 1.0 MiB free)\n"
+    )
+
+
+def test_messages_are_folded_at_words_on_a_terminal(tmp_path: Path) -> None:
+    store = tmp_path / ("long-name-" * 12)
+    shown = on_terminal(sys.executable, "-m", "buildidfs", "--store", store, "status", columns=60)
+    assert shown.lines == [
+        "buildidfs: no store at",
+        f"{store}:",
+        "a scan makes one, --store names another",
+    ]
+    piped = run("--store", store, "status", code=11).stderr.decode()
+    assert piped == f"buildidfs: no store at {store}: a scan makes one, --store names another\n"
 
 
 @pytest.mark.parametrize(

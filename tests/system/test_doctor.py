@@ -601,5 +601,16 @@ def test_the_restrictions_restrict(directory: Path) -> None:
 
 def test_states_have_colours_on_a_terminal(directory: Path) -> None:
     words = (*COMMAND, "--store", directory / "store", "doctor")
-    assert b"\x1b[32mok      \x1b[0m  " in on_terminal(*words).raw
-    assert b"\x1b" not in on_terminal(*words, env={"NO_COLOR": "1"}).raw
+    assert b"\x1b[32mok\x1b[0m        " in on_terminal(*words).raw
+    plain = on_terminal(*words, env={"NO_COLOR": "1"})
+    assert b"\x1b" not in plain.raw
+    remarks = [line for line in plain.lines if str(directory) not in line]
+    assert max(map(len, remarks)) <= 80, "clauses are folded at words"
+
+
+def test_remedy_for_several_findings_stands_once_below_them(directory: Path) -> None:
+    said = as_nobody("--store", directory / "store", "doctor").out.splitlines()
+    privileges = said[1 : said.index("kernel:")]
+    assert sum("missing: " in line for line in privileges) > 3
+    (remedy,) = [line for line in privileges if "-> run as root" in line]
+    assert "CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_CHECKPOINT_RESTORE, " in remedy

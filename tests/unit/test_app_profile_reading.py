@@ -154,7 +154,7 @@ def test_coverage(tmp_path: Path, store: Store, write: PerfWriter) -> None:
     assert [row.path for row in found.worst_first()][:3] == [b"//anon", b"/id", b"/gone"]
     assert found.worst_first()[-1].path == b"/app"
     assert found.notes == [
-        "times as the profile says",
+        "the times of the samples are exact: the profile says how its clock relates to the date",
         "30 records were lost when the profile was made",
         NOTHING_RECORDED,
         MAY_BE_HERE,

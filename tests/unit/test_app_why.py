@@ -15,7 +15,7 @@ from buildidfs.errors import ArtifactMissing
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import NewSeen, Store
-from buildidfs.store.run_files import LossLog, Lost, lost_text
+from buildidfs.store.run_files import LossLog, Lost, Presence, lost_text
 from tests.support.captures import NOW, capture, commit, sighting
 from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import elf_file
@@ -71,6 +71,19 @@ def test_package_of_a_file_of_this_host(store: Store) -> None:
     see(store, Quality.DYNSYM, path=os.fsencode(path))
     (finding,) = Explainer(store).build_id(ID).findings
     assert finding.command == "apt-get install dash-dbgsym && buildidfs scan tree /usr/lib/debug"
+
+
+def test_packages_are_installed_together() -> None:
+    said = remedies.install_debug_packages("dpkg", ["zlib1g", "libc6"])
+    assert said.startswith("apt-get install zlib1g-dbgsym libc6-dbg && ")
+
+
+def test_mounted_store_is_named(store: Store) -> None:
+    see(store, Quality.DEBUGINFO)
+    with Presence(store.path, "mount", mountpoint=b"/srv/my ids"):
+        (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.command == f"ls '/srv/my ids'/{ID}"
+    assert "DEBUGINFOD_URLS=file:///srv/my ids" in finding.remedy
 
 
 def test_file_that_a_watch_lost(store: Store) -> None:
@@ -189,5 +202,5 @@ def test_each_reason_has_a_remedy() -> None:
     ],
 )
 def test_debug_packages(manager: str, package: str, command: str) -> None:
-    said = remedies.install_debug_package(manager, package)
+    said = remedies.install_debug_packages(manager, [package])
     assert said.partition(" && ")[0] == command

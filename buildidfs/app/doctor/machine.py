@@ -82,7 +82,7 @@ _FOR_PERF = _Need(
     "CAP_PERFMON",
     ("CAP_PERFMON", "CAP_SYS_ADMIN"),
     "hears of every file that is mapped",
-    "watch cannot run: what lives shorter than the time between two scans is not captured",
+    "watch scans every 2 s instead of following: what lives shorter may be missed",
 )
 _USEFUL = (
     _Need(
@@ -367,7 +367,7 @@ def _perf_events() -> Answer:
     if not refused:
         return ok(f"on {len(cpus)} CPUs; {level}")
     why = next(iter(refused.values()))
-    found = f"refused on {len(refused)} of {len(cpus)} CPUs: {why.strerror}; {level}: no watch"
+    found = f"refused on {len(refused)} of {len(cpus)} CPUs: {why.strerror}; {level}"
     if why.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return failed(found, "raise the limit of open files or of memory")
     if why.errno not in (errno.EACCES, errno.EPERM):

@@ -448,7 +448,12 @@ def recorded(profile: Profile) -> Clock | None:
         return None
     offset = said.wall_ns - said.event_ns
     is_local = said.clockid in _OF_A_BOOT and _is_of_this_boot(said.clockid, offset)
-    return Clock(offset, _EXACT_NS, "times as the profile says", is_local)
+    return Clock(
+        offset,
+        _EXACT_NS,
+        "the times of the samples are exact: the profile says how its clock relates to the date",
+        is_local,
+    )
 
 
 def _is_of_this_boot(clockid: int, offset: int) -> bool:
@@ -469,7 +474,12 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     if not -_MARGIN_NS <= mtime_ns - (last + offset) <= _WRITING_NS:
         return None
     error += _EXACT_NS // 10 + max(now_ns - mtime_ns, 0) // 10_000
-    return Clock(offset, error, "times by the clock of this machine", is_local=True)
+    return Clock(
+        offset,
+        error,
+        "the times of the samples are exact: by the clock of this machine",
+        is_local=True,
+    )
 
 
 def by_file_time(mtime_ns: int, last: int) -> Clock:
@@ -478,7 +488,10 @@ def by_file_time(mtime_ns: int, last: int) -> Clock:
     A copy with a new mtime makes the profile seem later than it is.
     """
     error = _WRITING_NS // 2
-    how = "times by when the file was last written: right to a minute, wrong for a copy"
+    how = (
+        "the times of the samples are those of the last write to the file: right to a minute,"
+        " wrong for a copy"
+    )
     return Clock(mtime_ns - last - error, error + _MARGIN_NS, how)
 
 
@@ -510,7 +523,10 @@ def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | Non
     ]
     if most < _FEWEST or most < _TIMES_OTHERS * max(others, default=0):
         return None
-    how = f"times by {most} files that were first seen when they were first mapped"
+    how = (
+        f"the times of the samples are exact: {most} files were first seen when they were first"
+        " mapped"
+    )
     return Clock(best, _EXACT_NS, how, is_seen=True)
 
 
