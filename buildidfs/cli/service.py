@@ -25,6 +25,7 @@ from buildidfs.cli.output import (
     report_scan,
     size,
 )
+from buildidfs.cli.table import ago
 from buildidfs.cli.watch import MODES, one_line
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ Try:
     perf --buildid-dir {0}/perf report      (record with --buildid-mmap)"""
 _COLOURS = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _LOST = 5  # evicted blobs that are named
+_UNREADABLE = 3  # files and processes that are named
+_INDENT = 9
 
 
 @click.command(
@@ -176,15 +179,15 @@ def _report_up(session: Session, *, is_new: bool) -> int:
         daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0)
         complete = _say_what_is_amiss(path) and complete
     elif watch is not None:
-        click.echo(f"buildidfs: not following what starts to run: {_part_failure(watch)}", err=True)
+        terminal.complain(f"not following what starts to run: {_part_failure(watch)}")
         _scan_instead(session)
     if mount is not None and mount.state != "running":
-        click.echo(f"buildidfs: not mounted at {point}: {_part_failure(mount)}", err=True)
+        terminal.complain(f"not mounted at {point}: {_part_failure(mount)}")
     if serve is not None and serve.state != "running":
-        click.echo(f"buildidfs: not serving over HTTP: {_part_failure(serve)}", err=True)
+        terminal.complain(f"not serving over HTTP: {_part_failure(serve)}")
     push = parts.get(daemon_up.PUSH)
     if push is not None and push.state != "running":
-        click.echo(f"buildidfs: not pushing: {_part_failure(push)}", err=True)
+        terminal.complain(f"not pushing: {_part_failure(push)}")
     if not session.is_quiet:
         with session.open_store() as store:
             held = store.stats()
@@ -212,7 +215,7 @@ def _say_what_is_amiss(path: str) -> bool:
     facts = {} if watching is None else watching.facts
     degraded = facts.get("degraded")
     for text in degraded if isinstance(degraded, list) else []:
-        click.echo(f"buildidfs: {printable(str(text).encode(errors='replace'))}", err=True)
+        terminal.complain(printable(str(text).encode(errors="replace")))
     return facts.get("mode") not in PARTIAL
 
 
@@ -249,7 +252,7 @@ def _scan_instead(session: Session) -> None:
         with session.open_store(create=True) as store, session.progress("Scanning") as show:
             result = capture.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
-        click.echo(f"buildidfs: {one_line(str(error))}", err=True)
+        terminal.complain(one_line(str(error)))
     else:
         report_scan(result, quiet=session.is_quiet)
 
@@ -292,10 +295,10 @@ def down(session: Session, timeout: float) -> None:
             )
         if not session.is_quiet:
             shown = printable(os.fsencode(path))
-            click.echo(
-                f"Nothing runs that buildidfs up has started for {shown};"
-                " --store names another store."
-            )
+            others = up.elsewhere(path)
+            hint = "." if others else "; --store names another store."
+            terminal.say(f"Nothing runs that buildidfs up has started for {shown}{hint}")
+            _name_others(others)
         return
     running = [part for part in up.parts(supervisor) if part.pid]
     ended = [f"{part.name} (pid {part.pid})" for part in running]
@@ -308,6 +311,16 @@ def down(session: Session, timeout: float) -> None:
         click.echo(f"Unmounted {printable(point)}; {kept}.")
     else:
         click.echo(f"{kept[0].upper()}{kept[1:]}.")
+    _name_others(up.elsewhere(path))
+
+
+def _name_others(stores: list[bytes]) -> None:
+    """Name the stores that are up still, each with the command that ends that."""
+    import shlex
+
+    for each in stores:
+        word = shlex.quote(printable(each))
+        click.echo(f"Another store is still up: buildidfs --store {word} down")
 
 
 @click.command(
@@ -340,30 +353,36 @@ def status(session: Session, json_: bool) -> int:
     if json_:
         _print_status_json(path, found, policy)
     else:
-        _print_status(path, found, policy)
+        _print_status(session, found, policy)
     return found.verdict.exit_code
 
 
-def _print_status(path: str, found: Status, policy: Policy) -> None:
+def _print_status(session: Session, found: Status, policy: Policy) -> None:
     click.echo(f"{_verdict(found.verdict)}{_doing(found)}")
     for finding in found.findings:
-        click.echo(f"{_verdict(finding.verdict, 8)} {_shown(finding.reason)}")
-        click.echo(f"         -> {_shown(finding.remedy)}")
+        _say(_verdict(finding.verdict), _shown(finding.reason))
+        remedy = _shown(session.as_given(finding.remedy))
+        terminal.say(remedy, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
     held = found.store
     taken = size(held.stored_bytes + held.index_bytes)
-    click.echo(
-        f"{'store':<8} {path}: {counted(held.ids, 'build ID')}, {size(held.blob_bytes)};"
+    _say(
+        "store",
+        f"{session.store_path}: {counted(held.ids, 'build ID')}, {size(held.blob_bytes)};"
         f" takes {taken}, free {size(held.free_bytes)}; keeps {limits(policy)};"
-        f" {counted(held.pins, 'pin')}"
+        f" {counted(held.pins, 'pin')}",
     )
     _print_evictions(found.evictions)
     for each in found.processes:
-        click.echo(f"{each.role:<8} {'; '.join(_sentences(each))}")
+        _say(each.role, "; ".join(_sentences(each)))
 
 
-def _verdict(verdict: Verdict, width: int = 0) -> str:
+def _say(label: str, text: str) -> None:
+    terminal.say(text, label=label, indent=_INDENT)
+
+
+def _verdict(verdict: Verdict) -> str:
     name = verdict.name.lower()
-    return terminal.coloured(name.ljust(width), _COLOURS[name])
+    return terminal.coloured(name, _COLOURS[name])
 
 
 def _doing(found: Status) -> str:
@@ -389,11 +408,11 @@ def _print_evictions(what: Evictions) -> None:
     if what.noted:
         said.append(f"{counted(what.noted, 'file')} only noted, which can be had again")
     if said:
-        click.echo(f"{'room':<8} {'; '.join(said)}")
+        _say("room", "; ".join(said))
     for each in what.last[:_LOST]:
-        click.echo(f"{'':<8} {moment(each.when * 1_000_000_000)} lost {evicted_line(each)}")
+        _say(" ", f"{moment(each.when * 1_000_000_000)} lost {evicted_line(each)}")
     if what.losses > _LOST:
-        click.echo(f"{'':<8} and {what.losses - _LOST} before, see buildidfs journal")
+        _say(" ", f"and {what.losses - _LOST} before, see buildidfs journal")
 
 
 def _sentences(each: Running) -> list[str]:
@@ -401,7 +420,9 @@ def _sentences(each: Running) -> list[str]:
     part, present = each.part, each.present
     since = present.since if present is not None else part.since if part is not None else 0
     first = f"{each.state} since {moment(since)}"
-    if each.state in ("stopped", "not answering"):
+    if sys.stdout.isatty():
+        first = f"{each.state}, started {ago(since)}"
+    elif each.state in ("stopped", "not answering"):
         first = f"{each.state}, started {moment(since)}"
     said = [f"{first}, pid {each.pid}" if each.pid else first]
     if part is not None and part.due:
@@ -421,10 +442,21 @@ def _facts(facts: Mapping[str, object]) -> Iterator[str]:
     """Return the counters of a process in words."""
     if line := one_line(facts):
         yield _shown(line)
+        yield from _unreadable(facts)
         return
     for name, value in facts.items():
         if isinstance(value, int) and not isinstance(value, bool):
             yield f"{name.replace('_', ' ')}: {value}"
+
+
+def _unreadable(facts: Mapping[str, object]) -> Iterator[str]:
+    """Name the last files and processes that a scan of the watch could not read."""
+    rows = facts.get("unreadable_last")
+    named = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
+    last = [f"{each.get('path')} ({each.get('reason')})" for each in named[-_UNREADABLE:]]
+    if last:
+        more = f", and {len(named) - len(last)} more" if len(named) > len(last) else ""
+        yield _shown(f"not readable: {', '.join(last)}{more}")
 
 
 def _shown(text: str) -> str:

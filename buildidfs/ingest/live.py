@@ -74,6 +74,9 @@ class Listener:
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         """A file was not captured, for a ``reason`` in words."""
 
+    def unreadable(self, found: Unreadable) -> None:
+        """A scan could not read a file, or not look at a process."""
+
     def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
         """The catcher could not keep a file open: only its build ID is known."""
 
@@ -133,6 +136,7 @@ class Live(Pipeline):
             self._take_pinned(item)
         elif isinstance(item, Unreadable):
             self._count(unreadable=1)
+            self._listener.unreadable(item)
         elif item.known.build_id is not None:
             self._count(held=1)
             self._committer.wait_for_room()

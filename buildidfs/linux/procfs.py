@@ -9,6 +9,7 @@ to root too. Source: proc(5).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -54,6 +55,22 @@ def _read_all(fd: int) -> bytes:
     while chunk := os.read(fd, _CHUNK):
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def open_files(pid_fd: int) -> list[bytes]:
+    """Return the paths of the files that a process has open, as the kernel shows them.
+
+    Raises OSError.
+    """
+    fd = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        found = []
+        for name in os.listdir(fd):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(os.fsencode(name), dir_fd=fd))
+        return found
+    finally:
+        os.close(fd)
 
 
 def maps(pid_fd: int) -> bytes:

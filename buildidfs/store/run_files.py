@@ -229,6 +229,18 @@ def present(
     return sorted(found, key=lambda each: (each.since, each.pid))
 
 
+def store_with_role(open_files: Iterable[bytes], role: str, pid: int) -> bytes | None:
+    """Return the root of the store in which a process has a role, by the files it has open."""
+    name = f"{role}-{pid}".encode()
+    for path in open_files:
+        directory, _, file = path.rpartition(b"/")
+        root, _, last = directory.rpartition(b"/")
+        is_its = file.endswith(_SUFFIX) and (file == name + _SUFFIX or file.startswith(name + b"-"))
+        if last == _DIRECTORY and is_its:
+            return root
+    return None
+
+
 def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

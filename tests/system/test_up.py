@@ -548,6 +548,29 @@ def test_status_has_one_format_with_and_without_up(up: Up) -> None:
     assert "1 let go uncopied" in line
 
 
+def test_status_names_what_a_scan_could_not_read(up: Up) -> None:
+    facts = {"mode": "following", "captured": 3, "held": 2, "waiting": 0, "unreadable": 5}
+    unread = [{"path": f"/proc/{pid}", "reason": "Permission denied"} for pid in range(1, 6)]
+    with Presence(up.store, "watch", **facts, unreadable_last=unread):
+        said = up.run("status").out
+    assert "5 unreadable; not readable: /proc/3 (Permission denied), /proc/4" in said
+    assert said.rstrip().endswith("and 2 more")
+
+
+def test_status_names_the_store_that_was_asked_for_in_its_remedies(up: Up) -> None:
+    """A remedy that is copied must not act on another store."""
+    done = run([sys.executable, "-m", "buildidfs", "--store", up.store, "status"], cwd=ROOT)
+    assert f"-> buildidfs --store {up.store} up starts it" in done.out
+
+
+def test_down_names_other_stores_that_are_up(up: Up, tmp_path: Path) -> None:
+    up.up("--no-watch")
+    done = run([sys.executable, "-m", "buildidfs", "--store", tmp_path / "other", "down"], cwd=ROOT)
+    assert done.rc == 0
+    assert f"Another store is still up: buildidfs --store {up.store} down\n" in done.out
+    assert f"--store {tmp_path / 'other'} down" not in done.out
+
+
 def test_status_shows_counters_and_strange_paths(up: Up) -> None:
     point = b"/a\xff\x1b[1m"
     with Presence(up.store, "watch", caught=17, mountpoint=point, degraded=["half \x1bblind"]):
@@ -581,7 +604,7 @@ def test_scripts_of_make_work_twice(up: Up) -> None:
     for _ in range(2):
         done = run([ROOT / "scripts/down", command], env=env, check=True)
         assert not is_mountpoint(up.mount)
-    assert f"for {up.store}; --store names another store." in done.out
+    assert f"Nothing runs that buildidfs up has started for {up.store}" in done.out
     # what an older version, or somebody by hand, has mounted
     up.run("mount", up.mount)
     done = run([ROOT / "scripts/down", command], env=env, check=True)

@@ -83,11 +83,15 @@ class Watch(Listener):
         self.pending = PendingFiles() if pins is None else pins
         self.failures: list[tuple[Sighting, str]] = []
         self.forgotten: list[bytes] = []
+        self.unread: list[bytes] = []
         self.recoveries = 0
         self.live = Live(store, self.pending, self, **options)
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         self.failures.append((sighting, reason))
+
+    def unreadable(self, found: Unreadable) -> None:
+        self.unread.append(found.path)
 
     def forget(self, key: bytes) -> None:
         self.forgotten.append(key)
@@ -394,6 +398,7 @@ def test_scans_are_taken_in(watch: Watch, tmp_path: Path) -> None:
     assert watch.has(*map(numbered, range(count)))
     counters = watch.live.counters
     assert (counters.captured, counters.absent, counters.unreadable) == (count, 1, 1)
+    assert watch.unread == [b"/secret"]
 
 
 def test_whoever_scans_waits_for_those_who_copy(watch: Watch, tmp_path: Path) -> None:

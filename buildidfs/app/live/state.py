@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId, Sighting
@@ -70,6 +71,9 @@ OTHERS: Final = "(others)"
 
 RECENT_S: Final = 600
 """A loss counts as recent for so many seconds."""
+
+MOST_UNREADABLE: Final = 16
+"""A watch names so many of the files and processes that its scans could not read."""
 
 _MOST_LOSSES: Final = 256
 _MOST_SOURCES: Final = 256
@@ -245,6 +249,7 @@ class WatchState(msgspec.Struct):
     first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
     ``removed`` is what made room. The file that has waited longest to be copied was opened
     ``lag_s`` seconds ago. ``sources`` says where the captured files came from, the last one first.
+    ``unreadable`` are the last files and processes that a scan could not read.
     """
 
     mode: str
@@ -261,6 +266,7 @@ class WatchState(msgspec.Struct):
     removed: Tally = msgspec.field(default_factory=Tally)
     lag_s: float = 0.0
     sources: tuple[Source, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
@@ -275,6 +281,10 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         "held": ingest.held,
         "absent": ingest.absent,
         "unreadable": ingest.unreadable,
+        "unreadable_last": [
+            {"path": each.path.decode("utf-8", "replace"), "reason": each.reason}
+            for each in state.unreadable
+        ],
         "waiting": state.waiting,
         "waiting_bytes": state.waiting_bytes,
         "let_go": ingest.let_go,

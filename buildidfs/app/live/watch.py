@@ -18,11 +18,12 @@ import resource
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.live.jit import JitFollower
 from buildidfs.app.live.state import (
+    MOST_UNREADABLE,
     STOPPED,
     Event,
     Losses,
@@ -121,6 +122,7 @@ class Watch(Listener):
         self._counts = self._earlier = Counts()
         self._losses = Losses()
         self._sources = Sources()
+        self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
         self._loss_log = run_files.LossLog(store.path)
         self._flooding: set[str] = set()
         self._restarts = 0
@@ -203,6 +205,7 @@ class Watch(Listener):
             self._store.tally,
             self._pending.lag_s(),
             self._sources.rows(),
+            tuple({each.path: each for each in tuple(self._unreadable)}.values()),
         )
 
     def close(self) -> None:
@@ -346,6 +349,9 @@ class Watch(Listener):
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
         where = f" in {origin.container}" if origin.container else ""
         _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+
+    def unreadable(self, found: Unreadable) -> None:
+        self._unreadable.append(found)
 
     def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
         origin = sighting.origin

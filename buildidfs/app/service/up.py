@@ -21,6 +21,7 @@ import msgspec
 import buildidfs
 from buildidfs.app.service.supervise import Part, Program
 from buildidfs.errors import CapabilityError, MountError, UsageError
+from buildidfs.linux import procfs
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, Present
 
@@ -118,6 +119,28 @@ def start(
 def running(store_path: StorePath) -> Present | None:
     """The supervisor of a store, if one runs."""
     return next(iter(run_files.present(store_path, ROLE)), None)
+
+
+def elsewhere(store_path: StorePath) -> list[bytes]:
+    """Return the other stores that a supervisor of this user runs on, as far as /proc tells."""
+    own = os.path.realpath(os.fsencode(store_path))
+    found: set[bytes] = set()
+    for pid in procfs.pids():
+        try:
+            pid_fd = procfs.open_pid(pid)
+        except OSError:
+            continue
+        try:
+            if b"buildidfs" not in procfs.read_text(pid_fd, b"cmdline"):
+                continue
+            root = run_files.store_with_role(procfs.open_files(pid_fd), ROLE, pid)
+        except OSError:
+            continue
+        finally:
+            os.close(pid_fd)
+        if root is not None:
+            found.add(root)
+    return sorted(found - {own})
 
 
 def parts(supervisor: Present) -> list[Part]:
