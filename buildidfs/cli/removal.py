@@ -194,15 +194,15 @@ def _prune(
         layout.print(_CHOICES, choices)
     for _ in choices:  # --limit bounds what is printed, not what is removed
         pass
+    left = pruning.exceeded()
     if json_ and not pruning.blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
     if not json_ and not session.is_quiet and not layout.has_template:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
-        is_within = not pruning.blobs and not pruning.exceeded()
+        is_within = not pruning.blobs and not left
         why = f": the store is within its limits ({limits(policy)})" if is_within else ""
         terminal.say(f"{gone}, {size(pruning.freed)}, {verb}{why}")
-    left = pruning.exceeded()
     if not left:
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())

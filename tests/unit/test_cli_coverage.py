@@ -50,6 +50,12 @@ def test_pipe_gets_rows_with_tabs_and_totals_without(capsys: pytest.CaptureFixtu
     ]
 
 
+def test_functions_of_a_go_program_are_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row("", b"/bin/go", BuildId(b"\xef" * 20), 1, True, Quality.GOPCLNTAB)]
+    show(Coverage(rows, "samples"), layout=Layout(template="{held}"), json_=False, fail_under=None)
+    assert capsys.readouterr().out == "symbols\n"
+
+
 def test_format_prints_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
     layout = Layout(sort="-share", limit=2, template="{share} {path}")
     show(Coverage(ROWS, "samples"), layout=layout, json_=False, fail_under=None)
