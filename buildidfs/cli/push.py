@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import BuildIdArgument, Session, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, size
 from buildidfs.errors import UsageError
@@ -98,7 +99,7 @@ def _found(store: Store, text: str) -> tuple[int, BuildId]:
 
 def _report(session: Session, summary: Summary, *, json_: bool) -> int:
     for failure in summary.failed:
-        click.echo(f"buildidfs: cannot push {one_line(failure)}", err=True)
+        terminal.complain(f"cannot push {one_line(failure)}")
     if json_:
         json_line(
             {
