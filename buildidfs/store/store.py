@@ -29,7 +29,8 @@ from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
-from buildidfs.store.index.queries import Index, Pins
+from buildidfs.store.index.queries import Index
+from buildidfs.store.retention.pins import Pins
 from buildidfs.store.values import Held, StoreStats
 
 if TYPE_CHECKING:
@@ -386,21 +387,21 @@ class Store:
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
-        from buildidfs.store.index import queries
+        from buildidfs.store.retention import pins
 
-        return queries.pin(self._writable(), build_ids, name, time.time_ns())
+        return pins.pin(self._writable(), build_ids, name, time.time_ns())
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
         """Take back pins without a name; returns how many there were."""
-        from buildidfs.store.index import queries
+        from buildidfs.store.retention import pins
 
-        return queries.unpin(self._writable(), build_ids)
+        return pins.unpin(self._writable(), build_ids)
 
     def unpin_name(self, name: bytes) -> int:
         """Take back all pins with a name; returns how many there were."""
-        from buildidfs.store.index import queries
+        from buildidfs.store.retention import pins
 
-        return queries.unpin_name(self._writable(), name)
+        return pins.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
         """Take in what readers have opened; returns how much of it was new. Raises `StoreError`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the index: build IDs and artifacts, paths, containers, the journal, pins.
+"""Reads of the index: build IDs and artifacts, paths, containers, the journal.
 
 `environment` wraps LMDB, `queries` finds rows of build IDs, `locations` those of places, `ranking`
 decides which variant is served. Outsiders reach these as parts of a `Store` (``store.index``,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of build IDs, artifacts and pins from the tables of `schema`.
+"""Reads of build IDs and artifacts from the tables of `schema`.
 
 Listings are generators without an open transaction while the caller works: they read some rows,
 close the transaction, and continue behind the last key. Rows that are committed meanwhile may be
@@ -22,7 +22,6 @@ from buildidfs.errors import (
     ArtifactMissing,
     IntegrityError,
     InvalidBuildId,
-    UsageError,
 )
 from buildidfs.model import (
     Artifact,
@@ -34,10 +33,10 @@ from buildidfs.model import (
 )
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.ranking import belief_in, executable_in, executable_key, rank
-from buildidfs.store.values import Held, OriginRecord, Pin, Remembered
+from buildidfs.store.values import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from buildidfs.store.index.environment import Environment, Table, Txn
 
@@ -502,26 +501,6 @@ def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
     return floor_in(key, txn.get(key, db=meta))
 
 
-_ROWS = 4096
-
-
-def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int) -> int:
-    """Pin build IDs under a name; returns how many were not. Raises `UsageError`, `StoreError`."""
-    if len(name) > schema.MAX_PIN_NAME:
-        raise UsageError(
-            f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
-            f" ({schema.MAX_PIN_NAME} at most)"
-        )
-    keys = [schema.pin_key(build_id, name) for build_id in build_ids]
-    created = schema.U64.pack(now_ns)
-
-    def work(txn: Txn) -> int:
-        table = env.tables["pins"]
-        return sum(txn.put(key, created, overwrite=False, db=table) for key in keys)
-
-    return env.write(work)
-
-
 @whole
 def derivations(env: Environment, most: int) -> list[tuple[Digest, BuildId]]:
     """Some blobs that a debug file is to be made of, and its build ID (`schema.derivation_key`).
@@ -537,44 +516,3 @@ def derived(env: Environment, digest: Digest) -> None:
     """A debug file was made of a blob, or none can be. Raises `StoreError`."""
     key = schema.derivation_key(digest)
     env.write(lambda txn: txn.delete(key, db=env.tables["meta"]))
-
-
-def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
-    """Take back the pins with the empty name; returns how many there were."""
-    return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])
-
-
-def unpin_name(env: Environment, name: bytes) -> int:
-    """Take back all pins with a name; returns how many there were. Looks at every pin."""
-    return _delete(env, [schema.pin_key(each.build_id, name) for each in Pins(env).every(name)])
-
-
-class Pins:
-    """Reads of the pins."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._env = environment
-
-    def every(self, name: bytes | None = None) -> Iterator[Pin]:
-        """All pins, or those with one name, in order of length and value of the build IDs."""
-        for key, value in Index(self._env).rows(self._env.tables["pins"], b"", None):
-            build_id, named = schema.pin_of(key)
-            if name is None or named == name:
-                yield Pin(build_id, named, int.from_bytes(value, "big"))
-
-    @whole
-    def of(self, build_id: BuildId) -> list[Pin]:
-        """The pins of one build ID."""
-        with self._env.read() as txn:
-            rows = list(prefixed(txn, self._env.tables["pins"], schema.pin_key(build_id, b"")))
-        return [
-            Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big"))
-            for key, value in rows
-        ]
-
-
-def _delete(env: Environment, keys: Sequence[bytes]) -> int:
-    def work(txn: Txn) -> int:
-        return sum(txn.delete(key, db=env.tables["pins"]) for key in keys)
-
-    return env.write(work)

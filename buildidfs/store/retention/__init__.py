@@ -2,6 +2,7 @@
 """Retention: blobs are removed to make room, and compressed when they are unused.
 
 `policy` decides how much has to go, `eviction` which blobs may go first, `removal` takes them away
-and collects leftovers, `compress` compresses what is unused. Outsiders use `Store.retain`,
-`enforce`, `remove`, `collect` and `compress`. Nothing here finds or mends faults.
+and collects leftovers, `compress` compresses unused blobs, `pins` has the build IDs that stay.
+Outsiders use `Store.retain`, `enforce`, `remove`, `collect`, `compress`, `pins` and `pin`.
+Nothing here finds or mends faults.
 """

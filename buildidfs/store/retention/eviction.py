@@ -27,7 +27,8 @@ from buildidfs.linux import machine, namespaces, statx
 from buildidfs.model import Artifact, BuildId, Digest, Kind, NamespaceSet, Trust, archive_scope
 from buildidfs.store import schema
 from buildidfs.store.index.locations import Journal
-from buildidfs.store.index.queries import Index, Pins
+from buildidfs.store.index.queries import Index
+from buildidfs.store.retention.pins import Pins
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
