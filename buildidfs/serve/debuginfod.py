@@ -23,7 +23,7 @@ from buildidfs.serve.content import Content
 from buildidfs.serve.messages import Response, header_text, lines, text
 from buildidfs.serve.sources import Sources
 from buildidfs.view import View, nodes
-from buildidfs.view.attributes import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from buildidfs import names
 from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
 from buildidfs.store.index.locations import ROOT, components
-from buildidfs.view.attributes import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
-from buildidfs.view.attributes import PUBLIC, Attributes, FileContent, NeedsReading, Viewer, blank
+from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, blank
 from buildidfs.view.nodes import is_alias, is_browsing, is_dwz, is_path_text, is_place
+from buildidfs.view.permissions import PUBLIC, Viewer
 from buildidfs.view.tree import View, is_alias_name
 
 __all__ = [

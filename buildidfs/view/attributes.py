@@ -29,12 +29,14 @@ import msgspec
 
 from buildidfs.model import ByteRange
 from buildidfs.store import Blob
+from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.model import Artifact, Origin
+    from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
+    from buildidfs.view.permissions import Viewer
 
 
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
@@ -168,58 +170,3 @@ _OF_ORIGIN: Final[dict[bytes, Callable[[OriginRecord], bytes]]] = {
     b"path": lambda record: record.origin.path,
     b"container": lambda record: record.origin.container.encode("utf-8", "surrogateescape"),
 }
-
-
-_OWNER: Final = 0o400
-_GROUP: Final = 0o040
-_OTHERS: Final = 0o004
-_EVERYBODY: Final = _OWNER | _GROUP | _OTHERS
-
-
-class Viewer(msgspec.Struct, frozen=True):
-    """A user without privileges, by user ID and all groups.
-
-    None stands for unknown: such a viewer may read only files that any user or group may read.
-    In a mount the kernel decides who may open a file, by the same rules (`default_permissions`);
-    these rules decide what is listed, and what a front door without a kernel in between serves.
-    """
-
-    uid: int | None
-    groups: frozenset[int] | None
-
-    def may_read(self, mode: int, uid: int, gid: int) -> bool:
-        """Return True if the viewer may read a file with that mode, owner and group.
-
-        The first class that the viewer is in decides, even if another one has more rights. Source:
-        path_resolution(7), acl_permission_check() of fs/namei.c.
-        """
-        if self.uid is None:
-            return mode & _EVERYBODY == _EVERYBODY
-        if self.uid == uid:
-            return bool(mode & _OWNER)
-        if self.groups is None:
-            return mode & (_GROUP | _OTHERS) == _GROUP | _OTHERS
-        return bool(mode & (_GROUP if gid in self.groups else _OTHERS))
-
-
-def may_see(viewer: Viewer | None, origin: Origin) -> bool:
-    """Return True if a viewer could have read the file at a place, and so may know of the place.
-
-    None is root, who may know of all.
-    """
-    identity = origin.identity
-    return viewer is None or viewer.may_read(origin.shown_mode, identity.uid, identity.gid)
-
-
-PUBLIC: Final = Viewer(None, None)
-"""An unknown user, who may read only files that everybody may read."""
-
-
-def openness(mode: int) -> tuple[bool, bool, bool, bool]:
-    """A sort key: greater for a mode that lets in all users of another mode, and more."""
-    return (
-        mode & _EVERYBODY == _EVERYBODY,
-        bool(mode & _OTHERS),
-        bool(mode & _GROUP),
-        bool(mode & _OWNER),
-    )

@@ -26,19 +26,20 @@ from buildidfs import names
 from buildidfs.errors import BuildIdFsError
 from buildidfs.names import DWP_SUFFIX
 from buildidfs.view import nodes
-from buildidfs.view.attributes import Attributes, ExtendedAttributes, FileContent, may_see, stale
+from buildidfs.view.attributes import Attributes, ExtendedAttributes, FileContent, stale
 from buildidfs.view.layouts import by_path
 from buildidfs.view.layouts.browse import Browse
 from buildidfs.view.layouts.debug import DebugLinks, DwzTree, lookup_bucket, populated_buckets
 from buildidfs.view.layouts.id_dir import IdDirectories
 from buildidfs.view.layouts.perf import PerfTree
+from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.attributes import Viewer
+    from buildidfs.view.permissions import Viewer
 
     Lookup = Callable[[int, bytes], int]
     Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]

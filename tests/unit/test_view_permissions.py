@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
 from buildidfs.view import PUBLIC, View, Viewer, nodes, tree
-from buildidfs.view.attributes import openness
+from buildidfs.view.permissions import openness
 from tests.support.captures import capture, commit, sighting
 
 if TYPE_CHECKING:

@@ -25,23 +25,21 @@ from buildidfs.store import Blob, is_withheld
 from buildidfs.view import nodes
 from buildidfs.view.attributes import (
     CONTROL,
-    PUBLIC,
     Attributes,
     FileContent,
     NeedsReading,
-    may_see,
     of_artifact,
-    openness,
     stale,
 )
 from buildidfs.view.layouts.noted import NotedFiles
+from buildidfs.view.permissions import PUBLIC, may_see, openness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.elf.sections import SectionHeader
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.attributes import Viewer
+    from buildidfs.view.permissions import Viewer
 
 
 _RECENT = 512
