@@ -83,7 +83,7 @@ _PLAIN = {
             "top": "top:top",
             "stats": "stats:stats",
             "doctor": "doctor:doctor",
-            "config": "settings:config",
+            "config": "config:config",
             "check": "check:check",
         },
     },
