@@ -23,7 +23,7 @@ from buildidfs.app import containers, remedies
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import BuildId, Kind, Quality, Trust
-from buildidfs.view.attributes import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import run_files
 from buildidfs.store.errors import show
-from buildidfs.view.attributes import may_see
+from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import Progress

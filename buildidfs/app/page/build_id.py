@@ -16,7 +16,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.model import AliasType, Kind
-from buildidfs.view.attributes import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,7 @@ from buildidfs.app.page import answers
 from buildidfs.app.survey import image_of
 from buildidfs.model import Kind
 from buildidfs.store import run_files
-from buildidfs.view.attributes import PUBLIC
+from buildidfs.view.permissions import PUBLIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

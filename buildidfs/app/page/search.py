@@ -22,7 +22,7 @@ from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, 
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.model import Kind
 from buildidfs.store.index.locations import NAMES, components
-from buildidfs.view.attributes import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from buildidfs.app.page import answers, api, build_id, compare, container, html,
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
-from buildidfs.view.attributes import PUBLIC
+from buildidfs.view.permissions import PUBLIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
