@@ -176,21 +176,46 @@ class Trust(enum.IntEnum):
 
 
 class Standing(enum.IntEnum):
-    """How far a place is believed among those of one `Trust`; more is better. On disk.
+    """How far a place is believed among those of one `Trust`; more is better. On disk as `stored`.
 
     It tells files of root's apart by where they lie, since the root of a container without a user
     namespace writes files of root's into every volume that it has: ``SYSTEM`` is a directory that
     package managers keep (/usr, /lib, ...), ``INSTALLED`` one for what is installed besides
     (/usr/local, /opt). ``GIVEN`` is what the operator handed over: a package, a directory, a rule.
     ``ELSEWHERE`` is any other place that a file was only seen at. ``IMAGE`` is a container image,
-    which counts as a package, but was not made for this host.
+    which counts as a package, but was not made for this host. So does ``UPSTREAM``, a server that
+    the operator named, and that may be any host on the way to it.
     """
 
     IMAGE = 0
     ELSEWHERE = 1
     INSTALLED = 2
-    GIVEN = 3
-    SYSTEM = 4
+    UPSTREAM = 3
+    GIVEN = 4
+    SYSTEM = 5
+
+    @property
+    def stored(self) -> int:
+        """The number on disk."""
+        return STANDINGS.index(self)
+
+    @classmethod
+    def of_stored(cls, number: int) -> Standing:
+        """The standing with that number on disk. Raises ValueError if there is none."""
+        if not 0 <= number < len(STANDINGS):
+            raise ValueError(f"no standing has the number {number}")
+        return STANDINGS[number]
+
+
+STANDINGS: Final = (
+    Standing.IMAGE,
+    Standing.ELSEWHERE,
+    Standing.INSTALLED,
+    Standing.GIVEN,
+    Standing.SYSTEM,
+    Standing.UPSTREAM,
+)
+"""The standings by their number on disk, which is the order in which they were added."""
 
 
 class Absence(enum.StrEnum):

@@ -167,6 +167,7 @@ import msgspec
 
 from buildidfs.model import (
     QUALITIES,
+    STANDINGS,
     Absence,
     Alias,
     AliasType,
@@ -268,7 +269,6 @@ PUBLIC: Final = b"\1"
 
 _KINDS: Final = tuple(Kind)
 _TRUSTS: Final = tuple(Trust)
-_STANDINGS: Final = tuple(Standing)
 
 #: The kinds in each of the 32 possible bitmasks.
 KINDS_OF_MASK: Final = tuple(
@@ -375,7 +375,7 @@ def pack_artifact(artifact: Artifact) -> bytes:
     if artifact.scripts:
         row += b"".join(_RANGE.pack(extent.offset, extent.size) for extent in artifact.scripts)
     flags = (_TRUNCATED if artifact.truncated else 0) | (_ADOPTED if artifact.adopted else 0)
-    row += bytes((flags, artifact.standing))
+    row += bytes((flags, artifact.standing.stored))
     return row + U32.pack(crc32(row, _start(artifact.ordinal, artifact.kind)))
 
 
@@ -416,7 +416,7 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
         scripts,
         segments,
         flags & _TRUNCATED == _TRUNCATED,
-        _STANDINGS[standing],
+        STANDINGS[standing],
         flags & _ADOPTED == _ADOPTED,
     )
 
@@ -497,7 +497,7 @@ class DwzRow(msgspec.Struct, frozen=True):
 
     def pack(self, name: bytes) -> bytes:
         """The value of the row with the key ``name``."""
-        believed = (self.standing + 1) << 4 | self.trust
+        believed = (self.standing.stored + 1) << 4 | self.trust
         row = DWZ.pack(self.ordinal, believed) + bytes((self.public,)) + self.referred
         return row + CHECK.pack(crc32(row, crc32(name)))
 
@@ -509,7 +509,7 @@ class DwzRow(msgspec.Struct, frozen=True):
             raise ValueError("it is not what was written for that name")
         if not believed >> 4:
             raise ValueError("it has no standing")
-        trust, standing = _TRUSTS[believed & 15], _STANDINGS[(believed >> 4) - 1]
+        trust, standing = _TRUSTS[believed & 15], STANDINGS[(believed >> 4) - 1]
         public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
         return cls(ordinal, trust, standing, public, referred[: -CHECK.size])
 
@@ -539,13 +539,13 @@ def floor_key(build_id: bytes) -> bytes:
 
 def pack_floor(key: bytes, trust: Trust, standing: Standing) -> bytes:
     """The row of *meta* with that key."""
-    row = bytes((trust, standing))
+    row = bytes((trust, standing.stored))
     return row + CHECK.pack(crc32(row, crc32(key)))
 
 
 def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
     """The inverse of `pack_floor`; raises ValueError for a row that is not that of the key."""
-    trust, standing = Trust(value[0]), Standing(value[1])
+    trust, standing = Trust(value[0]), Standing.of_stored(value[1])
     if value != pack_floor(key, trust, standing):
         raise ValueError("it is not what was written for that build ID")
     return trust, standing

@@ -189,6 +189,26 @@ def test_what_the_operator_hands_over_names_every_executable(
     assert _served([executable, debuginfo]) == ([b"names"], [""])
 
 
+@pytest.mark.parametrize("standing", Standing)
+def test_a_server_that_the_operator_named_names_every_executable(standing: Standing) -> None:
+    executable = Variant(b"program", kinds=(Kind.EXECUTABLE,), standing=standing)
+    debuginfo = Variant(b"names", Trust.PACKAGE, Quality.DEBUGINFO, standing=Standing.UPSTREAM)
+    assert _served([executable, debuginfo]) == ([b"names"], [""])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_files_of_a_server_rank_between_those_of_images_and_packages(
+    order: tuple[int, ...],
+) -> None:
+    variants = [
+        Variant(b"image", Trust.PACKAGE, Quality.DEBUGINFO, standing=Standing.IMAGE),
+        Variant(b"server", Trust.PACKAGE, Quality.DEBUGINFO, standing=Standing.UPSTREAM),
+        Variant(b"package", Trust.PACKAGE, Quality.SYMTAB),
+    ]
+    found, _ = _served([variants[number] for number in order])
+    assert found == [b"package", b"server", b"image"]
+
+
 @pytest.mark.parametrize(("trust", "standing", "less"), WITHHELD)
 def test_what_is_believed_as_much_names_it(trust: Trust, standing: Standing, less: str) -> None:
     executable = Variant(b"program", trust, kinds=(Kind.EXECUTABLE,), standing=standing)

@@ -357,7 +357,7 @@ def _claimed(
         origin, first = Origin(b"", _UNKNOWN_FILE, scanner="repair"), claim.first_seen_ns
     shown = {
         "trust": Trust(claim.trust),
-        "standing": Standing(claim.standing),
+        "standing": Standing.of_stored(claim.standing),
         "mode": claim.mode & 0o555,
         "uid": claim.uid,
         "gid": claim.gid,

@@ -57,7 +57,8 @@ def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0)
     """Return True for debuginfo that must not name the functions of the served executable.
 
     That is debuginfo with less belief than the executable or the ``floor`` of the build ID.
-    Packages that the operator gave are always believed. A truncated executable withholds nothing.
+    Packages that the operator gave, and servers that the operator named, are always believed. A
+    truncated executable withholds nothing.
     """
     if artifact.kind is not Kind.DEBUGINFO:
         return False
@@ -79,7 +80,7 @@ def belief(artifact: Artifact) -> int:
 _OF_PLACES: Final = int(Trust.PACKAGE)
 
 
-_ENOUGH: Final = _OF_PLACES + int(Standing.GIVEN)
+_ENOUGH: Final = _OF_PLACES + int(Standing.UPSTREAM)
 
 
 def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:

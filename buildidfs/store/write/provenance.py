@@ -121,7 +121,7 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
                 digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns
             ),
             new.truncated,
-            origin.standing,
+            origin.standing.stored,
         )
     return pack(claims.values(), aliases)
 
@@ -155,7 +155,7 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
                 artifact.first_seen_ns,
                 _origin(env, txn, ordinal, digest),
                 artifact.truncated,
-                artifact.standing,
+                artifact.standing.stored,
             )
         )
     value = txn.get(digest, db=env.tables["identities"])
