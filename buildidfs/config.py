@@ -141,6 +141,23 @@ class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     keep: int | str | None = None
 
 
+class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[upstream]``: servers to fetch from what the store lacks, in the order to ask them.
+
+    A server has ``timeout`` seconds to answer; without a value, those of DEBUGINFOD_TIMEOUT, or 10.
+    Opens of a mount and requests wait ``wait`` seconds. ``remember_absent`` is how long a file is
+    not asked for again that no server has. ``offline`` leaves all servers behind a network out.
+    """
+
+    urls: tuple[str, ...] = ()
+    timeout: Annotated[float, msgspec.Meta(ge=0.1, le=600)] | None = None
+    wait: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 10
+    max_size: int | str = 2 << 30
+    remember_absent: int | str = 3600
+    headers_file: str = ""
+    offline: bool = False
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of buildidfs.toml(5)."""
 
@@ -155,6 +172,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: CheckSettings = CheckSettings()
     trust: TrustSettings = TrustSettings()
     remote: RemoteSettings = RemoteSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
 
 
 def size(value: int | str) -> int:
@@ -238,6 +256,8 @@ def parse(text: str, name: str) -> Settings:
         ("retention.compress-after", seconds, kept.compress_after),
         ("remote.rate", size, settings.remote.rate),
         ("remote.keep", seconds, settings.remote.keep),
+        ("upstream.max-size", size, settings.upstream.max_size),
+        ("upstream.remember-absent", seconds, settings.upstream.remember_absent),
     ):
         try:
             _ = None if value is None else check(value)

@@ -19,6 +19,7 @@
     ├── RemoteError                50   the object storage of the fleet cannot be used
     │   ├── RemoteUnavailable      50   it does not answer now; a later attempt may succeed
     │   └── RemoteDenied           50   it refuses the request: keys, rights, or a missing bucket
+    ├── UpstreamError              50   no server could be asked for what the store lacks
     └── CapabilityError            60   a privilege is missing; the message says which
 
 ``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
@@ -146,6 +147,12 @@ class RemoteUnavailable(RemoteError):
 
 class RemoteDenied(RemoteError):
     """The object storage refuses the request until an operator changes something."""
+
+
+class UpstreamError(BuildIdFsError):
+    """No server could be asked for what the store lacks."""
+
+    exit_code = 50
 
 
 class CapabilityError(BuildIdFsError):

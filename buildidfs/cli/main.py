@@ -45,6 +45,7 @@ _PLAIN = {
             "watch": "watch:watch",
             "scan": "scan:scan",
             "add": "files:add",
+            "fetch": "fetch:fetch",
         },
         "Look up": {
             "mount": "mount:mount",
@@ -99,7 +100,7 @@ _PLAIN = {
             20: "bytes or rows are not what they were when written",
             30: "nothing known, or kept, under that build ID",
             40: "mounting, serving or unmounting failed",
-            50: "the bucket of the fleet is missing, refuses a request, or does not answer",
+            50: "no upstream server, or not the bucket of the fleet, could be asked",
             60: "a privilege is missing; the message names it",
         },
         of_program=True,

@@ -25,6 +25,7 @@ _PARTS = (
     b"quarantine",
     b"jit",
     b"remote",
+    b"upstream",
 )
 _FORMAT = b"format"
 

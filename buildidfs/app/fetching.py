@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch what a store, a profile or a core file lacks from upstream servers.
+
+`main` is the process that fetches for a mount or a server, which may not write to the store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import config, log
+from buildidfs.app import inputs, upkeep
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.upstream import agent
+from buildidfs.upstream.fetcher import Upstreams
+from buildidfs.upstream.options import Options, of_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from buildidfs.capture.base import Progress
+    from buildidfs.config import Settings
+    from buildidfs.store import Store
+    from buildidfs.upstream.agent import Agent
+    from buildidfs.upstream.fetcher import Fetched
+
+
+KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+WORKERS: Final = 8
+"""Files that are fetched at a time."""
+
+_KERNEL: Final = b"[kernel.kallsyms]"
+
+Lacking = tuple[BuildId, Kind]
+"""A file that is to be fetched."""
+
+
+def options_of(settings: Settings, environ: Mapping[str, str]) -> Options:
+    """Return the servers, and the limits for them. Raises `UsageError`."""
+    return of_settings(settings.upstream, environ)
+
+
+def lacking_in(store: Store, path: bytes) -> list[Lacking]:
+    """Return what a store lacks of the files that a profile or a core file names.
+
+    Raises `UsageError` for a file that is neither.
+    """
+    found: dict[Lacking, None] = {}
+    for row in inputs.coverage_of_file(store, path).rows:
+        if row.build_id is None:
+            continue
+        if row.path.startswith(b"["):
+            # A vDSO is in no package. The kernel's own symbols name its functions.
+            if row.path == _KERNEL and row.symbols < Quality.SYMTAB:
+                found[row.build_id, Kind.DEBUGINFO] = None
+            continue
+        if not row.executable:
+            found[row.build_id, Kind.EXECUTABLE] = None
+        if not row.debuginfo:
+            found[row.build_id, Kind.DEBUGINFO] = None
+    return list(found)
+
+
+def fetch(
+    store: Store,
+    options: Options,
+    wanted: Iterable[Lacking],
+    *,
+    again: bool = False,
+    progress: Progress | None = None,
+) -> list[Fetched]:
+    """Fetch files, several at a time; the answers are in the order of ``wanted``.
+
+    On Ctrl-C what has not come yet is cut off. Raises `UsageError` for a URL that is none.
+    """
+    files = list(dict.fromkeys(wanted))
+    done: dict[int, Fetched] = {}
+    meter = _Meter(progress, len(files), done)
+    with (
+        ThreadPoolExecutor(WORKERS, "fetch") as pool,
+        Upstreams(store, options, meter.add) as upstreams,
+    ):
+        try:
+            futures = {
+                pool.submit(upstreams.fetch, build_id, kind, again=again): number
+                for number, (build_id, kind) in enumerate(files)
+            }
+            for future in as_completed(futures):
+                done[futures[future]] = future.result()
+                meter.show(str(done[futures[future]].build_id))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [done[number] for number in range(len(files))]
+
+
+class _Meter:
+    """Says how far it is: by files, and by bytes, which come in several threads."""
+
+    def __init__(self, progress: Progress | None, files: int, done: Mapping[int, Fetched]) -> None:
+        self._progress = progress
+        self._files = files
+        self._done = done
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        """So many bytes have come."""
+        self._bytes += count
+        self.show("")
+
+    def show(self, what: str) -> None:
+        """Tell of it."""
+        if self._progress is not None:
+            done = len(self._done)
+            self._progress(done, what, size=self._bytes, share=done / max(self._files, 1))
+
+
+# --- for front doors, which may not write --------------------------------------------------------
+
+
+def agent_of(
+    store_path: str | bytes | os.PathLike[str], settings: Settings, options: Options
+) -> Agent:
+    """Return what has another process fetch, which is started when it is needed."""
+    words = (
+        os.path.abspath(os.fsencode(store_path)).hex(),
+        msgspec.json.encode(settings).decode(),
+        msgspec.json.encode(options).decode(),
+    )
+    return agent.Agent(__name__, words, options.wait)
+
+
+def main(words: Sequence[str]) -> None:
+    """Fetch what the process at the other end of a socket asks for, until it closes that.
+
+    The words are the socket, and those of `agent_of`.
+    """
+    fd, path, settings, options = words
+    log.setup(0, journald="JOURNAL_STREAM" in os.environ)
+    decoded = msgspec.json.decode(settings, type=config.Settings)
+    limits = msgspec.json.decode(options, type=Options)
+
+    def opened() -> Store:
+        return upkeep.open_for_capture(bytes.fromhex(path), decoded)
+
+    with socket.socket(fileno=int(fd)) as pipe:
+        agent.serve(pipe, opened, lambda store: Upstreams(store, limits), WORKERS)

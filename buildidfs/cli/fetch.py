@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs fetch``: get what the store lacks from upstream servers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
+from buildidfs.cli.output import counted, json_line, printable, size
+from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, UpstreamError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.app.fetching import Lacking
+    from buildidfs.store import Store
+    from buildidfs.upstream.fetcher import Fetched
+
+
+@click.command(
+    "fetch",
+    short_help="Fetch what the store lacks from upstream servers.",
+    epilog=exit_status(
+        [
+            "buildidfs fetch --for perf.data",
+            "buildidfs fetch --for core",
+            "buildidfs fetch 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "DEBUGINFOD_URLS=https://debuginfod.debian.net buildidfs fetch --for core",
+        ],
+        {
+            2: "wrong usage: no upstream is configured, or FILE is no profile and no core file",
+            3: "finished, but some files could not be fetched",
+            10: "store error; 14 disk full",
+            30: "no server has any of it",
+            50: "no file was fetched, because servers could not be asked",
+        },
+    ),
+)
+@click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
+@click.option(
+    "--for",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=AnyPath(),
+    help="All that the store lacks of a perf.data file or a core file.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["executable", "debuginfo"]),
+    help="Only files of this kind.  [default: both]",
+)
+@click.option(
+    "--again", is_flag=True, help="Ask for files, too, that no server had when asked for last."
+)
+@click.option("--offline", is_flag=True, help="Ask only upstreams on this machine: directories.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def fetch(
+    session: Session,
+    ids: tuple[str, ...],
+    files: tuple[str, ...],
+    kind: str | None,
+    again: bool,
+    offline: bool,
+    json_: bool,
+) -> int:
+    """Fetch executables and debuginfo that the store lacks, and keep them.
+
+    The servers are those of [upstream] urls in buildidfs.toml(5), and then of DEBUGINFOD_URLS. They
+    are asked in this order. A file is kept only if it has the build ID that was asked for.
+    """
+    import msgspec
+
+    from buildidfs.app import fetching
+    from buildidfs.model import Kind
+
+    if not ids and not files:
+        raise UsageError("nothing is named: give build IDs, or --for FILE")
+    options = fetching.options_of(session.settings, os.environ)
+    if not options.urls:
+        raise UsageError(
+            "no upstream is configured: set [upstream] urls in buildidfs.toml(5),"
+            " or DEBUGINFOD_URLS"
+        )
+    options = msgspec.structs.replace(options, offline=options.offline or offline)
+    kinds = fetching.KINDS if kind is None else (Kind[kind.upper()],)
+    with session.open_store(create=True) as store, session.progress("Fetching") as show:
+        wanted = [each for each in _wanted(store, ids, files) if each[1] in kinds]
+        done = fetching.fetch(store, options, wanted, again=again, progress=show)
+    return _report(session, done, json_=json_)
+
+
+def _wanted(store: Store, ids: Sequence[str], files: Sequence[str]) -> list[Lacking]:
+    from buildidfs.app import fetching, resolve
+
+    found = [
+        (build_id, kind)
+        for build_id in (resolve.future_build_id(store, text) for text in ids)
+        for kind in fetching.KINDS
+    ]
+    for path in files:
+        found += fetching.lacking_in(store, os.fsencode(path))
+    return found
+
+
+def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:
+    """Print what it came to; returns the exit status."""
+    from buildidfs.upstream.fetcher import State
+
+    counts = Counter(each.state for each in done)
+    total = sum(each.size for each in done)
+    if json_:
+        json_line(
+            {
+                **{str(state): counts[state] for state in State},
+                "bytes": total,
+                "files": [_fields(each) for each in done],
+            }
+        )
+    else:
+        if not done:
+            session.say_why_empty("the store has all that could be fetched")
+        elif not session.is_quiet:
+            click.echo(
+                f"{counted(counts[State.FETCHED], 'file')} fetched ({size(total)}),"
+                f" {counts[State.HELD]} already held"
+            )
+        for each in done:
+            if each.why:
+                what = f"{each.kind.name.lower()} of {each.build_id}"
+                click.echo(f"buildidfs: no {what}: {printable(os.fsencode(each.why))}", err=True)
+    missing = len(done) - counts[State.FETCHED] - counts[State.HELD]
+    if not missing:
+        return 0
+    if missing < len(done):
+        return IncompleteError.exit_code
+    if counts[State.FAILED]:
+        return StoreError.exit_code
+    if counts[State.UNAVAILABLE]:
+        return UpstreamError.exit_code
+    return ArtifactMissing.exit_code
+
+
+def _fields(each: Fetched) -> dict[str, object]:
+    return {
+        "build_id": str(each.build_id),
+        "kind": each.kind.name.lower(),
+        "state": str(each.state),
+        "server": each.server,
+        "size": each.size,
+        "why": each.why,
+    }

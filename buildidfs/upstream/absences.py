@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that no server has, remembered for a while by all processes of a store.
+
+    upstream/absent     8192 buckets of four entries: key (16 bytes), until (u64, Unix time in s),
+                        CRC-32 of both, four bytes of zeros
+
+The file is a table of a fixed size, mapped by each process and written without a lock. An entry
+that two processes write at once fails its checksum, and costs one more request. A full bucket loses
+the entry that ends first. The key has the servers in it, so other servers begin with none.
+
+The store is asked before this table. So a file that is captured counts at once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from buildidfs.model import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from buildidfs.model import BuildId, Kind
+
+_NAME: Final = b"absent"
+_BUCKETS: Final = 8192
+_WAYS: Final = 4
+_ENTRY: Final = Struct("<16sQI4x")
+_BUCKET_BYTES: Final = _WAYS * _ENTRY.size
+_BYTES: Final = _BUCKETS * _BUCKET_BYTES
+
+
+class Absences:
+    """The table. Thread-safe; on a store that cannot be written, it is in memory."""
+
+    def __init__(
+        self,
+        directory: bytes,
+        servers: Iterable[str],
+        lifetime_s: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._servers = fingerprint("\n".join(servers).encode("utf-8", "surrogateescape"))
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._map = _mapped(os.path.join(directory, _NAME))
+
+    def has(self, build_id: BuildId, kind: Kind) -> bool:
+        """Return True if all servers have said a while ago that they do not have the file."""
+        key, at = self._place(build_id, kind)
+        now = int(self._clock())
+        return any(name == key and until > now for name, until, _ in self._bucket(at))
+
+    def add(self, build_id: BuildId, kind: Kind) -> None:
+        """Remember that no server has the file."""
+        if not self._lifetime_s:
+            return
+        key, at = self._place(build_id, kind)
+        now = int(self._clock())
+        bucket = self._bucket(at)
+        same = [offset for name, _, offset in bucket if name == key]
+        offset = same[0] if same else min(bucket, key=lambda entry: entry[1])[2]
+        self._write(offset, key, now + self._lifetime_s)
+
+    def forget(self, build_id: BuildId, kind: Kind) -> None:
+        """Ask the servers again next time."""
+        key, at = self._place(build_id, kind)
+        for name, _, offset in self._bucket(at):
+            if name == key:
+                self._map[offset : offset + _ENTRY.size] = bytes(_ENTRY.size)
+
+    def close(self) -> None:
+        """Let go of the table."""
+        self._map.close()
+
+    def _place(self, build_id: BuildId, kind: Kind) -> tuple[bytes, int]:
+        """The key of a file, and where its bucket begins."""
+        key = fingerprint(self._servers + bytes((kind,)) + build_id)
+        return key, int.from_bytes(key[:4], "little") % _BUCKETS * _BUCKET_BYTES
+
+    def _bucket(self, at: int) -> list[tuple[bytes, int, int]]:
+        """Key, end and offset of each entry; a damaged one is free."""
+        found = []
+        for offset in range(at, at + _BUCKET_BYTES, _ENTRY.size):
+            key, until, check = _ENTRY.unpack_from(self._map, offset)
+            sound = check == crc32(self._map[offset : offset + 24])
+            found.append((key, until, offset) if sound else (b"", 0, offset))
+        return found
+
+    def _write(self, offset: int, key: bytes, until: int) -> None:
+        entry = _ENTRY.pack(key, until, 0)
+        self._map[offset : offset + _ENTRY.size] = _ENTRY.pack(key, until, crc32(entry[:24]))
+
+
+def _mapped(path: bytes) -> mmap.mmap:
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return mmap.mmap(-1, _BYTES)
+    try:
+        if os.fstat(fd).st_size != _BYTES:
+            os.ftruncate(fd, 0)
+            # A store to a page of a hole on a full disk would raise SIGBUS.
+            os.posix_fallocate(fd, 0, _BYTES)
+        return mmap.mmap(fd, _BYTES)
+    except OSError:
+        return mmap.mmap(-1, _BYTES)
+    finally:
+        os.close(fd)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of its own that fetches for a mount or a server, and the way to ask it.
+
+A front door reads the store and writes nothing, and must answer whatever a server does. So another
+process downloads and commits. It is started with the first request, ends with the socket to it, and
+is started again after a fault.
+
+One packet is one question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import BuildIdFsError
+from buildidfs.linux import child as child_process
+from buildidfs.model import BuildId, Kind
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from buildidfs.linux.child import Child
+    from buildidfs.store import Store
+    from buildidfs.upstream.fetcher import Upstreams
+
+log = logging.getLogger(__name__)
+
+FETCHED: Final = "fetched"
+HELD: Final = "held"
+ABSENT: Final = "absent"
+UNAVAILABLE: Final = "unavailable"
+LATE: Final = "late"
+"""There is no answer yet; the file may come later."""
+
+_PACKET: Final = 64 << 10
+_RESTART_S: Final = 5.0
+_END_S: Final = 5.0
+_ABSENT_S: Final = 300.0
+_UNAVAILABLE_S: Final = 15.0
+_MOST_REMEMBERED: Final = 1 << 16
+_SAID_S: Final = 60.0
+_MOST_WAITING: Final = 1024
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A file that is asked for; for ``hops`` and ``via`` see `server.Wanted`."""
+
+    number: int
+    build_id: str
+    kind: int
+    hops: int = 0
+    via: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of it: a `fetcher.State`, and why."""
+
+    number: int
+    state: str
+    why: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
+
+
+class Agent:
+    """Asks the process. Thread-safe.
+
+    A file that no server has, or could be asked for, is not asked for again for a while.
+    """
+
+    def __init__(self, module: str, words: Sequence[str], wait_s: float) -> None:
+        """``module`` has the ``main`` of the process, which gets ``words``."""
+        self._command = module, tuple(words)
+        self.wait_s = wait_s
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._pipe: socket.socket | None = None
+        self._child: Child | None = None
+        self._not_before = 0.0
+        self._waiting: dict[int, tuple[float, tuple[bytes, Kind], Future[Answer]]] = {}
+        self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
+        self._missing: dict[tuple[bytes, Kind], tuple[float, str]] = {}
+        self._said: dict[str, float] = {}
+        self._closed = False
+
+    def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
+        """Return False for a file that could not be had a moment ago. Takes no lock."""
+        known = self._missing.get((build_id, kind))
+        return known is None or time.monotonic() >= known[0]
+
+    def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
+        """Have a file fetched; returns the state, after `wait_s` seconds at the latest.
+
+        While an earlier file has not come within that time, none is waited for, so that many files
+        of a server that hangs take no longer than one. They are asked for all the same.
+        """
+        key = bytes(build_id), kind
+        known = self._missing.get(key)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        with self._lock:
+            future = self._asked.get(key)
+            if future is None:
+                future = self._ask(key, hops, via)
+            patience = self.wait_s if not self._is_slow() else 0.0
+        try:
+            return future.result(patience).state
+        except LateError:
+            return LATE
+
+    def close(self) -> None:
+        """End the process, and all waiting."""
+        with self._lock:
+            self._closed = True
+            child = self._child
+            self._drop()
+        if child is not None:
+            child.end(_END_S)
+
+    def _is_slow(self) -> bool:
+        first = next(iter(self._waiting.values()), None)
+        return first is not None and time.monotonic() - first[0] >= self.wait_s
+
+    def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
+        """Send a question; with the lock."""
+        future: Future[Answer] = Future()
+        if len(self._waiting) >= _MOST_WAITING or not self._is_running():
+            future.set_result(Answer(0, UNAVAILABLE))
+            return future
+        number = next(self._numbers)
+        build_id, kind = key
+        self._waiting[number] = time.monotonic(), key, future
+        self._asked[key] = future
+        assert self._pipe is not None
+        try:
+            self._pipe.send(_encode(Question(number, build_id.hex(), int(kind), hops, via[:1024])))
+        except OSError:
+            self._drop()
+        return future
+
+    def _is_running(self) -> bool:
+        """Start the process if it is not there; False if that is not possible now."""
+        now = time.monotonic()
+        if self._pipe is not None:
+            return True
+        if self._closed or now < self._not_before:
+            return False
+        self._not_before = now + _RESTART_S
+        module, words = self._command
+        try:
+            self._child, self._pipe = child_process.start_with_socket(module, *words)
+        except OSError as error:
+            log.warning("cannot start the process that fetches: %s", error.strerror)
+            return False
+        self._pipe.settimeout(_END_S)  # for sending; a process that is stopped must not stop us
+        reader = threading.Thread(
+            target=self._read, args=(self._pipe.dup(),), daemon=True, name="buildidfs-fetch"
+        )
+        reader.start()
+        return True
+
+    def _read(self, pipe: socket.socket) -> None:
+        pipe.settimeout(None)
+        with pipe:
+            while True:
+                try:
+                    packet = pipe.recv(_PACKET)
+                    if not packet:
+                        break
+                    self._take(_answers.decode(packet))
+                except (OSError, msgspec.MsgspecError):
+                    break
+        with self._lock:
+            if not self._closed:
+                log.warning("the process that fetches has ended; the next file starts it again")
+            self._drop()
+
+    def _take(self, answer: Answer) -> None:
+        now = time.monotonic()
+        with self._lock:
+            waiting = self._waiting.pop(answer.number, None)
+            if waiting is None:
+                return
+            _, key, future = waiting
+            self._asked.pop(key, None)
+            if answer.state not in (FETCHED, HELD):
+                if len(self._missing) >= _MOST_REMEMBERED:
+                    self._missing.clear()
+                lifetime = _ABSENT_S if answer.state == ABSENT else _UNAVAILABLE_S
+                self._missing[key] = now + lifetime, answer.state
+                if answer.state != ABSENT:
+                    self._say(answer.why, now)
+            else:
+                self._missing.pop(key, None)
+        future.set_result(answer)
+
+    def _say(self, why: str, now: float) -> None:
+        """Log a failure, each at most once a minute."""
+        if now >= self._said.get(why, 0.0):
+            if len(self._said) > _MOST_WAITING:
+                self._said.clear()
+            self._said[why] = now + _SAID_S
+            log.warning("cannot fetch what the store lacks: %s", why)
+
+    def _drop(self) -> None:
+        """Answer all questions, because nothing else will; with the lock."""
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe = None
+        waiting, self._waiting = self._waiting, {}
+        self._asked.clear()
+        for _, _, future in waiting.values():
+            future.set_result(Answer(0, UNAVAILABLE))
+
+
+def serve(
+    pipe: socket.socket,
+    opened: Callable[[], Store],
+    upstreams_of: Callable[[Store], Upstreams],
+    workers: int,
+) -> None:
+    """Answer the questions of an `Agent` until it is gone.
+
+    The store is opened by ``opened``. Raises what that raises.
+    """
+    with contextlib.closing(opened()) as store, upstreams_of(store) as upstreams:
+        pool = ThreadPoolExecutor(workers, "fetch")
+
+        def answer(question: Question) -> None:
+            try:
+                done = upstreams.fetch(
+                    BuildId.from_hex(question.build_id),
+                    Kind(question.kind),
+                    hops=question.hops,
+                    via=question.via,
+                )
+                state, why = str(done.state), done.why
+            except BuildIdFsError as error:
+                state, why = UNAVAILABLE, str(error)
+            except Exception:
+                log.exception("a fault of this program")
+                state, why = UNAVAILABLE, "a fault of this program"
+            with contextlib.suppress(OSError):
+                pipe.send(_encode(Answer(question.number, state, why[:4096])))
+
+        try:
+            while packet := pipe.recv(_PACKET):
+                pool.submit(answer, _questions.decode(packet))
+        except OSError:
+            pass  # the asker was killed
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            upstreams.close()
+            pool.shutdown()

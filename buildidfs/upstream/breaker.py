@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A circuit breaker for each server: one that fails is left alone for a while.
+
+Without it each of hundreds of missing files would wait for a server that hangs.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.upstream.server import Unavailable
+
+FAILURES: Final = 3
+"""Failures in a row after which a server is left alone; one is enough if it hangs or refuses us."""
+_FIRST_S: Final = 15.0
+_REFUSED_S: Final = 300.0
+_LONGEST_S: Final = 600.0
+
+
+class Breaker:
+    """The state of one server. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._pause = _FIRST_S
+        self._until = 0.0
+        self._probing = False
+        self.why = ""
+        """The last failure in words, while the server is left alone."""
+
+    def admits(self) -> bool:
+        """Return True if the server may be asked; the answer goes to `succeeded` or `failed`.
+
+        When the pause is over, one request finds out, and all others are refused until then.
+        """
+        with self._lock:
+            if not self._until:
+                return True
+            if self._probing or self._clock() < self._until:
+                return False
+            self._probing = True
+            return True
+
+    def succeeded(self) -> None:
+        """The server has answered, be it that a file is not there."""
+        with self._lock:
+            self._failures = 0
+            self._pause = _FIRST_S
+            self._until = 0.0
+            self._probing = False
+            self.why = ""
+
+    def failed(self, error: Unavailable) -> None:
+        """The server could not be asked."""
+        with self._lock:
+            self._failures += 1
+            was_probe, self._probing = self._probing, False
+            if not (error.hangs or error.lasting or was_probe or self._failures >= FAILURES):
+                return
+            if self._until and not was_probe and self._clock() < self._until:
+                return  # of several requests that failed together, the first has opened it
+            least = _REFUSED_S if error.lasting else 0.0
+            pause = max(self._pause, least, min(error.after, _LONGEST_S))
+            # Not all clients at the same moment.
+            self._until = self._clock() + pause * random.uniform(0.8, 1.2)
+            self._pause = min(2 * self._pause, _LONGEST_S)
+            self.why = str(error)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Upstreams`: fetch what the store lacks, from servers in their order, and commit it.
+
+    the store -> what is known to be absent -> one server after the other -> stage -> identify
+    -> commit
+
+Nothing that a server says of a file is believed. The build ID must be in the file, and the file has
+to be whole and of the kind that was asked for. Otherwise it is dropped, and the next server is
+asked.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.capture import elf_file
+from buildidfs.capture.base import PinnedFile
+from buildidfs.capture.origin.builder import Surroundings
+from buildidfs.errors import BuildIdFsError
+from buildidfs.ingest import Ingest
+from buildidfs.linux import statx
+from buildidfs.model import (
+    EVERYBODY,
+    Absence,
+    BuildId,
+    Kind,
+    Origin,
+    Sighting,
+    Standing,
+    Trust,
+    fingerprint,
+)
+from buildidfs.upstream.absences import Absences
+from buildidfs.upstream.breaker import Breaker
+from buildidfs.upstream.flights import Flights
+from buildidfs.upstream.kinds import servers_of
+from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from buildidfs.formats.elf.identify import ElfFile
+    from buildidfs.store import Store
+    from buildidfs.upstream.options import Options
+    from buildidfs.upstream.server import Found, Server
+
+log = logging.getLogger(__name__)
+
+SCANNER: Final = "upstream"
+DIRECTORY: Final = b"upstream"
+_DEBUG_ROOT: Final = b"/usr/lib/debug/.build-id/"
+_PATIENCE: Final = 2.0
+"""Another process that fetches the same file has so many times the time of all servers."""
+
+
+class State(enum.StrEnum):
+    """What became of a file that was asked for."""
+
+    FETCHED = "fetched"
+    HELD = "held"
+    ABSENT = "absent"
+    """No server has a file that can be taken; they are not asked again for a while."""
+    UNAVAILABLE = "unavailable"
+    """A server that may have it could not be asked."""
+    FAILED = "failed"
+    """A server gave it, and the store could not take it."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """The answer for one file. ``why`` says in words why it is not here."""
+
+    build_id: BuildId
+    kind: Kind
+    state: State
+    server: str = ""
+    size: int = 0
+    why: str = ""
+
+
+class Upstreams:
+    """Servers in front of one store, which may be written. Thread-safe; close it before the store.
+
+    ``progress`` hears of bytes as they come, in any thread.
+    """
+
+    def __init__(
+        self, store: Store, options: Options, progress: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Raises `UsageError` for a URL that is none."""
+        self._store = store
+        directory = os.path.join(store.path, DIRECTORY)
+        spool = Spool(store.path, options.max_size, progress)
+        self._servers: Sequence[tuple[Server, Breaker]] = [
+            (server, Breaker())
+            for server in servers_of(options, spool, directory, token_of(store.path))
+            if server.is_local or not options.offline
+        ]
+        urls = [server.label for server, _ in self._servers]
+        self._absences = Absences(directory, urls, options.absent_s)
+        patience = options.timeout * max(len(self._servers), 1) * _PATIENCE
+        self._flights: Flights[Fetched] = Flights(directory, patience)
+        self._committing = threading.Lock()
+
+    def __enter__(self) -> Upstreams:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections; a fetch that is going on fails."""
+        for server, _ in self._servers:
+            server.close()
+        self._absences.close()
+
+    def fetch(
+        self,
+        build_id: BuildId,
+        kind: Kind,
+        *,
+        near: BuildId | None = None,
+        hops: int = 0,
+        via: str = "",
+        again: bool = False,
+    ) -> Fetched:
+        """Fetch a file, unless the store serves it. Never raises what a server or the store causes.
+
+        With ``again`` servers are asked that did not have it a while ago. For the rest see
+        `Wanted`.
+        """
+        if self.is_held(build_id, kind):
+            return Fetched(build_id, kind, State.HELD)
+        wanted = Wanted(build_id, kind, near, hops, via)
+        done = self._flights.run(
+            bytes((kind,)) + build_id, lambda: self._fetch(wanted, again=again)
+        )
+        if done.state is State.FETCHED and kind is Kind.DEBUGINFO:
+            self._supplement(wanted)
+        return done
+
+    def is_held(self, build_id: BuildId, kind: Kind) -> bool:
+        """Return True if the store serves a file of that kind."""
+        ordinal = self._store.index.ordinal(build_id)
+        return ordinal is not None and self._store.index.artifact(ordinal, kind) is not None
+
+    def _fetch(self, wanted: Wanted, *, again: bool) -> Fetched:
+        """Ask the servers, alone with this file."""
+        build_id, kind = wanted.build_id, wanted.kind
+        if self.is_held(build_id, kind):  # another process was faster
+            return Fetched(build_id, kind, State.HELD)
+        if not self._servers:
+            return Fetched(build_id, kind, State.ABSENT, why="there is no server to ask")
+        if again:
+            self._absences.forget(build_id, kind)
+        elif self._absences.has(build_id, kind):
+            why = "no server had it when it was asked for last"
+            return Fetched(build_id, kind, State.ABSENT, why=why)
+        reasons: list[str] = []
+        is_known = True
+        for server, breaker in self._servers:
+            try:
+                if not breaker.admits():
+                    raise Unavailable(f"left alone for a while, because it {breaker.why}")
+                found = self._ask(server, breaker, wanted)
+                with_size = self._take(server, wanted, found)
+            except NotThere:
+                continue
+            except Unacceptable as error:
+                reasons.append(f"{server.label}: {error}")
+            except Unavailable as error:
+                is_known = False
+                reasons.append(f"{server.label}: {error}")
+            except (BuildIdFsError, OSError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                return Fetched(build_id, kind, State.FAILED, server.label, why=why)
+            else:
+                return Fetched(build_id, kind, State.FETCHED, server.label, with_size)
+        why = "; ".join(reasons) or "no server has it"
+        if not is_known:
+            return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
+        self._absences.add(build_id, kind)
+        return Fetched(build_id, kind, State.ABSENT, why=why)
+
+    def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:
+        """Ask one server, and remember how it did."""
+        try:
+            found = server.fetch(wanted)
+        except Unavailable as error:
+            breaker.failed(error)
+            log.info("%s: %s: %s", server.label, wanted.build_id, error)
+            raise
+        except BaseException:
+            breaker.succeeded()  # it has answered; that we could not take it is no fault of it
+            raise
+        breaker.succeeded()
+        return found
+
+    # --- what came -----------------------------------------------------------------------------
+
+    def _take(self, server: Server, wanted: Wanted, found: Found) -> int:
+        """Commit a file if it is the right one; returns its size.
+
+        Raises `Unacceptable`, `StoreError`, OSError.
+        """
+        try:
+            described = _check(found.fd, wanted)
+            size = os.fstat(found.fd).st_size
+        except BaseException:
+            found.close()
+            raise
+        # A server tells nothing of namespaces and control groups.
+        origin = Surroundings(container=f"{SCANNER}:{server.label}").origin(
+            _path(wanted, described),
+            found.identity,
+            host=server.label,
+            trust=Trust.PACKAGE,
+            scanner=SCANNER,
+            reach=EVERYBODY,
+            standing=Standing.UPSTREAM,
+        )
+        self._commit(origin, found)
+        if not self.is_held(wanted.build_id, wanted.kind):
+            raise Unacceptable("sent a file that ranks behind what is known (buildidfs show)")
+        return size
+
+    def _commit(self, origin: Origin, found: Found) -> None:
+        """Take a file in as a capture. Raises `StoreError`, OSError with the reason."""
+        pinned = PinnedFile(Sighting(origin, time.time_ns()), found.fd, is_copy=found.is_copy)
+        found.fd = -1  # the pinned file closes it
+        with self._committing:
+            summary = Ingest(self._store, workers=1).run([pinned])
+        if summary.unreadable:
+            first = summary.unreadable[0]
+            raise OSError(first.errno, first.reason)
+
+    def _supplement(self, wanted: Wanted) -> None:
+        """Fetch the dwz file that new debuginfo refers to: without it, half of its names lack."""
+        ordinal = self._store.index.ordinal(wanted.build_id)
+        artifact = None if ordinal is None else self._store.index.artifact(ordinal, Kind.DEBUGINFO)
+        if artifact is None:
+            return
+        try:
+            with self._store.blobs.open(artifact.digest) as blob:
+                described = elf_file.describe(blob.fileno())
+        except (BuildIdFsError, OSError):
+            return
+        if isinstance(described, Absence) or described.supplement is None:
+            return
+        _, build_id = described.supplement
+        done = self.fetch(
+            build_id, Kind.DEBUGINFO, near=wanted.build_id, hops=wanted.hops, via=wanted.via
+        )
+        if done.state not in (State.FETCHED, State.HELD):
+            log.info("the dwz file %s of %s: %s", build_id, wanted.build_id, done.why)
+
+
+def _check(fd: int, wanted: Wanted) -> ElfFile:
+    """Describe a file that is the one asked for. Raises `Unacceptable`, OSError."""
+    own = elf_file.own_id(fd)
+    if isinstance(own, Absence):
+        raise Unacceptable(f"sent something else: {own}")
+    if own != wanted.build_id:
+        raise Unacceptable(f"sent the file of another build ID, {own}")
+    described = elf_file.describe(fd)
+    if isinstance(described, Absence):
+        raise Unacceptable(f"sent something else: {described}")
+    if described.truncated:
+        raise Unacceptable(f"sent part of a file: {described.truncated}")
+    if wanted.kind not in described.kinds:
+        raise Unacceptable(f"sent a file that is no {wanted.kind.name.lower()}")
+    return described
+
+
+def _path(wanted: Wanted, described: ElfFile) -> bytes:
+    """The path in the origin: where debuggers look for such a file, whatever the server says."""
+    first, rest = names.split(wanted.build_id)
+    suffix = b"" if Kind.EXECUTABLE in described.kinds else names.DEBUG_SUFFIX
+    return _DEBUG_ROOT + first + b"/" + rest + suffix
+
+
+def token_of(store_path: bytes) -> str:
+    """The name by which the servers of a store know requests that they have sent themselves."""
+    return "buildidfs-" + fingerprint(statx.boot_id() + os.path.realpath(store_path), 8).hex()

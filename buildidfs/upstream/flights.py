@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fetch of a file at a time, among the threads of a process and all processes of a store."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Final, Generic, TypeVar
+
+from buildidfs.model import fingerprint
+
+T = TypeVar("T")
+
+_NAME: Final = b"lock"
+_RETRY_S: Final = 0.05
+# struct flock, of which open file description locks take all but the process ID.
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+_BUSY: Final = frozenset((errno.EAGAIN, errno.EACCES))
+
+
+class Flights(Generic[T]):
+    """The fetches that are going on, by key.
+
+    Between processes one byte of the file ``upstream/lock`` stands for a key; the kernel gives the
+    lock back when its process ends. ``patience_s`` is how long another process is waited for.
+    """
+
+    def __init__(self, directory: bytes, patience_s: float) -> None:
+        self._path = os.path.join(directory, _NAME)
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._flights: dict[bytes, Future[T]] = {}
+
+    def run(self, key: bytes, work: Callable[[], T]) -> T:
+        """Do ``work``, or wait for another thread that does it, and return or raise the same."""
+        with self._lock:
+            flight = self._flights.get(key)
+            is_ours = flight is None
+            if flight is None:
+                flight = self._flights[key] = Future()
+        if not is_ours:
+            return flight.result()
+        try:
+            with self._alone(key):
+                flight.set_result(work())
+        except BaseException as error:
+            flight.set_exception(error)
+        finally:
+            with self._lock:
+                del self._flights[key]
+        return flight.result()
+
+    @contextlib.contextmanager
+    def _alone(self, key: bytes) -> Iterator[None]:
+        """While the block runs, no other process has the key, unless that takes too long."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield  # a store that cannot be written: nothing can be taken in either
+            return
+        try:
+            at = int.from_bytes(fingerprint(key, 8), "little") >> 2
+            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+            deadline = time.monotonic() + self._patience_s
+            while not _taken(fd, wanted) and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _taken(fd: int, wanted: bytes) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except OSError as error:
+        return error.errno not in _BUSY  # without locks the worst is that a file comes twice
+    return True

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads over HTTP, bounded in time, bytes and redirects whatever the server does.
+
+A server has so many seconds from the request to the end of the head of its answer, redirects
+included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
+a timer shuts the sockets of a request down whose head does not come. Each thread has connections of
+its own, because the library does not tell which of them a request uses.
+
+A body is complete if it has the length that the server claimed, in whatever header. One that is
+compressed is unpacked piece by piece, and counts unpacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+import msgspec
+
+from buildidfs import __version__
+from buildidfs.linux import file_ops
+from buildidfs.upstream.server import NotThere, Unacceptable, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_ATTEMPTS: Final = 3
+_FIRST_DELAY_S: Final = 0.25
+_LONGEST_DELAY_S: Final = 5.0
+_REDIRECTS: Final = 5
+_PROGRESS_BYTES: Final = 100 << 10
+_UNPACKED_PIECE: Final = 1 << 20
+_WHY_BYTES: Final = 80
+
+_GONE: Final = frozenset((404, 410))
+_FORBIDDEN: Final = frozenset((401, 403, 407))
+_REDIRECTING: Final = frozenset((301, 302, 303, 307, 308))
+_TOO_LARGE: Final = 406
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A body that was written to a file; ``modified_ns`` is 0 if the server does not tell."""
+
+    size: int
+    modified_ns: int
+
+
+class HttpClient:
+    """Connections to servers. Thread-safe. ``headers`` go to each host that a URL names."""
+
+    def __init__(self, timeout_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+        self._timeout_s = timeout_s
+        self._headers = tuple(headers)
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._every: list[_Connections] = []
+        self._context: ssl.SSLContext | None = None
+        # A line for each request, with its URL, is nothing that an operator asked for.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+    def download(
+        self,
+        url: str,
+        fd: int,
+        most: int,
+        headers: Sequence[tuple[str, str]] = (),
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Download:
+        """Write what is at a URL to an empty file, ``most`` bytes at most.
+
+        What another attempt may help against is tried again. Raises `NotThere`, `Unacceptable`,
+        `Unavailable`, and OSError of the file.
+        """
+        delay = _FIRST_DELAY_S
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                request = _Request(self, url, (*headers,), self._timeout_s)
+                return request.run(fd, most, progress)
+            except Unavailable as error:
+                if not error.transient or attempt == _ATTEMPTS or error.after > _LONGEST_DELAY_S:
+                    raise
+                time.sleep(max(delay * random.uniform(0.5, 1.5), error.after))
+                delay *= 2
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+        raise AssertionError("the last attempt returns or raises")
+
+    def connections(self) -> _Connections:
+        """The connections of the calling thread."""
+        found: _Connections | None = getattr(self._local, "connections", None)
+        if found is None:
+            with self._lock:
+                if self._context is None:
+                    self._context = httpx2.create_ssl_context()
+                found = self._local.connections = _Connections(self._context, self._timeout_s)
+                self._every.append(found)
+        return found
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers for hosts that a URL of the operator names."""
+        return self._headers
+
+    def close(self) -> None:
+        """Close all connections, in use or not."""
+        with self._lock:
+            every, self._every = self._every, []
+        for each in every:
+            each.cut()
+            each.client.close()
+
+
+class _Connections:
+    """The connections of one thread, which has one request at a time."""
+
+    def __init__(self, context: ssl.SSLContext, timeout_s: float) -> None:
+        self.client = httpx2.Client(
+            verify=context,
+            timeout=timeout_s,
+            headers={"User-Agent": f"buildidfs/{__version__}", "Accept-Encoding": "identity"},
+        )
+        self._sockets: list[socket.socket] = []
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Learn of a new connection, from the library."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            found = info["return_value"].get_extra_info("socket")
+            if isinstance(found, socket.socket):
+                self._sockets = [each for each in self._sockets if each.fileno() >= 0]
+                self._sockets.append(found)
+
+    def cut(self) -> None:
+        """End all that goes on, from another thread: what waits for a socket fails at once."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                # That of the class: a TLS socket would forget its state under its reader.
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+class _Request:
+    """One attempt."""
+
+    def __init__(
+        self,
+        owner: HttpClient,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        timeout_s: float,
+    ) -> None:
+        self._owner = owner
+        self._connections = owner.connections()
+        self._url = httpx2.URL(url)
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._is_cut = False
+
+    def run(self, fd: int, most: int, progress: Callable[[int], None]) -> Download:
+        """Do it. Raises what `HttpClient.download` does."""
+        timer = threading.Timer(self._timeout_s, self._cut)
+        timer.daemon = True
+        timer.start()
+        response: httpx2.Response | None = None
+        try:
+            response = self._answer()
+            timer.cancel()
+            _check_status(response)
+            return self._body(response, fd, most, progress)
+        except httpx2.TimeoutException as error:
+            raise self._silent() from error
+        except (httpx2.HTTPError, httpx2.StreamError, ValueError) as error:
+            if self._is_cut:
+                raise self._silent() from error
+            raise _failure(error) from error
+        finally:
+            timer.cancel()
+            if response is not None:
+                with contextlib.suppress(httpx2.HTTPError, OSError):
+                    response.close()
+
+    def _cut(self) -> None:
+        self._is_cut = True
+        self._connections.cut()
+
+    def _silent(self) -> Unavailable:
+        return Unavailable(f"no answer within {self._timeout_s:g} s", hangs=True)
+
+    def _answer(self) -> httpx2.Response:
+        """The head of the answer, after all redirects."""
+        client, url = self._connections.client, self._url
+        for _ in range(_REDIRECTS + 1):
+            own = self._owner.headers if url.origin == self._url.origin else ()
+            request = client.build_request(
+                "GET",
+                url,
+                headers=[*own, *self._headers],
+                extensions={"trace": self._connections.trace},
+            )
+            response = client.send(request, stream=True, follow_redirects=False)
+            if response.status_code not in _REDIRECTING:
+                return response
+            to = url.join(response.headers.get("location", ""))
+            response.close()
+            if to.scheme not in ("http", "https") or (url.scheme, to.scheme) == ("https", "http"):
+                raise Unavailable("redirects to where it must not", lasting=True)
+            url = to
+        raise Unavailable(f"more than {_REDIRECTS} redirects", lasting=True)
+
+    def _body(
+        self, response: httpx2.Response, fd: int, most: int, progress: Callable[[int], None]
+    ) -> Download:
+        claimed = _number(response.headers.get("x-debuginfod-size", ""))
+        packing = response.headers.get("content-encoding", "identity").lower()
+        if packing == "identity" and claimed is None:
+            claimed = _number(response.headers.get("content-length", ""))
+        if claimed is not None and claimed > most:
+            raise _too_large(claimed, most)
+        pieces = self._pieces(response)
+        if packing in ("gzip", "x-gzip"):
+            pieces = _unpacked(pieces)
+        elif packing != "identity":
+            raise Unacceptable(f"is sent in a form that was not asked for: {packing[:20]!r}")
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if size > most:
+                raise _too_large(None, most)
+            file_ops.write_fully(fd, piece)
+            progress(len(piece))
+        if claimed is not None and size != claimed:
+            raise Unavailable(f"sent {size} bytes of {claimed}", transient=True)
+        return Download(size, _time(response.headers.get("last-modified", "")))
+
+    def _pieces(self, response: httpx2.Response) -> Iterator[bytes]:
+        """The body as it comes, as long as enough of it comes."""
+        began, count = time.monotonic(), 0
+        for piece in response.iter_raw():  # as it comes: pieces of a size would be waited for
+            yield piece
+            count += len(piece)
+            now = time.monotonic()
+            if count >= _PROGRESS_BYTES:
+                began, count = now, 0
+            elif now - began > self._timeout_s:
+                raise Unavailable(
+                    f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s",
+                    hangs=True,
+                )
+
+
+def _check_status(response: httpx2.Response) -> None:
+    status = response.status_code
+    if status == 200:
+        return
+    if status in _GONE:
+        raise NotThere
+    if status == _TOO_LARGE:
+        raise Unacceptable("is larger than max-size, the server says")
+    if status in _FORBIDDEN:
+        raise Unavailable(f"refuses us: {_said(response)}", lasting=True)
+    after = _number(response.headers.get("retry-after", "")) or 0
+    transient = status == 429 or status >= 500
+    raise Unavailable(f"answers {_said(response)}", transient=transient, after=after)
+
+
+def _said(response: httpx2.Response) -> str:
+    phrase = "".join(filter(str.isprintable, response.reason_phrase))
+    return f"{response.status_code} {phrase}"[:_WHY_BYTES].rstrip()
+
+
+def _failure(error: Exception) -> Unavailable:
+    """A failure of the network, or of the protocol, in words."""
+    if isinstance(error, ValueError | httpx2.UnsupportedProtocol):
+        return Unavailable(f"is no URL that can be asked: {error}"[:_WHY_BYTES], lasting=True)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Unavailable(f"has a certificate that is not valid: {cause.verify_message}")
+        if isinstance(cause, socket.gaierror):
+            return Unavailable(f"has no known address: {cause.strerror}", transient=True)
+        if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
+            return Unavailable(f"cannot be reached: {cause.strerror}", transient=True)
+        cause = cause.__cause__ or cause.__context__
+    said = str(error) or type(error).__name__
+    return Unavailable(f"fails: {said}"[:_WHY_BYTES], transient=True)
+
+
+def _too_large(size: int | None, most: int) -> Unacceptable:
+    has = "more" if size is None else f"{size} bytes, more"
+    return Unacceptable(f"has {has} than the {most} that it may have (max-size, or a full disk)")
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 19 else None
+
+
+def _time(text: str) -> int:
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        seconds = email.utils.parsedate_to_datetime(text).timestamp()
+        return int(max(seconds, 0)) * 1_000_000_000
+    return 0
+
+
+def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a gzip stream, in pieces of bounded size."""
+    decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest and not decoder.eof:
+                yield decoder.decompress(rest, _UNPACKED_PIECE)
+                rest = decoder.unconsumed_tail
+    except zlib.error as error:
+        raise Unacceptable(f"is no gzip stream, as it was announced: {error}") from error
+    if not decoder.eof:
+        raise Unavailable("sent only part of a gzip stream", transient=True)

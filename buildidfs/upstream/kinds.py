@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server that a URL of the settings means."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from typing import TYPE_CHECKING
+
+from buildidfs.errors import UsageError
+from buildidfs.upstream.directory import Directory
+
+if TYPE_CHECKING:
+    from buildidfs.upstream.http_client import HttpClient
+    from buildidfs.upstream.options import Options
+    from buildidfs.upstream.server import Server, Spool
+
+
+def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
+    """The servers of the options in their order.
+
+    ``directory`` is for what they keep of each other's answers. Raises `UsageError`.
+    """
+    servers: list[Server] = []
+    for url in options.urls:
+        if url.startswith(("http://", "https://")):
+            from buildidfs.upstream.debuginfod import Debuginfod
+
+            servers.append(Debuginfod(_checked(url), _client(options), spool, token))
+        elif url.startswith(("/", "file:///")):
+            path = urllib.parse.unquote(url.removeprefix("file://")) if url[0] != "/" else url
+            servers.append(Directory(os.fsencode(path), options.timeout))
+        else:
+            raise _unknown(url)
+    return servers
+
+
+def _client(options: Options) -> HttpClient:
+    try:
+        from buildidfs.upstream.http_client import HttpClient
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[upstream]"
+        ) from error
+    return HttpClient(options.timeout, options.headers)
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_url = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isprintable():
+        raise _unknown(url)
+    return url
+
+
+def _unknown(url: str) -> UsageError:
+    return UsageError(
+        f"not an upstream: {url[:80]!r}; try https://HOST, a directory, or apt:URL SUITE COMPONENT"
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that are asked, from the settings and from the variables of debuginfod clients."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import config
+from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from buildidfs.config import UpstreamSettings
+
+TIMEOUT_S: Final = 10.0
+_MOST_HEADERS_BYTES: Final = 64 << 10
+
+URLS: Final = "DEBUGINFOD_URLS"
+TIMEOUT: Final = "DEBUGINFOD_TIMEOUT"
+HEADERS_FILE: Final = "DEBUGINFOD_HEADERS_FILE"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """The servers in the order in which they are asked, and the limits for each.
+
+    A server has ``timeout`` seconds to answer, and again for each 100 KiB of a file. A file has at
+    most ``max_size`` bytes. It is not asked for again for ``absent_s`` seconds when no server has
+    it. ``wait`` is how many seconds an open of the mount, or a request, waits for a file.
+    ``headers`` are sent to all HTTP servers.
+    """
+
+    urls: tuple[str, ...] = ()
+    timeout: float = TIMEOUT_S
+    wait: float = 10.0
+    max_size: int = 2 << 30
+    absent_s: int = 3600
+    headers: tuple[tuple[str, str], ...] = ()
+    offline: bool = False
+
+
+def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Options:
+    """Return the options that settings and environment mean.
+
+    The servers of the settings come first. Raises `UsageError`.
+    """
+    named = (*map(os.path.expanduser, settings.urls), *environ.get(URLS, "").split())
+    return Options(
+        tuple(dict.fromkeys(named)),
+        settings.timeout or _seconds(environ.get(TIMEOUT, "")) or TIMEOUT_S,
+        settings.wait,
+        config.size(settings.max_size),
+        config.seconds(settings.remember_absent),
+        _headers(settings.headers_file or environ.get(HEADERS_FILE, "")),
+        settings.offline,
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """The value of DEBUGINFOD_TIMEOUT; None if it is none, which its other readers ignore, too."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 86_400 else None
+
+
+def _headers(path: str) -> tuple[tuple[str, str], ...]:
+    """The headers in a file, one a line. Raises `UsageError`, which tells none of them."""
+    if not path:
+        return ()
+    try:
+        with open(os.path.expanduser(path), encoding="latin-1") as file:
+            text = file.read(_MOST_HEADERS_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the headers for servers: {path}: {error.strerror}"
+        ) from error
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip().isascii() or " " in name.strip():
+            raise UsageError(f"{path}: line {number} is not a header; try Name: value")
+        found.append((name.strip(), value.strip()))
+    return tuple(found)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A place that files come from, and the ways in which it may not give one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from buildidfs.model import BuildId, FileIdentity, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.model import Access
+
+_NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT))
+
+
+class NotThere(Exception):
+    """The server does not have the file, and says so."""
+
+
+class Unacceptable(Exception):
+    """The server has a file under that build ID which cannot be taken, now or later."""
+
+
+class Unavailable(Exception):
+    """The server cannot be asked now.
+
+    ``hangs``: it took all of its time. ``lasting``: it will refuse the next request, too. Else
+    ``transient`` says that another attempt may help, in ``after`` seconds if that is known.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        *,
+        hangs: bool = False,
+        lasting: bool = False,
+        transient: bool = False,
+        after: float = 0.0,
+    ) -> None:
+        super().__init__(why)
+        self.hangs = hangs
+        self.lasting = lasting
+        self.transient = transient
+        self.after = after
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A file that is asked for.
+
+    ``near`` is the build ID of debuginfo that refers to it, which may be in the same package.
+    ``hops`` servers have passed the request on, and ``via`` names those of them that said so.
+    """
+
+    build_id: BuildId
+    kind: Kind
+    near: BuildId | None = None
+    hops: int = 0
+    via: str = ""
+
+
+class Found(msgspec.Struct):
+    """An open file that a server gave, which the receiver closes.
+
+    ``is_copy`` says that no other process can write to it.
+    """
+
+    fd: int
+    identity: FileIdentity
+    is_copy: bool = True
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Server(Protocol):
+    """One upstream. Thread-safe."""
+
+    label: str
+    """Its name for people, and in origins. No password is in it."""
+    is_local: bool
+    """True if it is asked without a network."""
+
+    def fetch(self, wanted: Wanted) -> Found:
+        """The file. Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError for our disk."""
+
+    def close(self) -> None:
+        """Let go of connections and files."""
+
+
+def identity_of_copy(size: int, modified_ns: int, access: Access) -> FileIdentity:
+    """The identity of a file that came from elsewhere; no later one is taken for it.
+
+    ``access`` says who could read it there, ``modified_ns`` is 0 if that is not known.
+    """
+    return FileIdentity(
+        0,
+        secrets.randbits(62),
+        size,
+        modified_ns or time.time_ns(),
+        0,
+        stat.S_IFREG | access.mode,
+        access.uid,
+        access.gid,
+        b"upstream:" + secrets.token_bytes(16),
+    )
+
+
+class Spool:
+    """Makes files without a name beside the store. ``progress`` hears of bytes that came."""
+
+    def __init__(
+        self,
+        directory: bytes,
+        max_size: int,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._directory = directory
+        self._max_size = max_size
+        self.progress = progress
+
+    def most(self) -> int:
+        """The bytes that a file may have: the limit, or what the disk has room for. May raise."""
+        room = os.statvfs(self._directory)
+        # It is copied when it is taken in, unless the filesystem shares the bytes.
+        return min(self._max_size, room.f_bavail * room.f_frsize // 2)
+
+    def file(self) -> int:
+        """The descriptor of a new file. Raises OSError."""
+        try:
+            flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+            return os.open(self._directory, flags, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            return os.dup(file.fileno())
