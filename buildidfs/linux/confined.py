@@ -17,6 +17,7 @@ import errno
 import os
 import resource
 import signal
+import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -47,10 +48,14 @@ _FORBIDDEN: Final = (
 # landlock(7).
 # The same on every architecture.
 _CREATE_RULESET: Final = 444
+_ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
 _VERSION: Final = 1
 
+_PATH_BENEATH: Final = 1
 _WRITE_FILE: Final = 1 << 1
+_READ_FILE: Final = 1 << 2
+_READ_DIR: Final = 1 << 3
 _REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
 _REFER: Final = 1 << 13  # of the second version
 _TRUNCATE: Final = 1 << 14  # third
@@ -94,16 +99,18 @@ def main(words: Sequence[str]) -> None:
     """Become the program of a command line that `sandbox.start` made; never returns.
 
     The words are: descriptor to report to, process that starts it, three limits, number of
-    variables, names and values of these, and the argv of the program.
+    variables, number of paths that it may read, names and values of the variables, these paths,
+    and the argv of the program.
     """
-    report, parent, memory, addresses, seconds, count = map(int, words[:6])
-    pairs = words[6 : 6 + 2 * count]
-    argv = list(words[6 + 2 * count :])
+    report, parent, memory, addresses, seconds, count, paths = map(int, words[:7])
+    pairs = words[7 : 7 + 2 * count]
+    reads = words[7 + 2 * count : 7 + 2 * count + paths]
+    argv = list(words[7 + 2 * count + paths :])
     os.set_inheritable(report, False)
     step, kind = ["start"], CONFINE
     try:
         _settle_streams()
-        for note in _confine(parent, (memory, addresses, seconds), step):
+        for note in _confine(parent, (memory, addresses, seconds), reads, step):
             _tell(report, NOTE, note)
         _tell(report, READY, "")
         kind, step[0] = RUN, f"run {argv[0]}"
@@ -118,20 +125,23 @@ def _tell(report: int, kind: str, text: str) -> None:
     os.write(report, f"{kind} {text}\n".encode("utf-8", "backslashreplace"))
 
 
-def _confine(parent: int, limits: tuple[int, int, int], step: list[str]) -> Iterator[str]:
+def _confine(
+    parent: int, limits: tuple[int, int, int], reads: Sequence[str], step: list[str]
+) -> Iterator[str]:
     """Give up all rights, and yield a note for each that stays; ``step`` names the present one.
 
     Raises OSError where the program would keep a capability, or get no limit or end.
     """
     step[0] = "limit its memory and time"
     _limit(*limits)
+    readable = [fd for path in reads if (fd := _opened(path)) >= 0]  # another user may not find it
     as_root = os.geteuid() == 0
     without_network = _succeeds(syscalls.unshare, _CLONE_NEWNET)
     step[0] = "keep it from getting privileges"
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if as_root:
         yield from _become_another()
-    _succeeds(_forbid_changes)
+    _succeeds(_forbid_files, readable if reads else None)
     without_network |= _succeeds(_forbid_calls, _FORBIDDEN)
     if not without_network and not _succeeds(syscalls.unshare, _CLONE_NEWUSER | _CLONE_NEWNET):
         yield "can reach the network: the kernel allows neither a namespace nor a filter"
@@ -139,6 +149,14 @@ def _confine(parent: int, limits: tuple[int, int, int], step: list[str]) -> Iter
     syscalls.drop_capabilities()
     step[0] = "have it end with its caller"
     child.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
+
+
+def _opened(path: str) -> int:
+    """Open a file or directory to name it only; -1 if it is not there."""
+    try:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _limit(memory: int, addresses: int, seconds: int) -> None:
@@ -224,9 +242,10 @@ def _succeeds(attempt: Callable[..., object], *arguments: object) -> bool:
 # --- Landlock and seccomp ---
 
 
-def _forbid_changes() -> None:
+def _forbid_files(readable: Sequence[int] | None) -> None:
     """Take from this process the right to open any file for writing, to create, rename or remove.
 
+    It may read only what is at, or below, the descriptors ``readable``; None is all.
     Its children lose it too. A newer kernel takes TCP, abstract Unix sockets and
     signals to other processes, too. Needs no_new_privs. Raises OSError: ENOSYS or EOPNOTSUPP where
     the kernel has no Landlock.
@@ -235,12 +254,19 @@ def _forbid_changes() -> None:
     files = _WRITE_FILE | _REMOVE_AND_MAKE
     files |= _REFER if version >= 2 else 0
     files |= _TRUNCATE if version >= 3 else 0
+    files |= 0 if readable is None else _READ_FILE | _READ_DIR
     text = struct.pack(
         "=QQQ", files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0
     )  # struct landlock_ruleset_attr; an older kernel takes zeros at the end
     attributes = ctypes.create_string_buffer(text, len(text))
     fd = syscalls.syscall(_CREATE_RULESET, ctypes.addressof(attributes), len(text), 0)
     try:
+        for each in readable or ():
+            rights = _READ_FILE
+            rights |= _READ_DIR if stat.S_ISDIR(os.fstat(each).st_mode) else 0
+            # struct landlock_path_beneath_attr
+            rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, each), 12)
+            syscalls.syscall(_ADD_RULE, fd, _PATH_BENEATH, ctypes.addressof(rule), 0)
         syscalls.syscall(_RESTRICT_SELF, fd, 0)
     finally:
         os.close(fd)

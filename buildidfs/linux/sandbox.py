@@ -68,7 +68,12 @@ def changes_user() -> bool:
 
 
 def start(
-    argv: Sequence[str], limits: Limits, *, env: Mapping[str, str], pass_fds: Sequence[int] = ()
+    argv: Sequence[str],
+    limits: Limits,
+    *,
+    env: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    reads: Sequence[str] = (),
 ) -> Started:
     """Start a program in ``/``, with pipes as its input and output and nothing else but
     ``pass_fds``.
@@ -78,7 +83,8 @@ def start(
     namespace of its own or by a filter of system calls. ``notes`` tell which of these two the
     kernel refused: where no user ID may be taken (no CAP_SETUID, a user namespace with root alone),
     the program keeps that of its caller. As far as the kernel can forbid it, it may not start
-    processes, look into others, send them signals, or create, change and remove files.
+    processes, look into others, send them signals, or create, change and remove files. With
+    ``reads`` it may read no file but these, those below these directories, and files in memory.
 
     Raises `NotStarted`, `NotConfined`.
     """
@@ -87,11 +93,12 @@ def start(
             reading, writing = os.pipe()
         report = stack.enter_context(open(reading, "rb", buffering=0))
         with open(writing, "wb", buffering=0), _step(f"start {sys.executable}"):
-            words = [writing, os.getpid(), *limits, len(env)]
+            words = [writing, os.getpid(), *limits, len(env), len(reads)]
             helper = child.python(
                 confined.__name__,
                 *map(str, words),
                 *(word for pair in env.items() for word in pair),
+                *reads,
                 *argv,
             )
             process = child.start(

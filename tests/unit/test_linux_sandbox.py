@@ -288,3 +288,31 @@ def test_its_parent_is_in_another_pid_namespace() -> None:
         pytest.skip("only root makes a PID namespace")
     text, notes = reported(tool("unshare"), "--pid")
     assert (text != "", notes) == (True, "")
+
+
+def test_no_file_but_those_that_it_may_read(directory: Path) -> None:
+    """Others that all may read are refused, with a name or without one."""
+    files = [directory / name / "file" for name in ("given", "other", "nameless")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"{file.parent.name}\n")
+        file.chmod(0o444)
+    fd = os.open(files[2], os.O_RDONLY)
+    files[2].unlink()
+    memory = os.memfd_create("memory")
+    os.write(memory, b"memory\n")
+    paths = [*files[:2], f"/proc/self/fd/{fd}", f"/proc/self/fd/{memory}"]
+    script = "; ".join(f"read x < {path} && echo $x || echo no" for path in paths)
+    said = {}
+    os.fchmod(memory, 0o444)
+    for reads in ((), ("/usr", "/bin", "/lib", "/lib64", str(files[0].parent), "/nonexistent")):
+        process, _ = sandbox.start(
+            [tool("sh"), "-c", script], LIMITS, env=ENVIRONMENT, pass_fds=[fd, memory], reads=reads
+        )
+        said[bool(reads)] = output(process).split()
+    os.close(fd)
+    os.close(memory)
+    assert said == {
+        False: ["given", "other", "nameless", "memory"],
+        True: ["given", "no", "no", "memory"],
+    }
