@@ -50,6 +50,7 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
     import msgspec
 
     from buildidfs.app.live import metrics
+    from buildidfs.app.symbolize.served import PublicSymbolizer
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.serve import options
 
@@ -71,5 +72,6 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
         settings,
         metrics.of_store,
         lambda backend: Page(backend, session.settings),
+        PublicSymbolizer,
     )
     server.run(chosen, os.environ, Notifier(os.environ).ready)

@@ -7,7 +7,7 @@ Names in it come from the file that was asked about, which may be hostile.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -43,6 +43,13 @@ class Frame(msgspec.Struct, frozen=True):
     inlined: bool = False
 
 
+class Symbol(NamedTuple):
+    """An entry of a symbol table: ``size`` bytes from the address ``start``."""
+
+    start: int
+    size: int
+
+
 class _Symbol(msgspec.Struct, rename="pascal"):
     function_name: str = ""
     file_name: str = ""
@@ -55,6 +62,16 @@ class _LlvmOutput(msgspec.Struct, rename="pascal"):
     symbol: list[_Symbol] = []
 
 
+class _Data(msgspec.Struct, rename="pascal"):
+    start: str
+    size: str
+
+
+class _LlvmData(msgspec.Struct, rename="pascal"):
+    data: _Data | None = None
+
+
+_decode_data = msgspec.json.Decoder(_LlvmData).decode
 _decode = msgspec.json.Decoder(_LlvmOutput).decode
 
 
@@ -75,6 +92,16 @@ def of_llvm(line: bytes) -> list[Frame]:
         )
     except (ValueError, RecursionError):  # msgspec's errors are of the former
         return []
+
+
+def symbol_of_llvm(line: bytes) -> Symbol | None:
+    """The symbol in llvm-symbolizer's answer to ``DATA``; None for an error, or no answer."""
+    try:
+        data = _decode_data(line.decode("utf-8", "replace")).data
+        found = None if data is None else Symbol(int(data.start, 16), int(data.size, 16))
+    except (ValueError, RecursionError):
+        return None
+    return found if found is not None and found.size else None
 
 
 def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:

@@ -7,6 +7,7 @@
     connection  one client: parsing, order of answers, slow clients, sending of files
     site        routes, answers to all failures, counts
     debuginfod  files, sections and sources of a build ID; metadata
+    symbolication  names, sources and instructions for the Firefox Profiler
     backend     the open store, which may be replaced while it is served
 
 The package serves what a caller without an account may read (`view.PUBLIC`). It knows

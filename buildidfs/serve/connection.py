@@ -46,8 +46,12 @@ _MOST_HEAD: Final = 32 << 10
 _MOST_HEADERS: Final = 100
 _MOST_QUEUED: Final = 64
 
+_MOST_BODIES: Final = 32 << 20
+"""Bytes of bodies of all connections that wait for their answers."""
+
 # Seconds.
 HEAD_S: Final = 10.0
+BODY_S: Final = 30.0
 IDLE_S: Final = 75.0
 _LINGER_S: Final = 2.0
 _PROGRESS_S: Final = 30.0
@@ -62,13 +66,25 @@ class Shared:
     """The parts that all connections of a process use."""
 
     def __init__(
-        self, site: Site, rate: Rate, places: Places, most: Quota, executor: Executor
+        self,
+        site: Site,
+        rate: Rate,
+        places: Places,
+        most: Quota,
+        executor: Executor,
+        symbolizing: Executor,
     ) -> None:
-        """``most`` divides the number of connections among the clients."""
+        """``most`` divides the number of connections among the clients.
+
+        ``symbolizing`` answers the requests with bodies, one after the other.
+        """
         self.site = site
         self.rate = rate
         self.places = places
         self.executor = executor
+        self.symbolizing = symbolizing
+        self.bodies = 0
+        """Bytes of bodies that wait for their answers."""
         self.connections: set[Connection] = set()
         self._most = most
 
@@ -117,6 +133,8 @@ class Connection(asyncio.Protocol):
         self._waiting: Content | None = None
         self._refusal = Response(400)
         self._admitted = False
+        self._held = 0
+        """Bytes of bodies of requests that were not begun to be answered."""
         self.client = ""
         self._begin()
 
@@ -133,6 +151,8 @@ class Connection(asyncio.Protocol):
         self._lost = True
         self._shared.leave(self, admitted=self._admitted)
         self._queue.clear()
+        self._shared.bodies -= self._held
+        self._held = 0
         if self._waiting is not None and self._shared.places.forget(self):
             self._waiting.close()
         self._wake()
@@ -160,6 +180,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Keep the connection of a client that has ended its side, until it is answered."""
+        self._drop_body()
         self._ended = True
         self._advance()
         return True
@@ -182,6 +203,8 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._is_head = False
         self._head_bytes = 0
+        self._is_body = False
+        self._body = bytearray()
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
 
@@ -205,14 +228,42 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._is_head = False
         length = self._headers.get(b"content-length", b"0")
-        if length != b"0" or b"transfer-encoding" in self._headers:
+        if length == b"0" and b"transfer-encoding" not in self._headers:
+            return
+        if self._parser.get_method() != b"POST" or not self._shared.site.takes_body(self._target):
             self._refuse(413, "no request has a body here")
             raise _Refused
+        self._make_room(messages.number(length) or 0)
+        self._is_body = True
+        if self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._make_room(len(body))
+        self._body += body
+        self._held += len(body)
+        self._shared.bodies += len(body)
+
+    def _make_room(self, more: int) -> None:
+        """Refuse the request if there is no room for so many more bytes of its body."""
+        if len(self._body) + more > messages.MAX_BODY:
+            self._refuse(413, f"the body is longer than {messages.MAX_BODY} bytes")
+            raise _Refused
+        if self._shared.bodies + more > _MOST_BODIES:
+            self._refuse(503, "too many requests at once")
+            raise _Refused
+
+    def _drop_body(self) -> None:
+        """Forget a body that will not be read to its end."""
+        self._held -= len(self._body)
+        self._shared.bodies -= len(self._body)
+        self._body.clear()
 
     def on_message_complete(self) -> None:
         parser = self._parser
         keep = parser.should_keep_alive()
-        self._queue.append(Request(parser.get_method(), self._target, self._headers, keep))
+        body = bytes(self._body)
+        self._queue.append(Request(parser.get_method(), self._target, self._headers, keep, body))
         self._begin()
         if not keep or len(self._queue) >= _MOST_QUEUED:
             # Requests that a client sends without waiting for answers may stay unanswered.
@@ -222,10 +273,11 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a request that is not read to its end, after those before it."""
+        self._refusal = self._shared.site.refusal(self._target, status, message)
+        self._drop_body()
         self._begin()
         self._ended = True
         self._queue.append(Request(b"", b"", {}, keep_alive=False))
-        self._refusal = messages.text(status, message)
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -233,8 +285,8 @@ class Connection(asyncio.Protocol):
         """Answer requests until one takes longer."""
         while self._queue and not self._busy and not self._full and not self._lost:
             request = self._queue.popleft()
-            client = self.client or _last_proxy(request) or "local"
-            delay = self._shared.rate.delay(client)
+            request.client = self.client or _last_proxy(request) or "local"
+            delay = self._shared.rate.delay(request.client)
             if delay:
                 self._busy = True
                 self._loop.call_later(delay, self._answer_later, request)
@@ -259,20 +311,25 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, request: Request) -> None:
         self._began = time.perf_counter()
+        self._held -= len(request.body)
         if not request.method:
             self._respond(request, self._refusal)
             return
         answer = self._shared.site.answer(request)
         if isinstance(answer, Response):
+            self._shared.bodies -= len(request.body)
             self._respond(request, answer)
             return
         self._busy = True
         self._progress_made()
-        future = self._loop.run_in_executor(self._shared.executor, answer)
+        shared = self._shared
+        executor = shared.symbolizing if request.method == b"POST" else shared.executor
+        future = self._loop.run_in_executor(executor, answer)
         future.add_done_callback(lambda done: self._answered(request, done))
 
     def _answered(self, request: Request, done: asyncio.Future[Response]) -> None:
         self._busy = False
+        self._shared.bodies -= len(request.body)
         self._since = self._loop.time()
         response = done.result()
         if self._lost:
@@ -353,7 +410,7 @@ class Connection(asyncio.Protocol):
         """Send a file as soon as the client has a place for it."""
         self._busy = True
         self._waiting = content
-        client = self.client or _last_proxy(request) or "local"
+        client = request.client
 
         def go() -> None:
             self._waiting = None
@@ -444,7 +501,7 @@ class Connection(asyncio.Protocol):
                     self._reset()
                 else:
                     self._since, self._progress = now, taken
-        elif self._is_head and age > HEAD_S:
+        elif (self._is_head and age > HEAD_S) or (self._is_body and age > BODY_S):
             self._refuse(408, "the request did not arrive in time")
             self._advance()
         elif age > IDLE_S:

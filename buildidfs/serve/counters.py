@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TYPES: Final = (
     "executable", "debuginfo", "section", "source", "metadata", "metrics", "/", "other", "page",
-    "api",
+    "api", "symbolicate", "source/v1", "asm",
 )  # fmt: skip
 """Types of requests, the first eight as debuginfod calls them."""
 

@@ -28,7 +28,7 @@ from buildidfs.view.permissions import PUBLIC, may_see
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.model import Artifact, Digest
+    from buildidfs.model import Artifact, BuildId, Digest
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.store import OriginRecord
@@ -99,6 +99,27 @@ class Debuginfod:
         if request.header(b"x-forwarded-for").count(b",") >= _HOPS:
             why += f"; the request has passed more than {_HOPS} proxies"
         return text(404, why, kind=kind)
+
+    def open_executable(self, build_id: BuildId) -> FileContent | None:
+        """Open the executable of a build ID; None if there is none that everybody may read."""
+        for _ in range(_ATTEMPTS):
+            found = self._find(build_id.hex().encode(), b"executable")
+            if found is None:
+                return None
+            try:
+                return self._view.open(found[0])
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        raise _changing()
+
+    def open_source(self, build_id: BuildId, path: bytes) -> FileContent | None:
+        """Open a source file of a build ID, by its path in the debug information."""
+        ordinal = self._store.index.ordinal(build_id)
+        artifact = None if ordinal is None else self._sources.artifact(ordinal)
+        if artifact is None or not _is_public(artifact):
+            return None
+        return self._sources.open(artifact, source_archive.normal(path))
 
     # --- files -------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_TARGET: Final = 8 << 10
 """Bytes of the longest request target: PATH_MAX, percent-encoded where need be, and an ID."""
 
+MAX_BODY: Final = 2 << 20
+"""Bytes of the longest body of a request: stacks of a hundred thousand frames."""
+
 _ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _RANGE: Final = re.compile(rb"bytes=[ \t]*(\d{0,19})-(\d{0,19})[ \t]*")
 _CODING: Final = re.compile(
@@ -42,6 +45,7 @@ REASONS: Final = {
     408: b"Request Timeout",
     413: b"Content Too Large",
     414: b"URI Too Long",
+    415: b"Unsupported Media Type",
     416: b"Range Not Satisfiable",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
@@ -54,12 +58,17 @@ class BadRequest(Exception):
 
 
 class Request(msgspec.Struct):
-    """One request. Names of headers are in lower case; ``path`` is decoded, ``query`` is not."""
+    """One request. Names of headers are in lower case; ``path`` is decoded, ``query`` is not.
+
+    ``client`` is the one that limits are counted for.
+    """
 
     method: bytes
     target: bytes
     headers: dict[bytes, bytes]
     keep_alive: bool = True
+    body: bytes = b""
+    client: str = ""
     path: bytes = b""
     query: bytes = b""
 

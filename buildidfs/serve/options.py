@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from buildidfs.config import ServeSettings
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
+    from buildidfs.serve.symbolication import Engine
     from buildidfs.store import Store
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8002"
@@ -54,7 +55,8 @@ class ServeOptions:
     """Options of a server. ``rate`` is requests a second of one client, 0 for no limit.
 
     ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
-    gives the pages over an open store, within a block; None is a server without.
+    gives the pages over an open store, within a block; None is a server without. ``engine_of``
+    makes what names addresses and disassembles.
     """
 
     store: str | os.PathLike[str]
@@ -65,6 +67,7 @@ class ServeOptions:
     most_downloads: int = 512
     metrics_of: Callable[[Store], bytes] = lambda store: b""
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None
+    engine_of: Callable[[Store], Engine] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -92,6 +95,7 @@ def of_settings(
     settings: ServeSettings,
     metrics_of: Callable[[Store], bytes] = lambda store: b"",
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None,
+    engine_of: Callable[[Store], Engine] | None = None,
 ) -> ServeOptions:
     """The options for a store. Raises `UsageError`."""
     return ServeOptions(
@@ -102,4 +106,5 @@ def of_settings(
         rate=settings.rate,
         metrics_of=metrics_of,
         pages_of=pages_of,
+        engine_of=engine_of,
     )

@@ -363,20 +363,27 @@ class Worker:
         for number in _END:
             loop.add_signal_handler(number, ended.set)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        with ThreadPoolExecutor(_THREADS, "file") as executor:
+        # A symbolizer ends with the thread that starts it, and is asked by one thread.
+        with (
+            ThreadPoolExecutor(_THREADS, "file") as executor,
+            ThreadPoolExecutor(1, "symbols") as symbolizing,
+        ):
+            site = Site(
+                backend,
+                self._counters,
+                cors=options.cors,
+                metrics_of=options.metrics_of,
+                pages=pages,
+                engine_of=options.engine_of,
+            )
             shared = Shared(
-                Site(
-                    backend,
-                    self._counters,
-                    cors=options.cors,
-                    metrics_of=options.metrics_of,
-                    pages=pages,
-                ),
+                site,
                 Rate(options.rate / options.workers),
                 # A download takes three descriptors: connection, its duplicate, and the blob.
                 Places(Quota(min(options.most_downloads, files // 8))),
                 Quota(files // 2),
                 executor,
+                symbolizing,
             )
             servers = [await self._listen(loop, shared, each) for each in self._sockets]
             ready()
@@ -386,6 +393,8 @@ class Worker:
                 server.close()
             ticking.cancel()
             await _drain(shared)
+            site.symbolication.stop()
+            await loop.run_in_executor(symbolizing, site.symbolication.close)
             await loop.run_in_executor(executor, backend.store.flush_uses)
 
     async def _listen(
@@ -428,6 +437,8 @@ async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
             log.warning("the store was deleted or replaced: opening the one that is there")
             ended.set()
             return
+        if shared.site.symbolication.is_idle(time.monotonic()):
+            loop.run_in_executor(shared.symbolizing, shared.site.symbolication.close)
         if now - recorded > USES_S:
             recorded = now
             await loop.run_in_executor(shared.executor, backend.store.flush_uses)

@@ -17,6 +17,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.debuginfod import Debuginfod
 from buildidfs.serve.messages import RESET, BadRequest, Response, text
 from buildidfs.serve.metadata import Metadata
+from buildidfs.serve.symbolication import PATHS, Symbolication, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.counters import Counters
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.serve.options import Pages
+    from buildidfs.serve.symbolication import Engine
     from buildidfs.store import Store
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ _CORS: Final = messages.lines(
 )
 _ALLOW: Final = messages.lines((b"Allow", _METHODS))
 _PREFLIGHT: Final = messages.lines(
-    (b"Access-Control-Allow-Methods", _METHODS),
+    (b"Access-Control-Allow-Methods", b"POST, " + _METHODS),
     (b"Access-Control-Allow-Headers", b"cache-control, range, if-none-match, content-type"),
     (b"Access-Control-Max-Age", b"86400"),
 )
@@ -58,16 +60,30 @@ class Site:
         cors: bool = False,
         metrics_of: Callable[[Store], bytes] = lambda store: b"",
         pages: Pages | None = None,
+        engine_of: Callable[[Store], Engine] | None = None,
     ) -> None:
         """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
-        of metrics; ``pages`` are those for people, if there are any."""
+        of metrics; ``pages`` are those for people, if there are any; ``engine_of`` makes the engine
+        of the symbol server."""
         self._pages = pages
         self._metrics_of = metrics_of
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend)
         self._metadata = Metadata(backend)
+        self.symbolication = Symbolication(backend, self._debuginfod, engine_of)
         self._cors = cors
+
+    def takes_body(self, target: bytes) -> bool:
+        """Return True if a POST to a request target may have a body."""
+        return target.partition(b"?")[0] in PATHS
+
+    def refusal(self, target: bytes, status: int, message: str) -> Response:
+        """The answer to a request that is not read to its end."""
+        return self._finished(self._refusal(target.partition(b"?")[0], status, message))
+
+    def _refusal(self, path: bytes, status: int, message: str) -> Response:
+        return (failure if path in PATHS else text)(status, message)
 
     def answer(self, request: Request) -> Answer:
         """A response, or a function that returns one. Never raises, and neither does that."""
@@ -92,7 +108,7 @@ class Site:
         try:
             return work()
         except BadRequest as error:
-            return text(400, str(error))
+            return self._refusal(request.path, 400, str(error))
         except (BuildIdFsError, OSError) as error:
             log.warning("%s: %s", _shown(request), error)
             return self._failure(request, 503, "the store cannot be read now")
@@ -103,6 +119,8 @@ class Site:
     def _failure(self, request: Request, status: int, message: str) -> Response:
         if request.header(b"user-agent").startswith(_FORGETS):
             return Response(RESET)
+        if request.path in PATHS:
+            return failure(status, message)
         return text(status, message, _RETRY)
 
     def _route(self, request: Request) -> Answer:
@@ -110,6 +128,8 @@ class Site:
         path = request.path
         if request.method == b"OPTIONS":
             return Response(204, b"", _ALLOW + (_PREFLIGHT if self._cors else b""))
+        if path in PATHS:
+            return self.symbolication.answer(request)
         if request.method not in (b"GET", b"HEAD"):
             return text(405, "only GET, HEAD and OPTIONS", _ALLOW)
         if path.startswith(b"/buildid/"):

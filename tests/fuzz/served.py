@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats import source_archive
-from buildidfs.formats.elf import line_files
-from buildidfs.serve import messages
+from buildidfs.formats.elf import code_file, identity, line_files
+from buildidfs.serve import messages, symbolication
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.elfwriter import Section, elf_file
 from tests.support.filereader import FileReader
@@ -121,7 +122,71 @@ def _huge_request() -> Iterator[bytes]:
         yield filled(unit, size)
 
 
+# --- the symbol server ---------------------------------------------------------------------------
+
+
+def _check_symbolication(data: bytes) -> None:
+    """A body is refused, or is a request within bounds."""
+    body = data[: messages.MAX_BODY]
+    refusal(lambda: symbolication.source_request(body), messages.BadRequest)
+    refusal(lambda: symbolication.asm_request(body), messages.BadRequest)
+    with contextlib.suppress(messages.BadRequest):
+        for job in symbolication.jobs_in(body):
+            for frames in job.stacks:
+                assert all(-1 <= index < len(job.memory_map) for index, _ in frames)
+            for _, debug_id in job.memory_map:
+                assert {len(each) for each in identity.beginnings(debug_id)} <= {16}
+
+
+def _seed_symbolication() -> Iterator[bytes]:
+    job = b'{"memoryMap":[["a","%s0"]],"stacks":[[[0,4096],[-1,1]]]}' % (b"AB" * 16)
+    yield b'{"jobs":[%s,%s],"version":5}' % (job, job)
+    yield job
+    yield b'{"debugId":"0","moduleOffset":"0x10","file":"/a.c"}'
+    yield b'{"codeId":"00","startAddress":"0x10","size":"0x4","continueUntilFunctionEnd":true}'
+
+
+def _huge_symbolication() -> Iterator[bytes]:
+    for unit in (b"[", b'{"jobs":', b'{"x":[', b"9"):
+        yield filled(unit)
+    for unit in (b"[0,1],", b"[],"):
+        inside = filled(unit, MEGABYTE - 100)
+        yield b'{"memoryMap":[["a","0"]],"stacks":[[%s[0,1]]]}' % inside
+        yield b'{"memoryMap":[["a","0"]],"stacks":[%s[]]}' % inside
+    yield b'{"memoryMap":[%s["a","0"]],"stacks":[]}' % filled(b'["a","0"],', MEGABYTE - 100)
+
+
+def _check_code(data: bytes) -> None:
+    """Code is wrapped whole, and no line of a disassembler is more than it asked for."""
+    machine = code_file.machine_of(data)
+    if machine is not None:
+        made = code_file.code_file(machine, 4096, data)
+        assert data in made
+        assert code_file.machine_of(made) == machine
+        assert machine.architecture
+        assert machine.syntax
+    for each in code_file.instructions(data.split(b"\n"), 0x1000, 64):
+        assert 0x1000 <= each.address < 0x1040
+        assert each.text
+
+
+def _seed_code() -> Iterator[bytes]:
+    yield elf_file([Section(b".text", b"\xc3")])
+    yield b"    1000:      \tcall\t0x1129 <.text+0x1>\n 1005: ret\n        ...\n"
+
+
+def _huge_code() -> Iterator[bytes]:
+    for unit in (b"1000: jmp 0x1 <", b"1000: call 0x1\n", b" 1000: j 0x1 <.text>\n", b"1000: b 0x"):
+        yield filled(unit)
+    yield b"1000: j" + filled(b" 0x1")
+    yield b"1000: " + filled(b" <")
+
+
 TARGETS: Final = {
+    "symbolication": Target(
+        _check_symbolication, _seed_symbolication, _huge_symbolication, seconds=2.0
+    ),
+    "code_file": Target(_check_code, _seed_code, _huge_code, ("elf.code_file",), seconds=2.0),
     "line_files": Target(
         _check_line_files, _seed_line_files, _huge_line_files, ("elf.line_files",)
     ),

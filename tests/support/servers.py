@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,14 @@ class Client:
         lines += [f"{name.replace('_', '-')}: {value}".encode() for name, value in headers.items()]
         self.send(b"\r\n".join(lines) + b"\r\n\r\n")
         return self.reply(has_body=method != "HEAD")
+
+    def post(self, target: str, body: object, **headers: str) -> Reply:
+        """Post JSON, or bytes as they are, and read the response."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = [f"POST {target} HTTP/1.1", "Host: test", f"Content-Length: {len(data)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+        return self.reply()
 
     def reply(self, *, has_body: bool = True) -> Reply:
         """Read one response. Raises `EOFError` if the server ends the connection before."""
@@ -117,6 +126,11 @@ class Server:
         """Send one request on a connection of its own."""
         with contextlib.closing(self.connect()) as client:
             return client.ask(target, method, **headers)
+
+    def post(self, target: str, body: object, **headers: str) -> Reply:
+        """Post JSON on a connection of its own."""
+        with contextlib.closing(self.connect()) as client:
+            return client.post(target, body, **headers)
 
     def workers(self) -> list[int]:
         """The process IDs of the workers."""

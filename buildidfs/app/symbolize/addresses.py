@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -22,8 +22,12 @@ from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.store import is_withheld
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.app.symbolize.programs import Program, Slots
+    from buildidfs.formats.symbolizer_output import Symbol
     from buildidfs.store import Store
+    from buildidfs.view.permissions import Viewer
 
 NEVER_CAPTURED: Final = "never captured"
 NO_ELF_FILE: Final = "captured, but not as an ELF file"
@@ -38,6 +42,8 @@ NO_EXECUTABLE: Final = (
 )
 NO_NAME: Final = "no symbol"
 PACKED: Final = "debug information was left out"
+
+T = TypeVar("T")
 
 _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
@@ -70,13 +76,14 @@ class _Copy(msgspec.Struct):
 
 class _File(msgspec.Struct):
     """The files to ask about for a build ID, the one that tells most first, and what it takes to
-    read its addresses.
+    read its addresses. ``chosen`` are the artifacts that the store had for it.
     """
 
     copies: list[_Copy]
     loads: list[Segment] = []
     has_offsets: bool = False
     why: str = ""
+    chosen: tuple[Artifact | None, ...] = ()
 
 
 def _told(artifact: Artifact) -> tuple[bool, int]:
@@ -87,17 +94,22 @@ def _told(artifact: Artifact) -> tuple[bool, int]:
 class Symbolizer:
     """Asks a program about the files in ``store``; a context manager.
 
-    ``program`` is one of `programs.NAMES`, by default the first that is installed. Raises
-    `UsageError` if there is none.
+    ``program`` is one of `programs.NAMES`, by default the first that is installed. A ``viewer``
+    gets no names out of files that it may not read, as if the store lacked them. Raises
+    `UsageError` if no program is installed.
     """
 
-    def __init__(self, store: Store, program: str | None = None) -> None:
+    def __init__(
+        self, store: Store, program: str | None = None, viewer: Viewer | None = None
+    ) -> None:
         self._store = store
+        self._viewer = viewer
         self.name, self._path = programs.find(program)
         self._program: Program | None = None
         self._slots: Slots | None = None
         self._bytes = 0
         self._files: dict[BuildId, _File] = {}
+        self._fresh: set[BuildId] | None = None
         self._known: dict[tuple[BuildId, int], Answer] = {}
 
     def __enter__(self) -> Symbolizer:
@@ -112,6 +124,34 @@ class Symbolizer:
         if self._slots is not None:
             self._slots.close()
             self._slots = None
+
+    def refresh(self) -> None:
+        """Ask the store again which files it has, and keep what is known of those that it keeps.
+
+        Without this call the files are those that the store had when each was asked for first.
+        """
+        self._fresh = set()
+
+    def base(self, build_id: BuildId) -> int | None:
+        """Return the address that the first segment of the file is loaded at.
+
+        None if nothing that the viewer may read is known of the build ID.
+        """
+        file = self._file(build_id)
+        if not file.copies:
+            return None
+        return file.loads[0].address if file.loads else 0
+
+    def symbol(self, build_id: BuildId, address: int) -> Symbol | None:
+        """Return the symbol that an address belongs to; None if none is known to have it.
+
+        Raises as `at_address`.
+        """
+        for each in self._file(build_id).copies:
+            found = self._ask(each, lambda program, slot: program.symbol(slot, address))
+            if found is not None:
+                return found
+        return None
 
     def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> Answer:
         """Return the names at an address of the ELF file, as its program headers and symbols count.
@@ -146,34 +186,57 @@ class Symbolizer:
 
     def _file(self, build_id: BuildId) -> _File:
         file = self._files.get(build_id)
-        if file is None:
+        if file is not None and (self._fresh is None or build_id in self._fresh):
+            return file
+        chosen = self._artifacts(build_id)
+        if file is None or file.chosen != chosen:
+            if file is not None:
+                self._known = {key: each for key, each in self._known.items() if key[0] != build_id}
             if len(self._files) >= _MOST_FILES:
                 self._files.clear()
                 self._renew()
-            file = self._files[build_id] = self._choose(build_id)
+            file = self._files[build_id] = self._choose(build_id, chosen)
+            file.chosen = chosen
+        if self._fresh is not None:
+            self._fresh.add(build_id)
         return file
 
-    def _choose(self, build_id: BuildId) -> _File:
+    def _artifacts(self, build_id: BuildId) -> tuple[Artifact | None, Artifact | None]:
+        """Executable (or vDSO) and debuginfo, each if the viewer may read it."""
+        ordinal = self._store.index.ordinal(build_id)
+        if ordinal is None:
+            return None, None
+        kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
+        executable, vdso, debuginfo = (self._readable(ordinal, kind) for kind in kinds)
+        return executable or vdso, debuginfo
+
+    def _readable(self, ordinal: int, kind: Kind) -> Artifact | None:
+        found = self._store.index.artifact(ordinal, kind)
+        if found is None or self._viewer is None:
+            return found
+        return found if self._viewer.may_read(found.mode, found.uid, found.gid) else None
+
+    def _choose(self, build_id: BuildId, chosen: tuple[Artifact | None, Artifact | None]) -> _File:
         """The files with symbols, the best first; addresses are those of the executable."""
-        store = self._store
-        ordinal = store.index.ordinal(build_id)
-        if ordinal is None or not store.index.kinds(ordinal):
-            return _File([], why=NEVER_CAPTURED)
-        executable = store.index.artifact(ordinal, Kind.EXECUTABLE) or store.index.artifact(
-            ordinal, Kind.VDSO
-        )
-        debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
+        executable, debuginfo = chosen
         found = [each for each in (debuginfo, executable) if each is not None]
-        if not found and store.aliases.is_ambiguous(ordinal):
-            return _File([], why=SHARED)
         if not found:
-            withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))
-            return _File([], why=NOT_BELIEVED if withheld else NO_ELF_FILE)
+            return _File([], why=self._why_none(build_id))
         found.sort(key=lambda each: (each.truncated, -each.quality))
         copies = [_Copy(each, self._supplement(each)) for each in found]
         if len({each.digest for each in found}) == 1:
             del copies[1:]
         return _File(copies, self._loads(executable or found[0]), executable is not None)
+
+    def _why_none(self, build_id: BuildId) -> str:
+        store = self._store
+        ordinal = store.index.ordinal(build_id)
+        if ordinal is None or not store.index.kinds(ordinal) or self._viewer is not None:
+            return NEVER_CAPTURED  # a viewer is not told of files that it may not read
+        if store.aliases.is_ambiguous(ordinal):
+            return SHARED
+        withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+        return NOT_BELIEVED if withheld else NO_ELF_FILE
 
     def _supplement(self, artifact: Artifact) -> tuple[BuildId, Artifact] | None:
         try:
@@ -185,7 +248,7 @@ class Symbolizer:
             return None
         build_id = described.altlink.build_id
         ordinal = self._store.index.ordinal(build_id)
-        found = None if ordinal is None else self._store.index.artifact(ordinal, Kind.DEBUGINFO)
+        found = None if ordinal is None else self._readable(ordinal, Kind.DEBUGINFO)
         if found is None or is_withheld(found, artifact):
             return None
         return build_id, found
@@ -250,22 +313,23 @@ class Symbolizer:
         for each in file.copies:
             if frames and frames[-1].function and frames[-1].line:
                 break
-            frames = _merged(frames, self._ask(each, address))
+            answer = self._ask(each, lambda program, slot: program.ask(slot, address))
+            frames = _merged(frames, answer or [])
             why += filter(None, (each.failed, each.lacks))
         return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
 
-    def _ask(self, asked: _Copy, address: int) -> list[Frame]:
-        """Return the output of the program for one file; empty, with the reason, if it fails."""
+    def _ask(self, asked: _Copy, question: Callable[[Program, int], T]) -> T | None:
+        """Return the answer of the program about one file; None, with the reason, if it fails."""
         while not asked.failed:
             slot = self._slot(asked)
             try:
-                return self._started().ask(slot, address)
+                return question(self._started(), slot)
             except Failed as error:
                 self._stop()
                 asked.failures += 1
                 if asked.failures >= _TRIES:
                     asked.failed = f"{self.name} failed: {error}"
-        return []
+        return None
 
     def _started(self) -> Program:
         if self._program is None:

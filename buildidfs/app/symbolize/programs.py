@@ -31,7 +31,7 @@ from buildidfs.linux import sandbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.formats.symbolizer_output import Frame
+    from buildidfs.formats.symbolizer_output import Frame, Symbol
     from buildidfs.model import BuildId
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,12 @@ _VERSION_S: Final = 10.0
 
 _ENDED_WELL: Final = "ended with status 0"
 
+_SYSTEM: Final = (
+    "/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store",
+    "/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/dev/zero",
+)  # fmt: skip
+"""Where programs and their libraries are: all that a symbolizer may read beside its files."""
+
 # An address that nothing is at, to see where the answer to the one before ends.
 _NOWHERE: Final = b"0xffffffffffffffff"
 
@@ -73,6 +79,9 @@ class Program(Protocol):
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """The frames at an address of a file; none if it knows nothing. Raises `Failed`."""
+
+    def symbol(self, slot: int, address: int) -> Symbol | None:
+        """The symbol that an address of a file belongs to; None if unknown. Raises `Failed`."""
 
     def close(self) -> None:
         """End; safe to call twice."""
@@ -269,6 +278,11 @@ def find_dumper() -> str | None:
     return _newest("llvm-dwarfdump", _OLDEST_DUMPER)
 
 
+def find_disassembler() -> str | None:
+    """Path of the newest llvm-objdump, which reads the code of every machine."""
+    return _newest("llvm-objdump", _OLDEST_SYMBOLIZER)
+
+
 def _newest(name: str, oldest: int) -> str | None:
     """Path of the newest program of that name, which ``oldest`` is the first useful version of.
 
@@ -322,6 +336,11 @@ class Llvm:
         self._child.write(b'"%s" 0x%x\n' % (self._slots.path(slot), address))
         return symbolizer_output.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
+    def symbol(self, slot: int, address: int) -> Symbol | None:
+        """The symbol that an address belongs to, of functions too, whatever the question says."""
+        self._child.write(b'DATA "%s" 0x%x\n' % (self._slots.path(slot), address))
+        return symbolizer_output.symbol_of_llvm(self._child.line(time.monotonic() + ANSWER_S))
+
     def close(self) -> None:
         """End."""
         self._child.close()
@@ -359,6 +378,10 @@ class Elfutils:
         child.line(deadline), child.line(deadline)  # what it knows of nowhere
         return symbolizer_output.of_elfutils(lines[1:])
 
+    def symbol(self, slot: int, address: int) -> Symbol | None:
+        """None: the program tells of no symbol where it begins."""
+        return None
+
     def close(self) -> None:
         """End all of them."""
         while self._children:
@@ -376,6 +399,7 @@ class SymbolizerProcess:
                 LIMITS,
                 env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
                 pass_fds=slots.fds,
+                reads=_readable(argv[0], slots),
             )
         except sandbox.NotConfined as error:
             raise CapabilityError(f"{argv[0]} was not started: {error}") from error
@@ -438,6 +462,13 @@ class SymbolizerProcess:
     def close(self) -> None:
         """End it; safe to call twice."""
         self._process.end(1)
+
+
+def _readable(path: str, slots: Slots) -> list[str]:
+    """The files and directories that a program at a path may read."""
+    home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    own = [home] if home != os.sep else []
+    return [*_SYSTEM, *own, *([slots.directory] if slots.directory is not None else [])]
 
 
 @functools.cache

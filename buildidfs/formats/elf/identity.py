@@ -7,6 +7,8 @@
 - Go build ID: the ASCII text of a note of Go's linker (cmd/internal/buildid/note.go).
 - code hash: SHA-256 of address and bytes of the executable segments, without the headers of the
   file, which strip rewrites. A stripped file and its unstripped twin share it.
+- debug ID of Breakpad: the first 16 bytes of the build ID as a GUID, and an age (samply, Firefox
+  Profiler, symbol servers; rust-debugid).
 - CRC-32 of a debug file, by which ``.gnu_debuglink`` names it.
 
 All sizes are claims, bounded by those of the file; no input makes anything here raise, except what
@@ -298,6 +300,23 @@ def aliases(
 def link_value(crc: int, name: bytes) -> bytes:
     """Return the value of an `AliasType.LINK` alias."""
     return crc.to_bytes(4, "big") + name
+
+
+_DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
+
+
+def beginnings(debug_id: str) -> list[bytes]:
+    """The first 16 bytes of the build ID that a debug ID of Breakpad may stand for.
+
+    Shorter build IDs are filled up with zeros. The first one is for files of little-endian
+    machines, whose bytes are swapped in the first three fields of a GUID. Empty for any other text.
+    """
+    match = _DEBUG_ID.fullmatch(debug_id)
+    if match is None:
+        return []
+    guid = bytes.fromhex(match[1])
+    swapped = guid[3::-1] + guid[5:3:-1] + guid[7:5:-1] + guid[8:]
+    return [each for each in (swapped, guid) if any(each)]
 
 
 def is_typed(text: str) -> bool:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ELF files of machine code alone, for programs that disassemble files, and what they print.
+
+The file that the code is from may be hostile; a disassembler gets none of its tables.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.formats.elf.header import ET_DYN, EV_CURRENT, LAYOUTS, MAGIC, parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_INSTRUCTION: Final = 16
+"""Bytes of the longest instruction of any machine."""
+
+EM_386: Final = 3
+EM_ARM: Final = 40
+EM_X86_64: Final = 62
+EM_AARCH64: Final = 183
+
+_ARCHITECTURES: Final = {
+    EM_386: "i686", 8: "mips", 20: "ppc", 21: "ppc64", 22: "s390x", EM_ARM: "arm",
+    EM_X86_64: "x86_64", EM_AARCH64: "aarch64", 243: "riscv64", 258: "loongarch64",
+}  # fmt: skip
+_SYNTAXES: Final = {EM_386: "Intel", EM_X86_64: "Intel", EM_ARM: "ARM", EM_AARCH64: "ARM"}
+
+_NAMES: Final = b"\0.text\0.shstrtab\0"
+_TEXT, _STRINGS = 1, 7  # where they begin in there
+_PROGBITS, _STRTAB = 1, 3
+_ALLOC_AND_EXECUTE: Final = 6
+
+# type and machine to shstrndx; name, type, flags, address, offset, size, link, info, alignment and
+# size of entries.
+_EHDR: Final = {64: "HHIQQQIHHHHHH", 32: "HHIIIIIHHHHHH"}
+_SHDR: Final = {64: "IIQQQQIIQQ", 32: "IIIIIIIIII"}
+
+_MOST_LINE: Final = 400
+_LINE: Final = re.compile(rb"\s*([0-9a-f]{1,16}):\s+(\S.*)")
+_TARGET: Final = re.compile(r"(?:call|j|loop|b|cbn?z|tbn?z)[^<#]* (0x[0-9a-f]{1,16})(?: <[^>]*>)?")
+_WHERE: Final = re.compile(r" <[^>]*>\Z")
+
+
+class Machine(NamedTuple):
+    """The machine of an ELF file: class and byte order as in the file, e_machine and e_flags."""
+
+    form: bytes
+    number: int
+    flags: int
+
+    @property
+    def architecture(self) -> str:
+        """Its name, as Linux has it."""
+        return _ARCHITECTURES.get(self.number, f"machine {self.number}")
+
+    @property
+    def syntax(self) -> str:
+        """The name of the syntax that its instructions are written in."""
+        return _SYNTAXES.get(self.number, self.architecture)
+
+
+class Instruction(NamedTuple):
+    """An instruction at ``address``; ``target`` is where it may jump to, 0 if it tells of none."""
+
+    address: int
+    text: str
+    target: int = 0
+
+
+def machine_of(head: bytes) -> Machine | None:
+    """The machine of the ELF file that begins with ``head``; None for any other file."""
+    parsed = parse_header(head)
+    if parsed is None:
+        return None
+    return Machine(head[4:6], parsed[1][1], parsed[1][6])
+
+
+def code_file(machine: Machine, address: int, code: bytes) -> bytes:
+    """An ELF file with one section, of ``code`` that is loaded at ``address``."""
+    layout = LAYOUTS[machine.form]
+    order = "<" if layout.little_endian else ">"
+    sections = struct.Struct(order + _SHDR[layout.bits])
+    names_at = layout.ehdr_size + len(code)
+    table_at = (names_at + len(_NAMES) + 7) & ~7
+    header = struct.pack(
+        order + _EHDR[layout.bits],
+        ET_DYN, machine.number, EV_CURRENT, 0, 0, table_at, machine.flags,
+        layout.ehdr_size, layout.phdr.size, 0, sections.size, 3, 2,
+    )  # fmt: skip
+    head = MAGIC + machine.form + bytes([EV_CURRENT]) + bytes(9) + header
+    table = (
+        bytes(sections.size)
+        + sections.pack(
+            _TEXT, _PROGBITS, _ALLOC_AND_EXECUTE, address, layout.ehdr_size, len(code), 0, 0, 4, 0
+        )
+        + sections.pack(_STRINGS, _STRTAB, 0, 0, names_at, len(_NAMES), 0, 0, 1, 0)
+    )
+    return (head + code + _NAMES).ljust(table_at, b"\0") + table
+
+
+def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instruction]:
+    """The instructions that llvm-objdump prints, those that begin in ``size`` bytes."""
+    found = []
+    for line in lines:
+        match = _LINE.fullmatch(line) if len(line) <= _MOST_LINE else None
+        if match is None:
+            continue
+        at = int(match[1], 16)
+        if not address <= at < address + size:
+            continue
+        text = " ".join(match[2].decode("utf-8", "replace").split())
+        target = _TARGET.fullmatch(text)
+        # It calls the place of a target after the section, which is all that it knows.
+        text = _WHERE.sub("", text)
+        found.append(Instruction(at, text, int(target[1], 16) if target else 0))
+    return found
