@@ -24,6 +24,9 @@ _NS_GET_MNTNS_ID = syscalls.ioc_read(_NSIO, 5, _U64.size)
 _NS_GET_PARENT = _NSIO << 8 | 2
 _NS_GET_OWNER_UID = _NSIO << 8 | 4
 
+_CLONE_FS = 0x00000200
+_CLONE_NEWNS = 0x00020000
+
 _INIT = 1
 _KTHREADD = 2
 
@@ -149,6 +152,72 @@ def mnt_ns_id_of(fd: int) -> int:
             raise
         return 0
     return int(_U64.unpack(answer)[0])
+
+
+class Visitor:
+    """Looks into mount namespaces for one thread, which is in its own before and after each look.
+
+    The thread that makes it must be the one that uses it; it shares its root and its working
+    directory with no other thread from then on. Takes CAP_SYS_ADMIN and CAP_SYS_CHROOT: raises
+    OSError without them.
+    """
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._thread = self._keep(os.open(b"/proc/thread-self", flags))
+            self._own = self._keep(open_mnt(self._thread))
+            self._root = self._keep(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            syscalls.unshare(_CLONE_FS)
+            self._leave()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of all descriptors; safe to call twice."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def open_root(self, namespace_fd: int) -> int:
+        """Open the root directory of a namespace that `open_mnt` gave (O_PATH). Raises OSError."""
+        self._enter(namespace_fd)
+        try:
+            return os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            self._return()
+
+    def mountinfo(self, namespace_fd: int, most: int) -> bytes:
+        """Return the first ``most`` bytes of the mounts of such a namespace. Raises OSError."""
+        self._enter(namespace_fd)
+        try:
+            # The kernel takes namespace and root when the file is opened.
+            fd = os.open(b"mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._thread)
+        finally:
+            self._return()
+        with open(fd, "rb") as file:
+            return file.read(most)
+
+    def _keep(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _enter(self, namespace_fd: int) -> None:
+        syscalls.setns(namespace_fd, _CLONE_NEWNS)
+
+    def _leave(self) -> None:
+        """Go back to our own namespace, and to our root, which need not be that of it."""
+        self._enter(self._own)
+        os.fchdir(self._root)
+        os.chroot(b".")
+
+    def _return(self) -> None:
+        """Do as `_leave`. A thread must not go on elsewhere: raises RuntimeError."""
+        try:
+            self._leave()
+        except OSError as error:
+            raise RuntimeError("a thread cannot leave the mount namespace it looks into") from error
 
 
 def foreign_users(pid_fd: int) -> list[int]:

@@ -43,6 +43,8 @@ TASK: Final = 1 << 13
 """Fork and exit."""
 NAMESPACES: Final = 1 << 28
 """clone, unshare and setns (commit e422267322cd3, Linux 4.12)."""
+CGROUP: Final = 1 << 32
+"""New control groups (commit 96aaab686505c, Linux 5.7)."""
 BUILD_ID: Final = 1 << 34
 """With `MMAP`: the build ID instead of the inode (commit 88a16a1309333, Linux 5.12)."""
 

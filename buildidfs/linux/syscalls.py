@@ -70,6 +70,12 @@ def unshare(flags: int) -> None:
         raise last_error()
 
 
+def setns(fd: int, flags: int) -> None:
+    """Move this thread into a namespace, see setns(2). Raises OSError."""
+    if libc.setns(fd, flags):
+        raise last_error()
+
+
 def drop_capabilities() -> None:
     """Give up all capabilities of this thread, see capset(2). Raises OSError."""
     held = bytearray(len(_NO_CAPABILITIES))

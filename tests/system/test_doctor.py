@@ -189,6 +189,7 @@ def test_nobody_is_told_what_to_ask_for(store: Path) -> None:
         (["perfmon"], {"CAP_PERFMON": "ok", "perf events": "ok"}),
         (["perfmon", "sys_admin"], {"CAP_PERFMON": "failed", "perf events": "failed"}),
         (["sys_nice"], {"CAP_SYS_NICE": "degraded", "real-time scheduling": "degraded"}),
+        (["sys_chroot"], {"CAP_SYS_CHROOT": "degraded"}),
         (["lease"], {"CAP_LEASE": "degraded"}),
         (["ipc_lock"], {"CAP_IPC_LOCK": "degraded"}),
         (["syslog"], {"CAP_SYSLOG": "degraded"}),

@@ -21,6 +21,15 @@ _OF_EACH = 60
 _TOKEN = b"token-0123456789abcdef"
 _C = 'const char token[] = "%s";\nint main(int n, char **v) { return token[n] == 1; }\n'
 _GO = 'package main\nvar token = "%s"\nfunc main() { if len(token) == 1 { println(token) } }\n'
+# It ends as soon as a program can, some 0.1 ms after it was mapped.
+_TINY = """
+__attribute__((used)) const char token[] = "%s";
+__asm__(".text; .globl _start\\n_start: %s");
+"""
+_EXIT = {
+    "x86_64": "mov $60, %eax; xor %edi, %edi; syscall",
+    "aarch64": "mov x8, #93; mov x0, #0; svc #0",
+}
 _RUN = """
 set -e
 mount -t tmpfs none "$1"
@@ -30,19 +39,19 @@ exec "$1/app"
 
 
 def _built(directory: Path) -> dict[str, bytes]:
-    """A program of each kind, with the token in it.
-
-    Static programs of C are not among them: some end before they can be opened (RESULTS.md).
-    """
+    """A program of each kind, with the token in it."""
     token, none = _TOKEN.decode(), "-Wl,--build-id=none"
-    c, go = directory / "main.c", directory / "main.go"
+    c, go, tiny = directory / "main.c", directory / "main.go", directory / "tiny.c"
     c.write_text(_C % token)
+    tiny.write_text(_TINY % (token, _EXIT[os.uname().machine]))
     go.write_text(_GO % token)
     out = directory / "out"
     environment = {**os.environ, "HOME": str(directory), "GO111MODULE": "off"}
     commands: dict[str, list[str | Path]] = {
         "c": [tool("gcc"), none, "-o", out, c],
         "stripped": [tool("gcc"), none, "-s", "-o", out, c],
+        "static": [tool("musl-gcc"), none, "-static", "-o", out, c],
+        "tiny": [tool("gcc"), none, "-static", "-nostdlib", "-o", out, tiny],
         "go": [tool("go"), "build", "-ldflags=-B none -buildid=", "-o", out, go],
     }
     if "-B none" in str(commands["go"]) and go_version() < (1, 24):
@@ -70,7 +79,7 @@ def test_every_program_without_a_build_id_is_held(scratch: Path) -> None:
             token = hashlib.sha256(f"{kind}{number}".encode()).hexdigest()[: len(_TOKEN)]
             unique = data.replace(_TOKEN, token.encode())
             programs[hashlib.sha256(unique).hexdigest()] = unique
-    assert len(programs) == 4 * count
+    assert len(programs) == 6 * count
     source = directory / "source"
     source.mkdir()
     with watching(directory / "store"):

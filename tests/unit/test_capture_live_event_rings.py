@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.live.event_rings import Rings
-from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped, Record
+from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped, Record
 from buildidfs.linux import perf_event
 from tests.support.children import cat_program, needs_root
 from tests.support.clients import run, tool
@@ -78,6 +78,21 @@ def test_a_mapping_wakes_the_reader_of_its_cpu(rings: Rings, cpu: int) -> None:
     assert rings.pollers[cpu].poll(20)
     found = [record for record in rings.mappings(cpu) if isinstance(record, Mapped)]
     assert os.fsencode(program) in {record.path for record in found}
+
+
+def test_new_control_group_wakes_a_reader(rings: Rings, tmp_path: Path) -> None:
+    """The runtime of a container makes one before the container maps anything."""
+    path = os.fsencode(tmp_path)
+    script = 'mount -t cgroup2 none "$0"; mkdir "$0/buildidfs-$$"; rmdir "$0/buildidfs-$$"'
+    all_mappings(rings)
+    run([tool("unshare"), "-m", "sh", "-ec", script, path], check=True)
+    found = [
+        record
+        for cpu, poller in rings.pollers.items()
+        if poller.poll(0)
+        for record in rings.mappings(cpu)
+    ]
+    assert any(isinstance(record, GroupMade) for record in found)
 
 
 def test_forks_alone_do_not_wake_the_reader(rings: Rings) -> None:

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are not mapped any more, found where others still see them, or not at all."""
+"""Mappings that changed, the shares of new files, and processes that generate code."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from buildidfs.capture.live.grabber import Elsewhere, FairShare, State, end_now
+from buildidfs.capture.live.grabber import FairShare, State, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Generated, Message
 from buildidfs.formats.perf.records import Exited, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
-from buildidfs.linux import namespaces, procfs
+from buildidfs.linux import procfs
 from buildidfs.model import NamespaceSet
-from tests.support.children import cat_program, needs_root, private_cat
-from tests.support.scans import open_descriptors, own_namespaces
+from tests.support.scans import open_descriptors
 
 GONE = 4194303
 CODE = mmap.PROT_READ | mmap.PROT_EXEC
@@ -32,86 +30,6 @@ def _descriptors_are_closed() -> Iterator[None]:
     before = open_descriptors()
     yield
     assert open_descriptors() == before
-
-
-def record(path: Path, pid: int = GONE, inode: int | None = None) -> Mapped:
-    """What was told of a mapping of a file."""
-    number = path.stat().st_ino if inode is None else inode
-    return Mapped(1, pid, 0x1000, 0x2000, 0, os.fsencode(path), inode=number)
-
-
-def home_of(*pids: int) -> Home:
-    """Where the first of these processes lives."""
-    home = Home(namespaces.of_pid(pids[0]))
-    home.pids.extend(pids)
-    return home
-
-
-def found(record: Mapped, home: Home, host: int = 0) -> Path | None:
-    fd = Elsewhere(host).find(record, home)
-    if fd < 0:
-        return None
-    try:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.read(fd, 1)
-        return Path(os.readlink(f"/proc/self/fd/{fd}"))
-    finally:
-        os.close(fd)
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    return Path(shutil.copy(cat_program(), tmp_path / "app"))
-
-
-def test_by_a_neighbour(app: Path) -> None:
-    home = home_of(os.getpid(), GONE)
-    assert found(record(app), home) == app
-    # Not by the process itself, which does not map it any more.
-    assert found(record(app, pid=os.getpid()), home) is None
-
-
-def test_by_ourselves_on_the_host(app: Path) -> None:
-    home = Home(own_namespaces())
-    home.pids.append(GONE)
-    assert found(record(app), home, host=own_namespaces().mnt) == app
-    assert found(record(app), home, host=1) is None
-
-
-def test_the_name_of_another_file_is_not_enough(app: Path, tmp_path: Path) -> None:
-    home = home_of(os.getpid())
-    number = app.stat().st_ino
-    (tmp_path / "other").write_bytes(b"other")
-    (tmp_path / "other").rename(app)
-    assert found(record(app, inode=number), home) is None
-    assert found(record(app), home) == app
-
-
-def test_only_regular_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    assert found(record(tmp_path / "fifo"), home_of(os.getpid())) is None
-    assert found(record(tmp_path), home_of(os.getpid())) is None
-
-
-def test_nobody_knows_where_it_was(app: Path) -> None:
-    home = Home()
-    home.pids.append(os.getpid())
-    assert found(record(app), home) is None
-
-
-@pytest.mark.root
-@needs_root("mounts in a namespace of its own")
-def test_in_the_namespace_it_was_in(tmp_path: Path) -> None:
-    with private_cat(tmp_path) as child:
-        inode = os.stat(f"/proc/{child.pid}/exe").st_ino
-        mapped = record(tmp_path / "cat", inode=inode)
-        assert not (tmp_path / "cat").exists()
-        assert found(mapped, home_of(child.pid)) is not None
-        # One that has moved on is no neighbour.
-        moved = home_of(os.getpid())
-        moved.pids.append(child.pid)
-        assert found(mapped, moved) is None
-    assert found(mapped, home_of(os.getpid(), child.pid)) is None
 
 
 def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from buildidfs.formats.perf.records import (
     Exited,
     Forked,
     Generated,
+    GroupMade,
     Lost,
     Mapped,
     Record,
@@ -158,7 +159,7 @@ def test_mapping_gets_a_name_only(write: PerfWriter) -> None:
 
 # --- rings ---------------------------------------------------------------------------------------
 
-MMAP2, LOST, COMM, EXIT, FORK, NAMESPACES = 10, 2, 3, 4, 7, 16
+MMAP2, LOST, COMM, EXIT, FORK, NAMESPACES, CGROUP = 10, 2, 3, 4, 7, 16, 19
 BUILD_ID = 1 << 14
 EXECUTABLE = 5  # PROT_READ | PROT_EXEC
 MOMENT = 0x0123456789ABCDEF
@@ -287,7 +288,12 @@ def test_others_are_passed_over() -> None:
     assert isinstance(only(data), Mapped)
 
 
-@pytest.mark.parametrize("kind", [MMAP2, LOST, EXIT, FORK, NAMESPACES])
+def test_new_control_group() -> None:
+    body = struct.pack("=Q", 4711) + padded(b"/machine/container")
+    assert only(record(CGROUP, body)) == GroupMade(MOMENT)
+
+
+@pytest.mark.parametrize("kind", [MMAP2, LOST, EXIT, FORK, NAMESPACES, CGROUP])
 def test_records_that_are_too_short(kind: int) -> None:
     for size in range(8, 40):
         data = struct.pack("=IHH", kind, 0, size) + bytes(size - 8)

@@ -92,6 +92,12 @@ _USEFUL = (
         "on a busy machine watch may come too late for short-lived processes",
     ),
     _Need(
+        "CAP_SYS_CHROOT",
+        ("CAP_SYS_CHROOT",),
+        "looks into mount namespaces whose processes have ended",
+        "watch may miss static programs that end at once",
+    ),
+    _Need(
         "CAP_LEASE",
         ("CAP_LEASE",),
         "tells files that are being written",

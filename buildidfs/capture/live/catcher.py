@@ -110,6 +110,7 @@ class Catcher:
         with state.lock:
             state.follow()
             state.tasks.tidy(time.monotonic_ns())
+            state.held.expire()
             if self._rings.follow_cpus():
                 self._look_out()
                 self._outbox.put(Lost(0, "CPUs were turned on or off"))
@@ -139,7 +140,7 @@ class Catcher:
         lookout = Lookout(self._state, cpu)
         while True:
             try:
-                poller.poll(_TICK_S)
+                poller.poll(lookout.pause)
             except (ValueError, OSError):  # the CPU was turned off
                 self._lookouts.discard(poller)
                 return

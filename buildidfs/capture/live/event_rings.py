@@ -2,9 +2,10 @@
 """The events of all CPUs, in the order in which they happened.
 
 Each CPU has two rings. The first has executable mappings, and each record in it wakes a thread,
-because the mapping must be examined before the process ends. The second has forks, exits and
-namespaces, which only explain mappings: it is read along with the first and wakes a thread when it
-is half full. Waking is most of the cost of watching for other processes.
+because the mapping must be examined before the process ends. So does a new control group, which is
+rare: a container starts. The second has forks, exits and namespaces, which only explain mappings:
+it is read along with the first and wakes a thread when it is half full. Waking is most of the cost
+of watching for other processes.
 
 Rings are read one after the other while processes run and move between CPUs. The second rings are
 read after the first: the cause of a mapping is there by then, because a process waits until its
@@ -56,6 +57,7 @@ class Rings:
         self._mappings: dict[int, Ring] = {}
         self._tasks: dict[int, Ring] = {}
         self._pages = _pages()
+        self._waking = perf_event.MMAP | perf_event.CGROUP
         try:
             self.follow_cpus()
         except BaseException:
@@ -83,7 +85,7 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """Return the mappings with a path on one CPU since the last call."""
+        """Return mappings with a path, and new control groups, of one CPU since the last call."""
         try:
             ring = self._mappings.get(cpu)
             data = ring.take() if ring is not None and ring.has_records() else b""
@@ -123,7 +125,7 @@ class Rings:
         while True:
             rings: list[Ring] = []
             try:
-                rings.append(Ring(cpu, perf_event.MMAP, pages=self._pages, watermark=1))
+                rings.append(Ring(cpu, self._waking, pages=self._pages, watermark=1))
                 half = self._pages * perf_event.PAGE // _HALF
                 rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
             except OSError as error:
@@ -131,6 +133,9 @@ class Rings:
                     ring.close()
                 if error.errno in _NOT_THERE and cpu not in perf_event.online_cpus():
                     return False
+                if error.errno == errno.EINVAL and self._waking & perf_event.CGROUP:
+                    self._waking = perf_event.MMAP  # before Linux 5.7
+                    continue
                 if error.errno not in _NO_MEMORY or self._pages <= _LEAST_PAGES:
                     raise
                 self._pages //= _HALF

@@ -2,8 +2,8 @@
 """Pin files that are mapped on one CPU while the process that mapped them lives.
 
 One system call shows the mapping, another one pins its file. The identity and the home of the file
-take ten more, which `identifier` makes. A file that is no longer mapped is searched in the roots of
-other processes in the same mount namespace.
+take ten more, which `identifier` makes, and which looks up the files that are no longer mapped
+(`vanished_files`).
 
 No lock is held during a system call that may wait for the end of a process or for an unmount, so
 that the other CPUs go on.
@@ -24,10 +24,11 @@ from buildidfs.capture.live import process_table
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
-from buildidfs.formats.perf.records import Entered, Exited, Forked, Mapped
+from buildidfs.capture.live.vanished_files import HOLD_S, HeldNamespaces
+from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
-from buildidfs.linux import namespaces, openat2, procfs, statx, syscalls
+from buildidfs.linux import namespaces, procfs, statx, syscalls
 from buildidfs.linux.threads import Closer
 
 if TYPE_CHECKING:
@@ -72,63 +73,20 @@ def _end_in_listing(record: Mapped) -> int:
     return next((int(name[len(begin) :], 16) for name in names if name.startswith(begin)), 0)
 
 
-class Elsewhere:
-    """Searches the roots of processes in the same mount namespace; ``host`` always has one."""
-
-    def __init__(self, host: int) -> None:
-        self._host = host
-
-    def find(self, record: Mapped, home: Home) -> int:
-        """Return an O_PATH descriptor of the file that was mapped, or -1; asks no filesystem.
-
-        A path alone proves nothing: the inode has to be that of the mapping. (The device need not:
-        overlayfs and btrfs show one in mappings and another one to stat(2).)
-        """
-        if home.namespaces is None:
-            return -1
-        # A copy, because other threads may add to the original meanwhile.
-        pids = [pid for pid in list(home.pids) if pid != record.pid]
-        if home.namespaces.mnt == self._host:
-            pids.append(os.getpid())
-        for pid in reversed(pids):
-            try:
-                fd = self._open(pid, home.namespaces.mnt, record)
-            except OSError:
-                continue
-            if fd >= 0:
-                return fd
-        return -1
-
-    def _open(self, pid: int, mnt: int, record: Mapped) -> int:
-        pid_fd = procfs.open_pid(pid)
-        root_fd = -1
-        try:
-            if namespaces.mnt(pid_fd) != mnt:
-                return -1
-            root_fd = procfs.open_root(pid_fd)
-            path_fd = openat2.open_cached_in_root(root_fd, record.path)
-        finally:
-            os.close(pid_fd)
-            if root_fd >= 0:
-                os.close(root_fd)
-        try:
-            identity = statx.identity(path_fd, ask=False)
-            if identity.ino == record.inode and stat.S_ISREG(identity.mode):
-                found, path_fd = path_fd, -1
-                return found
-            return -1
-        finally:
-            if path_fd >= 0:
-                os.close(path_fd)
-
-
-# A mapping, the home of its process, and an O_PATH descriptor of the file or the error.
+# A mapping, the home of its process, and an O_PATH descriptor of the file; or the error, and a
+# descriptor of the mount namespace if it is held, else -1.
 Grip = tuple[Mapped, Home, int, OSError | None]
 
 
 _OPEN_FILES: Final = 1024
 _WAITING: Final = 8192
 _SPARE_FILES: Final = 256
+# Between the last mapping and the first look at new mount namespaces; the next take twice as long.
+_FIRST_PAUSE_S: Final = 0.004
+# While a container starts, which takes a runtime some milliseconds, it is looked for more often.
+_STARTING_PAUSE_S: Final = 0.001
+_STARTING_S: Final = 0.05
+_IDLE_S: Final = 1.0
 # A process that goes on making code is told of again after this: it may be another program.
 _GENERATED_AGAIN_NS: Final = 10_000_000_000
 _MOST_GENERATED: Final = 1 << 14
@@ -140,9 +98,9 @@ class State:
     """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``closer``, ``host``, ``grips`` (the pinned files, and None at
-    the end), ``files``, ``shares``, lookups in ``met``, and methods that say so. ``host`` is the
-    mount namespace of the host. At most ``most_held`` files are open until they are sent, and at
-    most ``most_waiting`` wait for that.
+    the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say so. ``host``
+    is the mount namespace of the host. At most ``most_held`` files are open until they are sent,
+    and at most ``most_waiting`` wait for that.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
@@ -157,20 +115,28 @@ class State:
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
         self.closer = Closer(urgent=True)
-        self.elsewhere = Elsewhere(self.host)
+        self.held = HeldNamespaces(self.closer.close)
         self.files = HostFiles()
         self.shares = FairShare()
         self.tasks = process_table.Tasks()
         self.counts = Counts()
         self.ended = False
+        self._followed = 0.0
         self._generated: dict[int, int] = {}
 
     def waiting(self) -> int:
         """Return the number of pinned files that are not yet sent; takes no lock."""
         return len(self.outbox) + self.grips.qsize()
 
+    def catch_up(self) -> None:
+        """Do as `follow`, unless another thread has just done so; takes the lock."""
+        if time.monotonic() - self._followed >= _STARTING_PAUSE_S / 2:
+            with self.lock:
+                self.follow()
+
     def follow(self) -> None:
         """Apply the changes of processes since the last call."""
+        self._followed = time.monotonic()
         for record in self.rings.changes():
             self.apply(record)
 
@@ -191,7 +157,7 @@ class State:
             self.tasks.forget()
             self.outbox.put(Lost(record.count, "events came faster than they could be read"))
         else:
-            assert isinstance(record, Mapped)
+            assert isinstance(record, Mapped | GroupMade)
 
     def tell_generated(self, pid: int, time: int, home: Home) -> None:
         """Say that a process generates code; JIT compilers change their memory all the time.
@@ -210,32 +176,66 @@ class State:
         self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
-        """Look up homes of processes in /proc; without the lock."""
-        if not self.tasks.has_strangers:
+        """Look up homes of processes in /proc, and hold new mount namespaces; without the lock."""
+        tasks = self.tasks
+        if not tasks.has_strangers and not tasks.has_newcomers:
             return
         with self.lock:
-            strangers = self.tasks.strangers()
+            strangers, newcomers = tasks.strangers(), tasks.newcomers()
+        for pid, home in newcomers:
+            self.hold(home, pid)
         for pid, home in strangers:
             process_table.look(pid, home, close)
 
+    def hold(self, home: Home, pid: int) -> None:
+        """Hold the mount namespace of a home for a moment longer, unless it is the host's."""
+        if home.mnt not in (0, self.host):
+            self.held.hold(home, pid)
+
 
 class Lookout:
-    """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads."""
+    """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads.
+
+    ``pause`` is the time in seconds after which to call `work` if nothing is mapped until then. A
+    process that enters a new mount namespace wakes no thread: it is looked for a few times after
+    each mapping, later and later, and more often after a control group was made.
+    """
 
     def __init__(self, state: State, cpu: int) -> None:
         self._state = state
         self._cpu = cpu
+        self.pause = _IDLE_S
+        self._started = -_STARTING_S
         self._done: list[int] = []
 
     def work(self) -> None:
-        """Pin all files that were mapped since the last call."""
+        """Pin all files that were mapped since the last call, and hold new mount namespaces."""
         state = self._state
         # While the receiver takes nothing, further mappings stay in the ring.
         if state.waiting() >= state.most_waiting:
+            self.pause = _IDLE_S
             return
         records = state.rings.mappings(self._cpu)
-        if not records and not state.rings.is_pressed(self._cpu):
+        if records or state.rings.is_pressed(self._cpu):
+            self.pause = _FIRST_PAUSE_S
+            self._pin(records)
+        elif self.pause < _IDLE_S:
+            self.pause = self.pause * 2 if self.pause <= HOLD_S else _IDLE_S
+            state.catch_up()
+        else:
             return
+        if time.monotonic() - self._started < _STARTING_S:
+            self.pause = _STARTING_PAUSE_S
+        state.look_around(self._done.append)
+        state.held.expire()
+        if len(state.held):
+            self.pause = min(self.pause, HOLD_S / 2)
+        if self._done:
+            state.closer.close(self._done)
+            self._done.clear()
+
+    def _pin(self, records: list[Record]) -> None:
+        state = self._state
         found: list[tuple[Mapped, Home]] = []
         with state.lock:
             state.follow()
@@ -246,16 +246,15 @@ class Lookout:
                     found.append((record, home))
                     if record.path.startswith(_MEMORY):
                         state.tell_generated(record.pid, record.time, home)
+                elif isinstance(record, GroupMade):
+                    self._started = time.monotonic()
                 else:
                     state.apply(record)
         if state.shares.is_pressed:
             state.shares.refill(time.monotonic())
         for record, home in found:
             self._grab(record, home)
-        state.look_around(self._done.append)
-        if self._done:
-            state.closer.close(self._done)
-            self._done.clear()
+            state.hold(home, record.pid)
 
     def _grab(self, record: Mapped, home: Home) -> None:
         """Pin a mapped file, unless it is known."""
@@ -282,7 +281,7 @@ class Lookout:
                     raise
                 fd = self._open(record, home, record.pid, end)
         except OSError as error:
-            state.grips.put((record, home, -1, error))
+            state.grips.put((record, home, state.held.borrow(home), error))
         else:
             if fd >= 0:
                 state.grips.put((record, home, fd, None))
@@ -306,8 +305,7 @@ class Lookout:
         if not self._admits(record, home, identity.uid):
             return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
-        # Filesystems made of others may show one inode number here and another there. If it is
-        # something else that is mapped there by now, there is another record about that.
+        # Filesystems made of others may show one inode number here and another there.
         try:
             is_it = statx.identity(fd, ask=False).ino == record.inode
         except BaseException:
@@ -316,7 +314,7 @@ class Lookout:
         if is_it or _is_same_name(link, record):
             return fd
         self._done.append(fd)
-        return -1
+        raise ProcessLookupError(errno.ESRCH, "the process runs another program by now")
 
     def _admits(self, record: Mapped, home: Home, uid: int) -> bool:
         """Return True if the share of a new file is not used up.

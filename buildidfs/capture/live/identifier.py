@@ -12,6 +12,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.live import process_table
 from buildidfs.capture.live.protocol import Caught, Missed
 from buildidfs.capture.live.recent_files import file_key, place_key
+from buildidfs.capture.live.vanished_files import Finder
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
 
 _REMEMBERED: Final = 1024
+_MOST_VANISHED: Final = 256
 _DELETED: Final = b" (deleted)"
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
@@ -39,13 +41,21 @@ class Settler:
 
     def run(self) -> None:
         """Work until the end. Raises BrokenPipeError when the other end is closed."""
+        self._finder = Finder(self._state.host)
+        try:
+            self._work()
+        finally:
+            self._finder.close()
+
+    def _work(self) -> None:
         state = self._state
         while not state.ended:
             # Vanished files come last: the search for them takes longer.
             grip = self._vanished.popleft() if self._is_idle() else state.grips.get()
             if grip is None:
                 return
-            if grip[3] is not None and not state.grips.empty():
+            is_vanished = grip[3] is not None
+            if is_vanished and not state.grips.empty() and len(self._vanished) < _MOST_VANISHED:
                 self._vanished.append(grip)
                 continue
             self._settle(*grip)
@@ -67,7 +77,7 @@ class Settler:
         if not home.is_known:
             home = process_table.look(record.pid, home, self._done.append)
         if error is not None:
-            fd = self._find(record, home, error)
+            fd = self._find(record, home, fd, error)
             if fd < 0:
                 self._miss(record, home, error)
                 return
@@ -83,9 +93,17 @@ class Settler:
         else:
             self._send(record, home, identity, fd, key)
 
-    def _find(self, record: Mapped, home: Home, error: OSError) -> int:
-        """Return a descriptor of a file that is unmapped, or inaccessible that way; or -1."""
-        return self._state.elsewhere.find(record, home) if error.errno in _GONE else -1
+    def _find(self, record: Mapped, home: Home, namespace_fd: int, error: OSError) -> int:
+        """Return a descriptor of a file that is not mapped any more, or -1.
+
+        Takes over ``namespace_fd``, the mount namespace of the process or -1.
+        """
+        try:
+            if error.errno not in _GONE:
+                return -1
+            return self._finder.find(record, home, namespace_fd)
+        finally:
+            self._done.append(namespace_fd)
 
     def _send(
         self,

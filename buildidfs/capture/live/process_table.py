@@ -24,6 +24,7 @@ from buildidfs.model import NamespaceSet
 
 _MOST_PROCESSES: Final = 1 << 16
 _NEIGHBOURS: Final = 4
+_MOST_NEWCOMERS: Final = 1024
 _REMEMBERED_NS: Final = 1_000_000_000
 
 Close = Callable[[int], None]
@@ -56,6 +57,11 @@ class Home:
         """The mount namespace, 0 if it is not known."""
         return self.namespaces.mnt if self.namespaces is not None else 0
 
+    def neighbours(self, pid: int) -> list[int]:
+        """Return the processes seen here lately, without ``pid``; the latest is the last."""
+        # A copy, because other threads may add to the original meanwhile.
+        return [each for each in list(self.pids) if each != pid]
+
     @property
     def share(self) -> Share:
         """The share of its new files: the container, else the mount namespace."""
@@ -81,6 +87,7 @@ class Tasks:
         self._processes: dict[int, _Process] = {}
         self._ended: deque[tuple[int, int]] = deque()
         self._strangers: dict[int, Home] = {}
+        self._newcomers: list[tuple[int, Home]] = []
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -115,7 +122,10 @@ class Tasks:
         """Record the new namespaces of a process."""
         process = self._processes.get(pid)
         if process is None or process.home.namespaces != numbers:
-            self._move(pid, Home(numbers), time).pids.append(pid)
+            home = self._move(pid, Home(numbers), time)
+            home.pids.append(pid)
+            if len(self._newcomers) < _MOST_NEWCOMERS:
+                self._newcomers.append((pid, home))
 
     def exited(self, pid: int, time: int) -> None:
         """Record the end of a process."""
@@ -134,6 +144,16 @@ class Tasks:
         strangers, self._strangers = self._strangers, {}
         return list(strangers.items())
 
+    @property
+    def has_newcomers(self) -> bool:
+        """True if `newcomers` would return a process."""
+        return bool(self._newcomers)
+
+    def newcomers(self) -> list[tuple[int, Home]]:
+        """Return the homes that processes have entered since the last call, each once."""
+        newcomers, self._newcomers = self._newcomers, []
+        return newcomers
+
     def tidy(self, now: int) -> None:
         """Forget processes that ended more than a second before ``now``."""
         while self._ended and self._ended[0][0] < now - _REMEMBERED_NS:
@@ -147,6 +167,7 @@ class Tasks:
         self._processes.clear()
         self._ended.clear()
         self._strangers.clear()
+        self._newcomers.clear()
 
     def _move(self, pid: int, home: Home, time: int) -> Home:
         if len(self._processes) >= _MOST_PROCESSES:

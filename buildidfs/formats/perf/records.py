@@ -32,6 +32,7 @@ SAMPLE: Final = 9
 MMAP2: Final = 10
 _LOST_SAMPLES: Final = 13
 NAMESPACES: Final = 16
+_CGROUP: Final = 19
 HEADER_ATTR: Final = 64
 HEADER_BUILD_ID: Final = 67
 HEADER_FEATURE: Final = 80
@@ -106,6 +107,12 @@ class Generated(msgspec.Struct, frozen=True, gc=False):
     pid: int
 
 
+class GroupMade(msgspec.Struct, frozen=True, gc=False):
+    """A control group was made: a container may be starting."""
+
+    time: int
+
+
 class Forked(msgspec.Struct, frozen=True, gc=False):
     """A process began; it has the mappings of its parent if ``inherits``."""
 
@@ -147,7 +154,7 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-Record = Mapped | Generated | Forked | Exited | Entered | Lost
+Record = Mapped | Generated | GroupMade | Forked | Exited | Entered | Lost
 """A record of a ring."""
 
 Event = Mapped | Forked | Executed | Entered | Lost
@@ -277,6 +284,12 @@ def _ring_entered(data: bytes, position: int, size: int, misc: int) -> Entered |
     return found if found is not None and found.pid else None
 
 
+def _ring_group_made(data: bytes, position: int, size: int, misc: int) -> GroupMade | None:
+    if size < _HEADER + 2 * _TIME:
+        return None
+    return GroupMade(_UNPACK_TIME(data, position + size - _TIME)[0])
+
+
 def _ring_lost(data: bytes, position: int, size: int, misc: int) -> Lost | None:
     if size < _HEADER + 3 * _TIME:
         return None
@@ -294,6 +307,7 @@ _DECODERS: Final[dict[int, _Decode]] = {
     FORK: _ring_forked,
     MMAP2: _ring_mapped,
     NAMESPACES: _ring_entered,
+    _CGROUP: _ring_group_made,
 }
 
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find files whose mapping is gone, because the process ended before a thread looked at it.
+
+A static program may live for 0.1 ms, and an idle CPU takes half of that to wake a thread. The file
+is then looked up by its path, in the mount namespace that the process was in. The kernel destroys
+this namespace with its last process. So the catcher holds each mount namespace open for a moment
+after it was made, and after each mapping in it: `HeldNamespaces`.
+
+Nothing here waits for a filesystem: `open_cached_in_root` fails where the kernel would have to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.formats import proc_text
+from buildidfs.linux import namespaces, openat2, procfs, statx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.capture.live.process_table import Home
+    from buildidfs.formats.perf.records import Mapped
+
+HOLD_S: Final = 0.2
+"""Time in seconds that a mount namespace is held: longer than a file waits to be looked up."""
+
+_MOST_HELD: Final = 512
+_MOST_MOUNTS: Final = 8
+_MOST_TEXT: Final = 64 << 10
+
+
+class HeldNamespaces:
+    """Descriptors of mount namespaces in recent use, at most ``most``. Thread-safe.
+
+    ``close`` takes over a descriptor: closing the last one destroys the namespace, which takes
+    milliseconds, or longer if a filesystem is slow to unmount.
+    """
+
+    def __init__(self, close: Callable[[Iterable[int]], None], most: int = _MOST_HELD) -> None:
+        self._close = close
+        self._most = most
+        self._lock = threading.Lock()
+        # By the time of the last use, the oldest first.
+        self._held: dict[Home, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, home: Home, pid: int) -> None:
+        """Hold the mount namespace of a home from now on for `HOLD_S`; ``pid`` was seen in it."""
+        if self._is_renewed(home):
+            return
+        fd = self._open(home, pid)
+        if fd < 0:
+            return
+        with self._lock:
+            surplus = [self._held.pop(home, (-1, 0.0))[0]]
+            if len(self._held) >= self._most:
+                surplus.append(self._held.pop(next(iter(self._held)))[0])
+            self._held[home] = (fd, time.monotonic())
+        self._close(surplus)
+
+    def borrow(self, home: Home) -> int:
+        """Return a new descriptor of the namespace of a home, -1 if it is not held."""
+        with self._lock:
+            held = self._held.get(home)
+            return os.dup(held[0]) if held is not None else -1
+
+    def expire(self) -> None:
+        """Let go of the namespaces that were not used for `HOLD_S`."""
+        if not self._held:
+            return
+        before = time.monotonic() - HOLD_S
+        expired = []
+        with self._lock:
+            for home, (fd, used) in list(self._held.items()):
+                if used > before:
+                    break
+                del self._held[home]
+                expired.append(fd)
+        self._close(expired)
+
+    def _open(self, home: Home, pid: int) -> int:
+        """Open the mount namespace of a home through one of its processes; -1 if all are gone."""
+        for each in (pid, *reversed(home.neighbours(pid))):
+            try:
+                pid_fd = procfs.open_pid(each)
+            except OSError:
+                continue
+            try:
+                fd = namespaces.open_mnt(pid_fd)
+            except OSError:
+                continue
+            finally:
+                os.close(pid_fd)
+            if os.fstat(fd).st_ino == home.mnt:
+                return fd
+            self._close([fd])  # it has moved on
+        return -1
+
+    def _is_renewed(self, home: Home) -> bool:
+        with self._lock:
+            held = self._held.pop(home, None)
+            if held is None:
+                return False
+            self._held[home] = (held[0], time.monotonic())
+            return True
+
+
+class Finder:
+    """Looks files up by path; ``host`` is the mount namespace of the host.
+
+    A path alone proves nothing: the inode has to be that of the mapping. (The device need not be:
+    overlayfs and btrfs show one in mappings and another one to stat(2).) Belongs to one thread.
+    """
+
+    def __init__(self, host: int) -> None:
+        self._host = host
+        self._visitor: namespaces.Visitor | None = None
+        # Without the capability, files are still found beside other processes.
+        with contextlib.suppress(OSError):
+            self._visitor = namespaces.Visitor()
+
+    def close(self) -> None:
+        """Let go of all descriptors; safe to call twice."""
+        if self._visitor is not None:
+            self._visitor.close()
+            self._visitor = None
+
+    def find(self, record: Mapped, home: Home, namespace_fd: int = -1) -> int:
+        """Return an O_PATH descriptor of the file that was mapped, or -1.
+
+        ``namespace_fd`` is the mount namespace of the process, or -1 if it is not held.
+        """
+        for root_fd in self._roots(record, home, namespace_fd):
+            try:
+                fd = _look_up(root_fd, record)
+            finally:
+                os.close(root_fd)
+            if fd >= 0:
+                return fd
+        return -1
+
+    def _roots(self, record: Mapped, home: Home, namespace_fd: int) -> Iterator[int]:
+        """Yield the directories that may have been the root of the process; the caller closes."""
+        if namespace_fd >= 0 and self._visitor is not None:
+            yield from self._roots_in(record, namespace_fd)
+        if home.namespaces is None:
+            return
+        pids = home.neighbours(record.pid)
+        if home.mnt == self._host:
+            pids.append(os.getpid())
+        for pid in reversed(pids):
+            with contextlib.suppress(OSError):
+                yield _root_of(pid, home.mnt)
+
+    def _roots_in(self, record: Mapped, namespace_fd: int) -> Iterator[int]:
+        """Yield the root of a mount namespace, then those of the filesystem that has the file.
+
+        The path is relative to one of the latter if the process called chroot(2).
+        """
+        assert self._visitor is not None
+        try:
+            root_fd = self._visitor.open_root(namespace_fd)
+        except OSError:
+            return
+        try:
+            yield os.dup(root_fd)
+            text = self._visitor.mountinfo(namespace_fd, _MOST_TEXT)
+            mounts = [each for each in proc_text.mounts_in(text) if each.dev == record.dev]
+            for mount in mounts[:_MOST_MOUNTS]:
+                with contextlib.suppress(OSError):
+                    yield openat2.open_cached_in_root(root_fd, mount.mount_point)
+        finally:
+            os.close(root_fd)
+
+
+def _root_of(pid: int, mnt: int) -> int:
+    """Open the root of a process, which has to be in the mount namespace ``mnt``."""
+    pid_fd = procfs.open_pid(pid)
+    try:
+        if namespaces.mnt(pid_fd) != mnt:
+            raise ProcessLookupError
+        return procfs.open_root(pid_fd)
+    finally:
+        os.close(pid_fd)
+
+
+def _look_up(root_fd: int, record: Mapped) -> int:
+    """Return an O_PATH descriptor of the file of a record below a root, or -1."""
+    try:
+        fd = openat2.open_cached_in_root(root_fd, record.path)
+    except OSError:
+        return -1
+    try:
+        identity = statx.identity(fd, ask=False)
+        if identity.ino == record.inode and stat.S_ISREG(identity.mode):
+            found, fd = fd, -1
+            return found
+    except OSError:
+        pass
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return -1
