@@ -40,12 +40,14 @@ class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[mount]``: options that ``buildidfs mount`` adds to those of its command line.
 
-    ``list_all`` lists for everybody what they may not read, too.
+    ``list_all`` lists for everybody what they may not read, too. ``fetch`` has missing debuginfo
+    fetched from the servers of ``[upstream]`` when it is opened.
     """
 
     options: tuple[str, ...] = ()
     gdb_scripts: Literal["zero", "keep"] = "zero"
     list_all: bool = False
+    fetch: bool = False
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):

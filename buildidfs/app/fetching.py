@@ -18,7 +18,9 @@ from buildidfs.app import inputs, upkeep
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import Upstreams
+from buildidfs.upstream.kinds import servers_of
 from buildidfs.upstream.options import Options, of_settings
+from buildidfs.upstream.server import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +38,10 @@ WORKERS: Final = 8
 
 _KERNEL: Final = b"[kernel.kallsyms]"
 
+NO_UPSTREAM: Final = (
+    "no upstream is configured: set [upstream] urls in buildidfs.toml(5), or DEBUGINFOD_URLS"
+)
+
 Lacking = tuple[BuildId, Kind]
 """A file that is to be fetched."""
 
@@ -43,6 +49,12 @@ Lacking = tuple[BuildId, Kind]
 def options_of(settings: Settings, environ: Mapping[str, str]) -> Options:
     """Return the servers, and the limits for them. Raises `UsageError`."""
     return of_settings(settings.upstream, environ)
+
+
+def check(options: Options) -> None:
+    """Raise `UsageError` for a URL that is none, or a package that is missing."""
+    for server in servers_of(options, Spool(b"/", options.max_size), b"/", ""):
+        server.close()
 
 
 def lacking_in(store: Store, path: bytes) -> list[Lacking]:
@@ -132,7 +144,7 @@ def agent_of(
         msgspec.json.encode(settings).decode(),
         msgspec.json.encode(options).decode(),
     )
-    return agent.Agent(__name__, words, options.wait)
+    return agent.Agent(__name__, words, options.wait, options.absent_s)
 
 
 def main(words: Sequence[str]) -> None:

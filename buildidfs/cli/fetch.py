@@ -83,10 +83,7 @@ def fetch(
         raise UsageError("nothing is named: give build IDs, or --for FILE")
     options = fetching.options_of(session.settings, os.environ)
     if not options.urls:
-        raise UsageError(
-            "no upstream is configured: set [upstream] urls in buildidfs.toml(5),"
-            " or DEBUGINFOD_URLS"
-        )
+        raise UsageError(fetching.NO_UPSTREAM)
     options = msgspec.structs.replace(options, offline=options.offline or offline)
     kinds = fetching.KINDS if kind is None else (Kind[kind.upper()],)
     with session.open_store(create=True) as store, session.progress("Fetching") as show:

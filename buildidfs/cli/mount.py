@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.upstream.agent import Agent
 
 
 @click.command(
@@ -17,12 +24,14 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
         [
             "buildidfs mount /buildid",
             "buildidfs mount --foreground -o allow_other ~/buildid",
+            "buildidfs mount --fetch /buildid",
             "buildidfs mount --bundle crash.tar.zst /mnt",
             "gdb -iex 'set debug-file-directory /buildid/debug' -c core",
             "perf --buildid-dir /buildid/perf report",
             "DEBUGINFOD_URLS=file:///buildid debuginfod-find executable ID",
         ],
         {
+            2: "wrong usage: --fetch, and no upstream is configured",
             11: "no store at that place; 13 unknown format",
             40: "cannot mount: busy, missing, not empty, no /dev/fuse, no fusermount3",
         },
@@ -50,6 +59,11 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
     help="List every build ID for every user, and not only those of which they may read a file.",
 )
 @click.option(
+    "--fetch",
+    is_flag=True,
+    help="Fetch missing debuginfo from upstream servers when it is opened.",
+)
+@click.option(
     "--bundle", metavar="FILE", type=AnyPath(), help="Show what is in a bundle; no store is needed."
 )
 @click.pass_obj
@@ -60,6 +74,7 @@ def mount(
     options: tuple[str, ...],
     gdb_scripts: str | None,
     list_all: bool,
+    fetch: bool,
     bundle: str | None,
 ) -> None:
     """Mount the store at MOUNTPOINT, read-only, for gdb, perf, lldb, elfutils, drgn and people.
@@ -84,7 +99,28 @@ def mount(
         bundle=bundle is not None,
         foreground=foreground,
         ready=Notifier(os.environ).ready,
+        agent_of=_agent_of(session, fetch=fetch, bundle=bundle is not None),
     )
+
+
+def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Agent] | None:
+    """Return what makes the agent that fetches missing files, if that is wanted.
+
+    Raises `UsageError`.
+    """
+    if fetch and bundle:
+        raise UsageError("--fetch is for a store: nothing can be added to a bundle")
+    if bundle or not (fetch or session.settings.mount.fetch):
+        return None
+    from functools import partial
+
+    from buildidfs.app import fetching
+
+    options = fetching.options_of(session.settings, os.environ)
+    if not options.urls:
+        raise UsageError(fetching.NO_UPSTREAM)
+    fetching.check(options)
+    return partial(fetching.agent_of, session.store_path, session.settings, options)
 
 
 @click.command(

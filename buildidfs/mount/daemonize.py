@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.mount.mountpoint import MountOptions
+    from buildidfs.upstream.agent import Agent
 
     Work = Callable[[Callable[[], None]], None]
 
@@ -33,7 +34,11 @@ _SYSLOG = "/dev/log"
 log = logging.getLogger(__name__)
 
 
-def start(options: MountOptions, log_file: str | None = None) -> None:
+def start(
+    options: MountOptions,
+    log_file: str | None = None,
+    agent_of: Callable[[], Agent] | None = None,
+) -> None:
     """Mount a store in the background; returns when it answers.
 
     Messages then go to ``log_file``, or else to syslog where there is one. Raises what
@@ -43,7 +48,7 @@ def start(options: MountOptions, log_file: str | None = None) -> None:
     def serve(ready: Callable[[], None]) -> None:
         from buildidfs.mount import session
 
-        session.run(options, ready)
+        session.run(options, ready, agent_of)
 
     detach(serve, log_file)
 
@@ -162,11 +167,13 @@ def mount(
     bundle: bool = False,
     foreground: bool = False,
     ready: Callable[[], None] = lambda: None,
+    agent_of: Callable[[], Agent] | None = None,
 ) -> None:
     """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
 
     With ``bundle`` it is one that ``store_path`` leads to. In the foreground ``ready`` is called
-    when it can be read. Raises `MountError`, `StoreMissing`, `StoreVersionError`.
+    when it can be read. ``agent_of`` gives what fetches missing files. Raises `MountError`,
+    `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
     from buildidfs.mount import mountpoint as mount_options
@@ -177,9 +184,9 @@ def mount(
     if foreground:
         from buildidfs.mount import session
 
-        session.run(chosen, ready)
+        session.run(chosen, ready, agent_of)
     else:
-        daemonize.start(chosen)
+        daemonize.start(chosen, agent_of=agent_of)
 
 
 def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:

@@ -44,6 +44,9 @@ SLOW_THREADS = 2
 """Files that may be read as a whole at once, and listings that take looking for what may be shown:
 neither is to hold up any read."""
 
+FETCHING_THREADS = 48
+"""Opens that wait for files from upstream servers at once."""
+
 _PATIENCE_MS = 1
 _TURNS = 512
 _TURNS_BUSY = 16
@@ -55,6 +58,7 @@ class PlainLoop:
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(THREADS)
         self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
+        self._fetching_limiter = trio.CapacityLimiter(FETCHING_THREADS)
 
     @property
     def requests(self) -> int | None:
@@ -72,6 +76,10 @@ class PlainLoop:
     async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
         """The same for functions that may take seconds: few at a time, so that threads are left."""
         return await self._run(self._slow_limiter, function, *args)
+
+    async def in_fetching_thread(self, function: Callable[..., T], *args: object) -> T:
+        """The same for functions that wait for a network: they hold up nothing else."""
+        return await self._run(self._fetching_limiter, function, *args)
 
     async def _run(
         self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object

@@ -32,8 +32,9 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
 from buildidfs.linux import procfs
+from buildidfs.model import Kind
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
-from buildidfs.names import DWP_SUFFIX, MAX_NAME
+from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF, MAX_NAME
 from buildidfs.view import (
     PUBLIC,
     NeedsReading,
@@ -44,17 +45,22 @@ from buildidfs.view import (
     is_dwz,
     is_path_text,
     is_place,
+    is_wanted,
+    leads_to_wanted,
 )
+from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, RequestContext, StatvfsData
 
+    from buildidfs.model import BuildId
     from buildidfs.mount.invalidate import Absences
     from buildidfs.mount.loop import PlainLoop
     from buildidfs.view import Attributes, View, Viewer
 
+    Fetch = Callable[[BuildId, Kind], object]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,6 +77,9 @@ _IN_FULL_REPLIES = 64
 
 _PAGE = 256
 """Entries chosen at once for a viewer who may not see all. The kernel asks again for more."""
+
+_MOST_WAITS = 48
+"""Opens that wait for files at once: fewer than the workers of pyfuse3 (99), for the others."""
 
 _ROOT = pyfuse3.ROOT_INODE
 _READ_SIZE = 1 << 20
@@ -155,11 +164,14 @@ class Operations(pyfuse3.Operations):
         store_path: bytes,
         *,
         list_all: bool = True,
+        fetch: Fetch | None = None,
     ) -> None:
         """``store_path`` is where statfs(2) looks for free space. Without ``list_all``, viewers
         other than root and the server's user are listed only entries that lead to something they
-        may read.
+        may read. ``fetch`` gets a missing file, by build ID and kind, and takes a bounded time.
         """
+        self._fetch = fetch
+        self._waits = Quota(_MOST_WAITS)
         self._view = view
         self._loop = loop
         self._absences = absences
@@ -193,6 +205,8 @@ class Operations(pyfuse3.Operations):
                         return await self._place(parent, name, node, ctx)
                     if parent == _ROOT and is_alias(node):
                         return self._fleeting.of(node)
+                    if self._fetch is not None and leads_to_wanted(node):
+                        return self._unkept.of(node)
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
                     return self._lasting.of(node)
@@ -203,6 +217,8 @@ class Operations(pyfuse3.Operations):
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
                 # The name of a dwz file, or an alias, does not tell which commit brings it.
                 is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
+                # Nor does any tell when a server may be asked again.
+                is_untold = is_untold or (self._fetch is not None and _is_of_debuginfo(name))
                 if is_untold or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
@@ -328,6 +344,8 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         try:
+            if is_wanted(inode):
+                await self._fetch_missing(inode, ctx)
             if is_path_text(inode):  # not the same for all
                 text = self._view.open(inode, self._directories.viewer(ctx))
                 return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
@@ -345,6 +363,24 @@ class Operations(pyfuse3.Operations):
             return pyfuse3.FileInfo(fh=handle, keep_cache=False)
         self._file.fh = handle
         return self._file
+
+    async def _fetch_missing(self, inode: int, ctx: RequestContext) -> None:
+        """Wait until a missing file is there, or not to be had now; always raises `FUSEError`.
+
+        After ESTALE the kernel looks the name up again, and finds the file.
+        """
+        wanted = self._view.wanted_in(inode)
+        fetch = self._fetch
+        if wanted is None or fetch is None or not self._waits.take(ctx.uid):
+            raise FUSEError(errno.ENOENT)
+        try:
+            await self._loop.in_fetching_thread(fetch, *wanted)
+        finally:
+            self._waits.give_back(ctx.uid)
+        if self._view.is_there(inode):
+            raise FUSEError(errno.ESTALE)
+        self._misses.note_build_id(*wanted, self._callers.name(ctx.pid))
+        raise FUSEError(errno.ENOENT)
 
     async def read(self, fh: int, off: int, size: int) -> Any:
         # Any, because pyfuse3 takes every buffer though its stub says bytes.
@@ -423,6 +459,11 @@ class Operations(pyfuse3.Operations):
     def close(self) -> None:
         """Let go of files that were still open when the session ended."""
         self._files.close()
+
+
+def _is_of_debuginfo(name: bytes) -> bool:
+    """Return True for a name that a file may have which `View` takes for one to be fetched."""
+    return KIND_OF.get(name) is Kind.DEBUGINFO or name.endswith(DEBUG_SUFFIX)
 
 
 def _read_whole(fd: int, offset: int, size: int) -> bytearray:

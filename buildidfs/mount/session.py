@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.mount.mountpoint import MountOptions
+    from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,15 @@ USES_S = 300.0
 _TELL_S = 5.0
 
 
-def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None:
+def run(
+    options: MountOptions,
+    ready: Callable[[], None] = lambda: None,
+    agent_of: Callable[[], Agent] | None = None,
+) -> None:
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
-    ``ready`` is called when the mount answers. Raises `MountError`, and `StoreError` when the
-    store cannot be opened.
+    ``ready`` is called when the mount answers; ``agent_of`` gives what fetches missing files.
+    Raises `MountError`, and `StoreError` when the store cannot be opened.
     """
     mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)
     point = os.path.realpath(options.mountpoint)
@@ -56,12 +61,18 @@ def run(options: MountOptions, ready: Callable[[], None] = lambda: None) -> None
     presence: list[Presence] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(_opened(options))
-        view = View(store, zero_scripts=options.gdb_scripts == "zero")
+        agent = None if agent_of is None else stack.enter_context(contextlib.closing(agent_of()))
+        view = View(
+            store,
+            zero_scripts=options.gdb_scripts == "zero",
+            may_come=None if agent is None else agent.is_worth_asking,
+        )
         absences = Absences()
         loop = FastLoop() if options.loop == "fast" else PlainLoop()
         # Without other users there is no one to hide names from.
         list_all = options.list_all or not options.allow_other
-        operations = Operations(view, loop, absences, store.path, list_all=list_all)
+        fetch = None if agent is None else agent.fetch
+        operations = Operations(view, loop, absences, store.path, list_all=list_all, fetch=fetch)
         stack.callback(operations.close)
         loop.install()
         _mount(operations, point, options)

@@ -81,8 +81,14 @@ class Agent:
     A file that no server has, or could be asked for, is not asked for again for a while.
     """
 
-    def __init__(self, module: str, words: Sequence[str], wait_s: float) -> None:
-        """``module`` has the ``main`` of the process, which gets ``words``."""
+    def __init__(
+        self, module: str, words: Sequence[str], wait_s: float, absent_s: float = _ABSENT_S
+    ) -> None:
+        """``module`` has the ``main`` of the process, which gets ``words``.
+
+        A file that no server has is asked for again after ``absent_s`` seconds, or some minutes.
+        """
+        self._absent_s = min(absent_s, _ABSENT_S)
         self._command = module, tuple(words)
         self.wait_s = wait_s
         self._lock = threading.Lock()
@@ -127,7 +133,7 @@ class Agent:
             self._closed = True
             child = self._child
             self._drop()
-        if child is not None:
+        if child is not None and child.wait(_END_S) is None:
             child.end(_END_S)
 
     def _is_slow(self) -> bool:
@@ -199,7 +205,7 @@ class Agent:
             if answer.state not in (FETCHED, HELD):
                 if len(self._missing) >= _MOST_REMEMBERED:
                     self._missing.clear()
-                lifetime = _ABSENT_S if answer.state == ABSENT else _UNAVAILABLE_S
+                lifetime = self._absent_s if answer.state == ABSENT else _UNAVAILABLE_S
                 self._missing[key] = now + lifetime, answer.state
                 if answer.state != ABSENT:
                     self._say(answer.why, now)

@@ -65,6 +65,7 @@ class HttpClient:
         self._lock = threading.Lock()
         self._every: list[_Connections] = []
         self._context: ssl.SSLContext | None = None
+        self._closed = False
         # A line for each request, with its URL, is nothing that an operator asked for.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
 
@@ -87,7 +88,8 @@ class HttpClient:
                 request = _Request(self, url, (*headers,), self._timeout_s)
                 return request.run(fd, most, progress)
             except Unavailable as error:
-                if not error.transient or attempt == _ATTEMPTS or error.after > _LONGEST_DELAY_S:
+                is_hopeless = not error.transient or error.after > _LONGEST_DELAY_S
+                if is_hopeless or attempt == _ATTEMPTS or self._closed:
                     raise
                 time.sleep(max(delay * random.uniform(0.5, 1.5), error.after))
                 delay *= 2
@@ -114,6 +116,7 @@ class HttpClient:
     def close(self) -> None:
         """Close all connections, in use or not."""
         with self._lock:
+            self._closed = True
             every, self._every = self._every, []
         for each in every:
             each.cut()

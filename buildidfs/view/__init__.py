@@ -2,7 +2,15 @@
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
 from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, blank
-from buildidfs.view.nodes import is_alias, is_browsing, is_dwz, is_path_text, is_place
+from buildidfs.view.nodes import (
+    is_alias,
+    is_browsing,
+    is_dwz,
+    is_path_text,
+    is_place,
+    is_wanted,
+    leads_to_wanted,
+)
 from buildidfs.view.permissions import PUBLIC, Viewer
 from buildidfs.view.tree import View, is_alias_name
 
@@ -20,4 +28,6 @@ __all__ = [
     "is_dwz",
     "is_path_text",
     "is_place",
+    "is_wanted",
+    "leads_to_wanted",
 ]

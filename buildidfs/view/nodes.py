@@ -63,6 +63,10 @@ SLOT_README: Final = 25
 """The text in the directory of a build ID that unrelated programs share."""
 SLOT_NOTED: Final = 26
 """A file with the note of its adopted ID; the detail is that of `layouts.id_dir`."""
+SLOT_WANTED: Final = 27
+"""A file that is not here, and may be fetched when it is opened; the detail is its kind."""
+SLOT_WANTED_LINK: Final = 28
+"""A link below ``.build-id`` to such a file."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
 
@@ -183,6 +187,17 @@ def is_alias(node: int) -> bool:
 def is_path_text(node: int) -> bool:
     """Return True for the file ``path`` of a build ID."""
     return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_PATH
+
+
+def is_wanted(node: int) -> bool:
+    """Return True for a file that is not here, and may be fetched when it is opened."""
+    return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_WANTED
+
+
+def leads_to_wanted(node: int) -> bool:
+    """Return True for such a file, and for a link to one: its name may lead elsewhere soon."""
+    slot = node >> SLOT_SHIFT & SLOT_MASK
+    return node >> TAG_SHIFT == TAG_ID and slot in (SLOT_WANTED, SLOT_WANTED_LINK)
 
 
 def form_of(node: int) -> int:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
+    from buildidfs.view.layouts.id_dir import MayCome
     from buildidfs.view.permissions import Viewer
 
     Lookup = Callable[[int, bytes], int]
@@ -74,7 +75,14 @@ _TARGETS = {
 }
 
 _LINK_SLOTS = frozenset(
-    (*range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1), nodes.SLOT_BROWSE_LINK)
+    (
+        *range(nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DWZ_LINK + 1),
+        nodes.SLOT_BROWSE_LINK,
+        nodes.SLOT_WANTED_LINK,
+    )
+)
+_BUILD_ID_LINKS = frozenset(
+    (nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DEBUGINFO_LINK, nodes.SLOT_WANTED_LINK)
 )
 _TYPES = [
     stat.S_IFDIR
@@ -113,17 +121,26 @@ class View:
 
     ROOT = nodes.ROOT
 
-    def __init__(self, store: Store, *, zero_scripts: bool = True) -> None:
+    def __init__(
+        self, store: Store, *, zero_scripts: bool = True, may_come: MayCome | None = None
+    ) -> None:
         """``zero_scripts``: ``.debug_gdb_scripts`` of files that are not the host's own read as
-        zeros."""
+        zeros.
+
+        ``may_come`` tells if a missing file may be fetched, by build ID and kind. `lookup` finds
+        such a file, which is empty and cannot be opened; see `wanted_in`.
+        """
         self._store = store
         # Written once, when the store was made: no directory looks newer than a core file.
         made = (Path(os.fsdecode(store.path)) / "format").stat()
         self._directory = Attributes(
             stat.S_IFDIR | 0o555, 0, made.st_mtime_ns, made.st_uid, made.st_gid
         )
-        self._ids = IdDirectories(store, zero_scripts=zero_scripts, shared=self._directory)
-        self._links = DebugLinks(store)
+        self._ids = IdDirectories(
+            store, zero_scripts=zero_scripts, shared=self._directory, may_come=may_come
+        )
+        self._links = DebugLinks(store, self._ids.is_wanted)
+        self.wanted_in = self._ids.wanted_in
         self._dwz = DwzTree(store)
         self._perf = PerfTree(store, self._ids)
         self._browse = Browse(store, self._ids, self._directory)
@@ -236,7 +253,7 @@ class View:
         target = _TARGETS.get(node)
         if target is None:
             slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
-            if slot in (nodes.SLOT_EXECUTABLE_LINK, nodes.SLOT_DEBUGINFO_LINK):
+            if slot in _BUILD_ID_LINKS:
                 target = self._links.target(node)
             elif slot == nodes.SLOT_PERF_LINK:
                 target = self._perf.target(node)
@@ -251,6 +268,11 @@ class View:
             if not target:
                 raise stale()
         return target
+
+    def is_there(self, node: int) -> bool:
+        """Return True if a file that was `wanted_in` a node is here by now."""
+        found = self._ids.wanted_in(node)
+        return found is not None and self._ids.file(nodes.ordinal_of(node), found[1]) != 0
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
         """The artifact of a file, and True if its scripts read as zeros; None for other nodes.
@@ -288,6 +310,8 @@ class View:
             slot = node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK
             if slot in (nodes.SLOT_PATH, nodes.SLOT_README):
                 return FileContent(text=self._ids.text(node, viewer))
+            if slot == nodes.SLOT_WANTED:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
             if _TYPES[slot] == stat.S_IFREG:
                 return self._ids.open(node, wait=wait)
         elif nodes.is_browsing(node):

@@ -165,8 +165,10 @@ def lookup_bucket(base: int, name: bytes) -> int:
 class DebugLinks:
     """The 256 directories ``debug/.build-id/ab``."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, is_wanted: Callable[[int, Kind], bool]) -> None:
+        """``is_wanted`` tells if a missing file may be fetched when it is opened."""
         self._store = store
+        self._is_wanted = is_wanted
 
     def lookup(self, node: int, name: bytes) -> int:
         """The node of an entry, `nodes.ABSENT` if there is none."""
@@ -178,6 +180,8 @@ class DebugLinks:
         if ordinal is None:
             return nodes.ABSENT
         if not self._store.index.kinds(ordinal) & (DEBUGINFO_BIT if debug else EXECUTABLE_BIT):
+            if debug and self._is_wanted(ordinal, Kind.DEBUGINFO):
+                return nodes.of_id(ordinal, nodes.SLOT_WANTED_LINK)
             return nodes.ABSENT
         slot = nodes.SLOT_DEBUGINFO_LINK if debug else nodes.SLOT_EXECUTABLE_LINK
         return nodes.of_id(ordinal, slot)
@@ -206,7 +210,7 @@ class DebugLinks:
         depth = node & nodes.DETAIL_MASK or _DEPTH
         if build_id is None or depth > _DEPTH_MAX:
             return b""
-        debug = nodes.slot_of(node) == nodes.SLOT_DEBUGINFO_LINK
+        debug = nodes.slot_of(node) != nodes.SLOT_EXECUTABLE_LINK
         return b"../" * depth + names.spell(build_id) + (b"/debug" if debug else b"/elf")
 
     def _links(self, build_id: bytes, ordinal: int, after: int) -> Iterator[tuple[bytes, int, int]]:

@@ -20,7 +20,7 @@ from buildidfs import names
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections as Headers
-from buildidfs.model import Artifact, BuildId, ByteRange, Kind, Standing, Trust
+from buildidfs.model import Artifact, BuildId, ByteRange, Kind, Standing, Trust, is_shared
 from buildidfs.store import Blob, is_withheld
 from buildidfs.view import nodes
 from buildidfs.view.attributes import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from buildidfs.formats.elf.sections import SectionHeader
     from buildidfs.store import OriginRecord, Store
     from buildidfs.view.permissions import Viewer
+
+    MayCome = Callable[[bytes, Kind], bool]
 
 
 _RECENT = 512
@@ -63,9 +65,15 @@ under its adopted ID, which buildidfs show tells.
 class IdDirectories:
     """The files of a build ID: artifacts under all their spellings, and ``path``."""
 
-    def __init__(self, store: Store, *, zero_scripts: bool, shared: Attributes) -> None:
-        """``shared`` are the attributes of directories, which belong to the store."""
+    def __init__(
+        self, store: Store, *, zero_scripts: bool, shared: Attributes, may_come: MayCome | None
+    ) -> None:
+        """``shared`` are the attributes of directories, which belong to the store.
+
+        ``may_come`` is that of `View`.
+        """
         self._store = store
+        self._may_come = may_come
         self._zero_scripts = zero_scripts
         self._shared = shared
         # Results of the latest lookups, for the getattr and open that follow them. An outdated
@@ -88,7 +96,11 @@ class IdDirectories:
             return self._variants.lookup(node, name)
         kind = names.KIND_OF.get(name)
         if kind is not None:
-            return self.file(node >> nodes.ORDINAL_SHIFT & nodes.NUMBER_MASK, kind)
+            ordinal = node >> nodes.ORDINAL_SHIFT & nodes.NUMBER_MASK
+            found = self.file(ordinal, kind)
+            if found or self._may_come is None or not self.is_wanted(ordinal, kind):
+                return found
+            return nodes.of_id(ordinal, nodes.SLOT_WANTED, kind)
         ordinal = nodes.ordinal_of(node)
         if name == names.PATH:
             return (
@@ -113,8 +125,31 @@ class IdDirectories:
             return
         for offset, name in enumerate(_LISTED[after:], after + 1):
             found = self.lookup(node, name)
-            if found:
+            if found and not nodes.is_wanted(found):
                 yield name, found, offset
+
+    def is_wanted(self, ordinal: int, kind: Kind) -> bool:
+        """Return True if a file that is not here may be fetched when it is opened.
+
+        That is debuginfo of a build ID that is in a file, and no other program's.
+        """
+        if self._may_come is None or kind is not Kind.DEBUGINFO:
+            return False
+        raw = self._store.index.build_id(ordinal)
+        if raw is None or names.kept_for(BuildId(raw)) != raw:
+            return False
+        executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
+        if (executable is not None and executable.adopted) or is_shared(raw):
+            return False
+        return not self._store.aliases.is_ambiguous(ordinal) and self._may_come(raw, kind)
+
+    def wanted_in(self, node: int) -> tuple[BuildId, Kind] | None:
+        """Build ID and kind of a file that `is_wanted`; None for other nodes."""
+        kind = node & nodes.DETAIL_MASK
+        if not nodes.is_wanted(node) or kind not in _KINDS:
+            return None
+        raw = self._store.index.build_id(nodes.ordinal_of(node))
+        return None if raw is None else (BuildId(raw), Kind(kind))
 
     def section(self, node: int, name: bytes) -> int:
         """The node of an entry of a directory of sections. Reads the file.
@@ -163,6 +198,10 @@ class IdDirectories:
             return self._noted.attributes(self._of_noted(node))
         if nodes.slot_of(node) == nodes.SLOT_SECTION:
             return self._sections.attributes(node)
+        if slot == nodes.SLOT_WANTED:
+            shared = self._shared
+            mode = stat.S_IFREG | 0o444
+            return Attributes(mode, 0, shared.mtime_ns, shared.uid, shared.gid, volatile=True)
         return of_artifact(self._artifact(node))
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
