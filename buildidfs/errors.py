@@ -110,7 +110,7 @@ class StoreFull(StoreError):
 
 
 class Recapturable(StoreFull):
-    """There is no room for a file that can be had again where it was seen."""
+    """The store has no room for a recapturable file."""
 
 
 class StoreDamaged(StoreError):

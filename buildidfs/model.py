@@ -135,7 +135,7 @@ class Kind(enum.IntEnum):
 
 
 class Quality(enum.IntEnum):
-    """How much a file tells a debugger; more is better. On disk as `stored`.
+    """The amount of debug information in a file; more is better. On disk as `stored`.
 
     ``GOPCLNTAB`` is a debug file that was made of the table of a Go program: functions, files and
     lines, but no types.
@@ -164,7 +164,7 @@ QUALITIES: Final = (
 
 
 class Trust(enum.IntEnum):
-    """How far the place a file was seen at is believed; more is better. On disk.
+    """The trust in the place at which a file was seen; more is better. On disk.
 
     ``HOST`` is the host's own mount namespace and a file that only root can have written.
     """
@@ -176,7 +176,7 @@ class Trust(enum.IntEnum):
 
 
 class Standing(enum.IntEnum):
-    """How far a place is believed among those of one `Trust`; more is better. On disk as `stored`.
+    """The rank of a place among those with the same `Trust`; more is better. On disk as `stored`.
 
     It tells files of root's apart by where they lie, since the root of a container without a user
     namespace writes files of root's into every volume that it has: ``SYSTEM`` is a directory that
@@ -219,7 +219,7 @@ STANDINGS: Final = (
 
 
 class Absence(enum.StrEnum):
-    """Why a file has no build ID. An answer that is counted and reported, not an error."""
+    """The reason why a file has no build ID: counted and reported, but not an error."""
 
     EMPTY = "empty file"
     NOT_ELF = "not an ELF file"
@@ -311,7 +311,7 @@ PUBLIC_ACCESS: Final = Access()
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a file was seen.
+    """The place at which a file was seen.
 
     ``path`` is the path as its users saw it, in their root, raw bytes; for what has no path it is
     the name perf uses (``[vdso]``, ``[kernel.kallsyms]``). ``container`` is a label for people,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How artifacts and build IDs are spelled, for every client there is: here and nowhere else.
+"""The names of artifacts and build IDs for every client. No other module defines them.
 
 One artifact has many names, because each family of tools grew its own: debuginfod says
 ``executable`` and ``debuginfo``, perf says ``elf`` and ``debug``, gdb and everything that follows

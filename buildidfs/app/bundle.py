@@ -143,7 +143,7 @@ def _plain(text: str) -> str:
 
 
 def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: bytes) -> str:
-    """A path of a build ID for the list of what is absent: one where it was seen, or ``given``."""
+    """Return a path for a build ID in the list of absent files: where it was seen, or ``given``."""
     path = origins[0].origin.path if origins else given
     if not path:
         rows = store.journal.of(build_id)
@@ -186,8 +186,8 @@ def create(
     list_sources: bool = True,
     progress: Progress | None = None,
 ) -> tuple[bundle_archive.Manifest, int]:
-    """Write a bundle to a file, whole or not at all, or to a descriptor; returns what is in it,
-    and how many bytes of an attempt that was cut off could be kept.
+    """Write a bundle to a file, whole or not at all, or to a descriptor. Returns its contents, and
+    the number of bytes that were kept of an interrupted attempt.
 
     Such an attempt is in ``output`` with ".partial" behind it. A device, FIFO or symbolic link that
     is there already is written to, not replaced. With ``list_sources`` the bundle says, too, which
@@ -291,7 +291,7 @@ def _write_file(
 def import_(
     store: Store, path: str, *, trust: Trust = Trust.CONTAINER, progress: Progress | None = None
 ) -> tuple[bundle_archive.Manifest, Summary]:
-    """Take what is in a bundle into the store; what is there already is not read.
+    """Import the files of a bundle into the store; files that the store has are not read.
 
     Every file is verified first, and nothing is believed more than ``trust``. Raises `UsageError`,
     `IntegrityError` for what is not as it should be (then what came before is kept), `StoreError`.
@@ -486,6 +486,6 @@ class _List:
         self.files += is_file
 
     def end(self) -> str:
-        """Write what is left; the digest of all, as hex. Raises OSError."""
+        """Write the rest, and return the digest of all as hex digits. Raises OSError."""
         self._file.flush()
         return self._hasher.hexdigest()

@@ -151,7 +151,7 @@ def identify_tree(
 
 
 def believe(store: Store, settings: Settings) -> None:
-    """Let the operator's rules decide how far what a store captures from now on is believed."""
+    """Let the operator's rules decide the trust of all captures of a store from now on."""
     if settings.trust.rules:
         store.believe(trust_of(settings.trust.rules))
 
@@ -257,7 +257,7 @@ class _Scanner(Protocol):
 
 
 def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None) -> Summary:
-    """Take everything in, a portion at a time, and remember what was read whole."""
+    """Ingest everything, a portion at a time, and remember the archives that were read whole."""
     total = Summary()
     found = iter(scanner)
     try:

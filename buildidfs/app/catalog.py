@@ -219,14 +219,14 @@ def conflicts(
 
 
 def why_no_conflicts(store: Store, asked: Asked) -> str:
-    """Why no build ID with several variants was shown."""
+    """Return the reason why no build ID with several variants was shown."""
     if asked == Asked() or next(iter(store.index.conflicts()), None) is None:
         return "no build ID in this store has several variants"
     return f"no build ID with several variants fits {asked}"
 
 
 def why_no_artifacts(store: Store, asked: Asked) -> str:
-    """Why no artifact was shown."""
+    """Return the reason why no artifact was shown."""
     if not store.stats().blobs:
         return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
     why = f"nothing in this store fits {asked}"
@@ -286,7 +286,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:
-    """Why debuggers refuse a file, in words."""
+    """Return in words why debuggers refuse a file."""
     from buildidfs.formats.elf.identify import ElfFile
 
     try:
@@ -305,7 +305,7 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
-    """Return in words what a debugger will ask for and not get."""
+    """Return in words the files that a debugger will miss."""
     if store.aliases.is_ambiguous(ordinal):
         return ["a build ID of its own: unrelated programs have this one, and none is served"]
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)

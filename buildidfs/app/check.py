@@ -2,9 +2,9 @@
 """Check a store: find faults, repair them, and capture lost bytes again.
 
 The check first strikes a damaged blob from its row, so that no reader gets it. A capture of the
-same bytes replaces it, with all that is known of them, so the check tries that: from the paths
-where the blob was seen on this host, and from running processes. It removes a blob that is found
-nowhere from the index, and keeps the file in quarantine.
+same bytes replaces it, with all that is known of them, so the check looks for the bytes at the
+paths where the blob was seen on this host, and in running processes. If it does not find them, it
+removes the blob from the index and keeps its file in quarantine.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _PASSES: Final = 3
 
 
 class Options(NamedTuple):
-    """``verify_data`` reads all blobs, where it was broken off unless ``from_start``; ``repair``
-    changes what is wrong. ``progress`` hears what is being done, and how much of how much is done.
+    """``verify_data`` reads all blobs; it continues an interrupted check unless ``from_start``.
+    ``repair`` mends faults. ``progress`` is called with the step, the amount done and the total.
     """
 
     verify_data: bool = False
@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A fault, and what was done about it."""
+    """A fault, and its repair if there was one."""
 
     fault: Fault
     state: State

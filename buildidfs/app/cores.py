@@ -95,7 +95,7 @@ def coverage(store: Store, path: bytes) -> Coverage:
 def scan_cores(
     store: Store, settings: Settings, paths: Sequence[bytes], *, progress: Progress | None = None
 ) -> CoreScan:
-    """Capture what core files are about, as far as it can still be had.
+    """Capture the files that core files name, as far as they still exist.
 
     That is: the vDSO in the core; what processes have mapped; and files with these build IDs at
     their paths, here and in the mount namespaces of all processes. A file that is no core, or not
@@ -135,7 +135,7 @@ def _read(store: Store, path: bytes) -> Dump:
 
 
 def _containers(store: Store, main: Binary | None) -> list[str]:
-    """Where that program was seen under that path, the last place first."""
+    """Return the places where a program was seen under a path, the last one first."""
     if main is None or main.build_id is None:
         return []
     places = history.at_path(store, main.path)
@@ -164,7 +164,8 @@ class _Scan:
                     self._missing.append((binary.build_id, binary))
 
     def run(self, progress: Progress | None) -> Summary:
-        """Look for what is missing, and take it in; what is held counts as found."""
+        """Look for the missing files and capture them; files that the store holds count as
+        found."""
         before = Summary(files=len(self._held), held=len(self._held))
         if not self._missing:
             return before

@@ -61,7 +61,7 @@ class Coverage(msgspec.Struct):
 
     @property
     def weight(self) -> int:
-        """That of all rows."""
+        """The weight of all rows."""
         return sum(row.weight for row in self.rows)
 
     def executable(self) -> float:
@@ -86,7 +86,7 @@ class Coverage(msgspec.Struct):
         return sum(row.weight for row in rows) / whole if whole else 1.0
 
     def worst_first(self) -> list[Row]:
-        """The rows: what is missing first, and of that the heaviest."""
+        """Return the rows: missing files first, the heaviest of them first."""
         return sorted(
             self.rows,
             key=lambda row: (
@@ -97,7 +97,7 @@ class Coverage(msgspec.Struct):
 
 
 class Holdings:
-    """Looks up what a store holds of build IDs, each once."""
+    """Looks up the files that a store holds for build IDs, each once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

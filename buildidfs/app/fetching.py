@@ -58,7 +58,7 @@ def check(options: Options) -> None:
 
 
 def lacking_in(store: Store, path: bytes) -> list[Lacking]:
-    """Return what a store lacks of the files that a profile or a core file names.
+    """Return the files that a profile or a core file names and a store lacks.
 
     Raises `UsageError` for a file that is neither.
     """
@@ -121,7 +121,7 @@ class _Meter:
         self._bytes = 0
 
     def add(self, count: int) -> None:
-        """So many bytes have come."""
+        """Count bytes that were received."""
         self._bytes += count
         self.show("")
 
@@ -138,7 +138,7 @@ class _Meter:
 def agent_of(
     store_path: str | bytes | os.PathLike[str], settings: Settings, options: Options
 ) -> Agent:
-    """Return what has another process fetch, which is started when it is needed."""
+    """Return an agent that fetches in another process, which starts when it is needed."""
     words = (
         os.path.abspath(os.fsencode(store_path)).hex(),
         msgspec.json.encode(settings).decode(),

@@ -91,7 +91,7 @@ def of_build_id(store: Store, build_id: BuildId) -> list[Place]:
 
 
 class _Places:
-    """Merges what is said of the same place; of one container only, if there is a ``label``."""
+    """Merges the rows of the same place; only those of one container if ``label`` is given."""
 
     def __init__(self, store: Store, label: str | None) -> None:
         self._store = store

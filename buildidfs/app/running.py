@@ -27,7 +27,7 @@ _MOST_SHOWN: Final = 3
 
 
 class Asked(NamedTuple):
-    """The mapped files that a user asks for; all that is given has to fit.
+    """The conditions for mapped files; a file must meet all that are given.
 
     ``id_or_path`` is the beginning of a build ID, or a path, ``glob`` a pattern of paths, in which
     ``*`` matches slashes, too. ``deleted`` files have lost the path that they were mapped by.
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 
 def who_maps(settings: Settings, asked: Asked) -> tuple[list[Mapper], list[Unreadable]]:
-    """Return the processes that map what is asked for, and those that could not be looked at.
+    """Return the processes that map matching files, and those that could not be inspected.
 
     By container, then by process. Raises `InvalidBuildId`, and `AmbiguousBuildId` if what is mapped
     has several build IDs with the digits that were given.

@@ -121,7 +121,7 @@ def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -
 
 
 def severity(why: str) -> int:
-    """How much of a binary is missing for a reason; more is worse, -1 is nothing."""
+    """Return the rank of a reason by the amount that is missing; more is worse, -1 is nothing."""
     return _SEVERITY.get(why, 2) if why else -1
 
 

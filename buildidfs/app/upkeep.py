@@ -65,7 +65,7 @@ def compress_after(settings: Settings) -> int | None:
 def compress(
     store: Store, after: int, enough: Callable[[], bool] = lambda: False
 ) -> tuple[int, int, int]:
-    """Compress what was not used for so many seconds; ``enough`` ends it early.
+    """Compress blobs that were unused for a number of seconds; ``enough`` ends it early.
 
     Returns how many blobs that were, and the bytes they took before and take now. Raises
     `StoreError`.
@@ -219,7 +219,7 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
 
 
 class Pruning:
-    """One removal of all that the limits of a store leave no room for.
+    """One removal of the blobs that exceed the limits of a store.
 
     ``blobs`` and ``freed`` count what has gone, or would go with ``dry_run``, in bytes on the disk.
     With ``stays`` the choices name what is kept as well.
@@ -233,7 +233,8 @@ class Pruning:
         self.blobs = self.freed = 0
 
     def choices(self) -> Iterator[Choice]:
-        """Give each blob with its fate, once it has met it. Raises `StoreError`."""
+        """Yield each blob with the decision about it, when it has been carried out. Raises
+        `StoreError`."""
         if not self._dry_run:
             self._store.fold_uses()
         plan = self._store.plan(self._policy, altlinks(self._store), stays=self._stays)
@@ -263,7 +264,7 @@ class Pruning:
 
 
 def retain(store: Store, settings: Settings) -> None:
-    """Let a store make room for what is captured, as the settings say."""
+    """Let a store make room for captures, as the settings say."""
     kept = settings.retention
     # Default limits are not worth the time to find out that nothing has to go.
     always = kept != config.RetentionSettings()
@@ -271,8 +272,8 @@ def retain(store: Store, settings: Settings) -> None:
 
 
 def open_for_capture(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
-    """Open a store to capture files, made if there is none, with all that the settings say of it:
-    limits, trust rules, and the engines that name containers.
+    """Open a store for captures, and create it if it is absent. The settings give its limits, trust
+    rules, and the engines that name containers.
 
     Debug files that are made of captured executables are made by other processes (`Deriver`).
     Raises `StoreError` and its subclasses.

@@ -95,7 +95,7 @@ class Explainer:
         self._scan = "perf-data"
 
     def build_id(self, build_id: BuildId) -> Explained:
-        """Explain what is missing of a build ID."""
+        """Explain which files of a build ID are missing."""
         ordinal = self._store.index.ordinal(build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
         rows = [] if self._viewer is not None else self._store.journal.of(build_id)
@@ -213,7 +213,7 @@ class Explainer:
     def _finding(
         self, why: str, row: Row, file: str, said: str = "", *, path: bytes = b""
     ) -> Finding:
-        """Make a finding; ``said`` is the reason with what is known of this file besides."""
+        """Make a finding; ``said`` is the reason with the details of this file."""
         remedy = remedies.of_reason(why)
         text, command = remedy.text, remedy.command
         if why == remedies.STILL_HERE and file:

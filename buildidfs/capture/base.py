@@ -71,7 +71,7 @@ class PinnedFile(msgspec.Struct):
 
 
 def reached(sighting: Sighting, reach: int) -> Sighting:
-    """A sighting together with what was found out of `Origin.reach`, which takes time."""
+    """Return the sighting with `Origin.reach`, which takes time to find."""
     origin = msgspec.structs.replace(sighting.origin, reach=reach)
     return Sighting(origin, sighting.seen_ns)
 

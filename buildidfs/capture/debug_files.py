@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The debug files that belong to a binary, looked for where debuggers look, in the root it is in.
 
-By build ID under /usr/lib/debug/.build-id; by the name in .gnu_debuglink beside the binary, in
-.debug beside it, and under /usr/lib/debug; and from there by .gnu_debugaltlink to what dwz moved
-out (gdb manual, "Separate Debug Files"; dwz(1)). Where debug information is split, its .dwp file
-beside either. Names come from the binary, so from its maker: they are resolved inside the
-root given, and what is found there has to prove that it belongs: by build ID, or where it has none
-by the checksum in the link; a package by the units in it.
+The search goes by build ID under /usr/lib/debug/.build-id, then by the name in .gnu_debuglink:
+beside the binary, in .debug beside it, and under /usr/lib/debug. From a debug file
+.gnu_debugaltlink leads to the file of dwz (gdb manual, "Separate Debug Files"; dwz(1)). The .dwp
+file of split debug information lies beside the binary or its debug file. The names come from the
+binary, so its maker chooses them: they are resolved inside the given root, and each file must prove
+that it belongs to the binary. The proof is the build ID, for a file without one the checksum in the
+link, and for a .dwp file its units.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Opener:
     """Opens the files that are looked at, on filesystems that answer. Raises OSError."""
 
     def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
-        """Pin what is at a path of a root (O_PATH), and say what it is."""
+        """Pin the file at a path of a root (O_PATH), and return its identity."""
         path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
         try:
             return path_fd, statx.identity(path_fd)
@@ -250,7 +251,7 @@ def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
 
 
 def package_paths(path: bytes, binary: bytes) -> list[bytes]:
-    """Where the .dwp file is looked for of a binary whose skeleton units are in the file at a path.
+    """Return the paths of the .dwp file of a binary whose skeleton units are in the file ``path``.
 
     gdb goes by the name of the binary in the directory of that file (dwarf2/read.c,
     open_and_init_dwp_file), lldb and others by the name of either.
@@ -260,7 +261,7 @@ def package_paths(path: bytes, binary: bytes) -> list[bytes]:
 
 
 def package_owners(path: bytes) -> tuple[bytes, ...]:
-    """Where a file has its skeleton units whose .dwp file is at a path; nowhere if that is none."""
+    """Return the paths of the files whose .dwp file is at a path; none if it is not a .dwp file."""
     stem, suffix = path[: -len(names.DWP_SUFFIX)], path[-len(names.DWP_SUFFIX) :]
     return (stem, stem + names.DEBUG_SUFFIX) if suffix == names.DWP_SUFFIX else ()
 

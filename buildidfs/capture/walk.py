@@ -53,7 +53,7 @@ class OpenFile(NamedTuple):
 
 
 class Observer(Protocol):
-    """Told of all that a walk comes by, before the files in a directory are opened."""
+    """Gets each entry that a walk passes, before the files of a directory are opened."""
 
     def directory(self, path: bytes, fd: int) -> None:
         """A directory that was opened."""
@@ -111,7 +111,7 @@ def unreadable(path: bytes, error: OSError) -> Unreadable:
 
 
 def open_start(path: bytes) -> int:
-    """Pin what a walk is to start at (O_PATH); a symbolic link is followed. Raises OSError."""
+    """Pin the start of a walk (O_PATH), following a symbolic link. Raises OSError."""
     return os.open(path, _OPEN_PATH)
 
 
@@ -197,7 +197,7 @@ def _is_refused(fd: int, known: Mounts) -> bool:
 def _enter(
     level: _Level, known: Mounts, observer: Observer | None
 ) -> Iterator[OpenFile | Unreadable]:
-    """Yield the regular files of a directory, and note what is below it."""
+    """Yield the regular files of a directory, and note its subdirectories."""
     level.entered = True
     regular = []
     try:

@@ -219,7 +219,7 @@ class _OfStore(click.types.StringParamType):
             return []
 
     def candidates(self, store: Store, incomplete: str) -> Iterator[str]:
-        """Yield what a word may become."""
+        """Yield the completions of a word."""
         raise NotImplementedError
 
 

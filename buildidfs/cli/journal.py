@@ -169,7 +169,7 @@ def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None, called: Name
 
 
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
-    """Why no row was shown, of those there are from ``since`` on in containers with ``labels``."""
+    """Return the reason why no row since ``since`` in containers with ``labels`` was shown."""
     if labels:
         some = ", ".join(sorted(label or "the host" for label in labels))
         return f"no row fits what was asked for; there are some of {some}"

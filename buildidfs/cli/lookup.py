@@ -205,7 +205,7 @@ def where(
 def _print_mappers(
     session: Session, asked: running.Asked, layout: table.Layout, json_: bool
 ) -> int:
-    """Print the processes that map what was asked for; return the exit status."""
+    """Print the processes that map the requested files, and return the exit status."""
     mappers, refused = running.who_maps(session.settings, asked)
     names = Names()
     for mapper in mappers:

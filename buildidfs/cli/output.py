@@ -83,7 +83,7 @@ def age(seconds: float) -> str:
 
 
 def eviction(what: Tally | Evictions) -> str:
-    """Describe in words what was removed to make room; empty if nothing was."""
+    """Describe the blobs that were removed to make room; empty for none."""
     said = []
     if what.again:
         said.append(f"{what.again} that can be had again ({size(what.again_bytes)})")
@@ -148,7 +148,7 @@ def moment(nanoseconds: int) -> str:
 def report_scan(
     summary: Summary, *, json_: bool = False, quiet: bool = False, **more: object
 ) -> int:
-    """Print what a scan came to; returns the exit status.
+    """Print the result of a scan, and return the exit status.
 
     ``more`` are further fields of the JSON object. ``quiet`` leaves out what went well.
     """
@@ -215,7 +215,7 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
 
 
 def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
-    """Print what was removed to make room, the most important first; if ``quiet``, only losses."""
+    """Print the blobs removed to make room, losses first; if ``quiet``, only losses."""
     if not removed.losses and (quiet or not removed.again):
         return
     click.echo(f"removed to make room: {eviction(removed)}", err=bool(removed.losses))

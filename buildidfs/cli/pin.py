@@ -205,7 +205,7 @@ def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> 
 
 
 def _why_empty(store: Store, name: bytes | None) -> str:
-    """Why no pin was listed."""
+    """Return the reason why no pin was listed."""
     if name is not None and next(store.pins.every(), None) is not None:
         return f"nothing is pinned for {printable(name)}; --list alone shows all pins"
     return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"

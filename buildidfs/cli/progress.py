@@ -65,7 +65,7 @@ class Line:
             self._drawn_at = -_EVERY_S
 
     def text(self, done: int, what: str, bytes_: int, share: float | None, columns: int) -> str:
-        """Return the line, of at most so many columns."""
+        """Return the line, cut to a number of columns."""
         elapsed = self._clock() - self._began
         parts = [self._description]
         if share is not None:

@@ -527,7 +527,7 @@ def _report_archives(
 
 
 def _existing_roots() -> list[str]:
-    """Where the engines of this user keep images, as far as there are any."""
+    """Return the existing directories in which engines of this user keep images."""
     places = list(_ROOTS)
     if os.geteuid() != 0:
         base = os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share")

@@ -94,7 +94,7 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """Return a text of at most so many columns; what is too much goes from its middle.
+    """Return a text cut to a number of columns, by removing its middle.
 
     The end is kept longest, for the name of a file tells more than its directories.
     """
@@ -110,7 +110,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def _prefix(text: str, columns: int) -> str:
-    """Return the longest beginning of a text that takes at most so many columns."""
+    """Return the longest beginning of a text that fits into a number of columns."""
     end = min(len(text), columns)
     while end and cells(text[:end]) > columns:
         end -= 1

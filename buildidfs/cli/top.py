@@ -203,7 +203,7 @@ def _a_second(rate: float | None) -> str:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits so many seconds for a key, and returns that or nothing.
+    """Yield a function that waits some seconds for a key, and returns the key or nothing.
 
     Ctrl-C and SIGTERM are keys as well, so that the terminal is what it was at the end.
     """

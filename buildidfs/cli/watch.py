@@ -203,7 +203,7 @@ def _follow(
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
-    """How a watch is doing, for people, out of its facts; empty for facts of no watch."""
+    """Describe the state of a watch by its facts, in one line; empty if they are not of a watch."""
     if not {"mode", "captured", "held", "waiting"} <= facts.keys():
         return ""
     parts = [

@@ -41,7 +41,7 @@ Text = Annotated[str, Meta(max_length=8192)]
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where bytes were seen, and when first and last (Unix time, ns).
+    """A place where bytes were seen, with the first and last time (Unix time, ns).
 
     ``path`` is text, and ``path_b64`` the bytes where they are not UTF-8. ``public`` says that
     everybody could read the file there.

@@ -55,7 +55,7 @@ def pack(sizes: Iterable[tuple[bytes, int]]) -> bytes:
 
 
 def unpack(read_at: ReadAt, size: int) -> dict[bytes, ByteRange] | None:
-    """Where the files are in an archive of ``size`` bytes; None for any other file."""
+    """Return the extents of the files in an archive of ``size`` bytes; None for any other file."""
     head = read_at(0, _HEAD.size)
     if len(head) < _HEAD.size:
         return None

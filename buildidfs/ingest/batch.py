@@ -93,7 +93,7 @@ class Batch(Generic[Job]):
 
 
 def at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
-    """The capture of the same file seen elsewhere, whose bytes the store has by now."""
+    """Return a capture for the same file at another place, after the store has taken its bytes."""
     content = capture.content
     origin = replace(sighting.origin, identity=capture.sighting.origin.identity)
     fields = {name: getattr(capture, name) for name in NewCapture.__struct_fields__}
@@ -114,8 +114,8 @@ def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
 
 
 class _Row(msgspec.Struct):
-    """When a build ID was seen at a place, first and last; ``held``: the store has its bytes;
-    ``noted``: it has no room for them.
+    """The first and last time that a build ID was seen at a place. ``held``: the store has its
+    bytes; ``noted``: it has no room for them.
     """
 
     first: Sighting
@@ -160,7 +160,7 @@ class Sightings:
             self._shrink()
 
     def entries(self) -> list[NewSeen]:
-        """For the journal: each place, with two entries if it was seen at two times."""
+        """Return the entries for the journal: each place, twice if it was seen at two times."""
         entries = []
         for row in self._rows.values():
             entries.append(NewSeen(row.first, row.build_id, noted=row.noted))
@@ -169,7 +169,7 @@ class Sightings:
         return entries
 
     def touched(self) -> list[Sighting]:
-        """Of files whose bytes the store has, where they were seen last."""
+        """Return the last place of each file whose bytes the store has."""
         return [row.last for row in self._rows.values() if row.held]
 
     def _add(self, row: _Row) -> None:

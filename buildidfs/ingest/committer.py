@@ -177,7 +177,7 @@ class Committer(Generic[Job]):
                 self._flushing -= 1
 
     def prepare(self, most_staged: int | None) -> None:
-        """Leave the work to a thread that calls `run`; a batch has at most so many bytes."""
+        """Let a thread that calls `run` do the commits, in batches of at most that many bytes."""
         self._runs = True
         self._batch.most = most_staged
 
@@ -370,7 +370,7 @@ _log = logging.getLogger(__name__)
 
 
 def delay(tries: int) -> float:
-    """Return the seconds until the next attempt, after so many that failed: 1, 2, 4, 8, 10..."""
+    """Return the seconds until the next attempt after a number of failures: 1, 2, 4, 8, 10..."""
     return min(FIRST_DELAY_S * 2.0 ** min(tries, 16), LAST_DELAY_S)
 
 

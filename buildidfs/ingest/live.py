@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a watch sees, into the store: a pipeline that goes on until it is closed.
+"""The pipeline of a watch: takes the files that it sees into the store until it is closed.
 
 Two workers take the pending files, smallest first. The pending files of a filesystem that may not
 answer have a worker of their own, so that they delay no others, and so have the files of scans,
@@ -91,7 +91,7 @@ class Listener:
 
 
 class Live(Pipeline):
-    """Takes into ``store`` what waits in ``pending``, with so many ``workers``, until `close`.
+    """Takes the ``pending`` files into ``store`` with a number of ``workers``, until `close`.
 
     ``listener`` hears what becomes of it. ``helper`` copies files on filesystems that may not
     answer, and is closed with this.
@@ -150,7 +150,7 @@ class Live(Pipeline):
         self._committer.see(sighting, build_id, held=True)
 
     def note(self, sighting: Sighting, build_id: BuildId) -> None:
-        """Put a file into the journal whose bytes are not to be had."""
+        """Write a journal entry for a file whose bytes cannot be read."""
         self.check()
         self._committer.see(sighting, build_id)
 

@@ -56,7 +56,7 @@ class Job:
 
 
 class Pipeline(ABC):
-    """Takes files into ``store`` with so many ``workers``; ``most_queued`` files wait for them.
+    """Takes files into ``store`` with ``workers`` threads; at most ``most_queued`` files wait.
 
     ``is_idle`` and ``trouble`` are those of `Committer`. Subclasses say what becomes of a file, in
     methods that are called in any thread.

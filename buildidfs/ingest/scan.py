@@ -54,7 +54,7 @@ class StoreMemo:
 
 
 class Ingest:
-    """Takes what scanners find into ``store``, with so many ``workers`` hashing and copying."""
+    """Takes the files that scanners find into ``store``; ``workers`` threads hash and copy."""
 
     def __init__(self, store: Store, *, workers: int | None = None) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class Ingest:
 
 
 def interrupted(kept: int) -> Interrupted:
-    """Return the error of a scan that Ctrl-C ended after it had captured so many files."""
+    """Return the error of a scan that Ctrl-C ended, with the number of captured files."""
     return Interrupted(f"{kept} file{'s' * (kept != 1)} kept; run it again", kept)
 
 

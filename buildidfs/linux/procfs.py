@@ -157,7 +157,7 @@ def innermost_pid(pid_fd: int) -> int:
 
 
 def start_ticks(pid_fd: int) -> int:
-    """When the process began, in clock ticks since the boot of the host. Raises OSError."""
+    """Return the start time of the process in clock ticks since boot. Raises OSError."""
     return int(_stat_fields(pid_fd)[19])
 
 
@@ -273,7 +273,7 @@ def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:
 
 
 def vdso(maps_fd: int) -> tuple[int, int] | None:
-    """Where the process's vDSO begins and ends, or None if it has none.
+    """Return the start and end of the vDSO of the process, or None if it has none.
 
     Raises OSError as `executable_file_mappings` does.
     """
@@ -284,7 +284,7 @@ def vdso(maps_fd: int) -> tuple[int, int] | None:
 
 
 def executable_at(maps_fd: int, address: int) -> tuple[int, int] | None:
-    """Where the executable mapping of a file begins and ends that ``address`` is in, if it is.
+    """Return start and end of the executable file mapping that has ``address``, or None.
 
     Raises OSError as `executable_file_mappings` does.
     """

@@ -53,7 +53,8 @@ _PARTS_AT_ONCE: Final = 4
 
 
 class Limits(NamedTuple):
-    """How long requests may take: seconds for each attempt, for a connection, and attempts."""
+    """Limits of requests: seconds for an attempt and for a connection, and the number of
+    attempts."""
 
     timeout_s: float = 60.0
     connect_s: float = 5.0

@@ -550,7 +550,7 @@ def _find(store: Store, debug_id: str) -> BuildId | None:
 
 
 def _believed(store: Store, ordinal: int, build_id: BuildId) -> list[tuple[int, BuildId]]:
-    """How much the files of a build ID are believed that all users may read."""
+    """Return the trust of the files of a build ID that all users may read."""
     kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
     artifacts = [store.index.artifact(ordinal, kind) for kind in kinds]
     public = [

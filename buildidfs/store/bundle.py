@@ -278,7 +278,7 @@ def captures(
 
 
 def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[Sighting]:
-    """Where the bytes of an item were seen, the first of all first; ``access`` is to the bundle.
+    """Return the places of the bytes of an item, earliest first; ``access`` is to the bundle.
 
     Who may read them here is root, unless everybody could there: user IDs are those of that host.
     """
@@ -417,7 +417,8 @@ class _BundleFiles(Blobs):
 
 
 def open_bundle(file: BundleFile, access: Access) -> BundleStore:
-    """A store with what is in a bundle, which it closes, for those with ``access`` to that.
+    """Open a bundle as a store, for the users with ``access`` to the bundle, which the store
+    closes.
 
     Raises `StoreError`, `IntegrityError`.
     """

@@ -32,9 +32,7 @@ _New = TypeVar("_New", "NewCapture", NewSeen)
 
 
 class _Crowd:
-    """Those captures of a batch whose bytes were dropped: there is no room, and they can be had
-    again.
-    """
+    """The recapturable captures of a batch whose bytes were dropped for lack of room."""
 
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env

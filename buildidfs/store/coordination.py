@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How processes that use one store keep out of each other's way, and hear of commits.
+"""Locks between the processes that use one store, and messages about commits.
 
 **Naming and removing** (`naming`, `removing`). A commit finds a blob in place, and then writes the
 row that speaks of it; a removal deletes the row, and then the blob. Neither may come between the

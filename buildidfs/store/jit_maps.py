@@ -100,7 +100,7 @@ class JitMaps:
                 yield found
 
     def totals(self) -> tuple[int, int]:
-        """How many maps there are, and their bytes."""
+        """Return the number of maps, and their bytes."""
         entries = list(self._entries())
         return len(entries), sum(each.size for each in entries)
 

@@ -185,11 +185,11 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
 
 
 class JournalRecord(msgspec.Struct, frozen=True):
-    """That a path had this build ID, for whom, and when first and last (Unix time, ns).
+    """A build ID seen at a path in one container, with the first and last time (Unix time, ns).
 
     The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
-    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` is what identifies a
-    file that there was no room for, None for others.
+    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` identifies a file
+    that the store had no room for; it is None for other files.
     """
 
     build_id: BuildId

@@ -101,7 +101,7 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """That this process lives, for as long as it does or until `close`; a context manager.
+    """A sign that this process lives, until it ends or calls `close`; a context manager.
 
     On a store that cannot be written nothing is registered, and everything else works. Paths are
     given as bytes: as JSON they are text, and ``NAME_b64`` where they are not UTF-8. Methods may be
@@ -272,7 +272,7 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
 
 
 def _read(fd: int, looks: int) -> dict[str, Any]:
-    """The content; empty if there is none after so many looks, or it does not come to rest."""
+    """Return the content; empty if after several reads there is none, or it still changes."""
     before = b""
     for _ in range(looks):
         text = os.pread(fd, _MOST_BYTES, 0)
@@ -315,7 +315,7 @@ def _is_at(fd: int, path: bytes) -> bool:
 
 
 def _kernel() -> str:
-    """Where a pid of ours means a process: this boot of this kernel, this PID namespace."""
+    """Return the scope of a process ID: this boot of this kernel and this PID namespace."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -464,7 +464,7 @@ class DigestRow(msgspec.Struct):
 
 
 def refs_end(value: bytes) -> int:
-    """Where the references in a row of *digests* end; raises ValueError if it does not decode."""
+    """Return the end of the references in a row of *digests*. Raises ValueError if damaged."""
     end = len(value) - U32.size
     if end < DIGEST.size or (end - DIGEST.size) % ORDINAL_KIND_VARIANT.size:
         raise ValueError(f"a row of {len(value)} bytes")
@@ -492,7 +492,7 @@ class DwzRow(msgspec.Struct, frozen=True):
 
     @property
     def believed(self) -> tuple[Trust, Standing]:
-        """How far the place that brought the name is believed."""
+        """The trust in the place that brought the name."""
         return self.trust, self.standing
 
     def pack(self, name: bytes) -> bytes:

@@ -342,7 +342,8 @@ class Store:
             return evictions.load(env, txn)
 
     def can_be_had(self, origin: Origin) -> str:
-        """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+        """Return in words where the host still has the file seen at a place; empty if it may be
+        gone."""
         from buildidfs.store.retention import eviction
 
         return eviction.can_be_had(self._opened(), origin)
@@ -445,7 +446,7 @@ class Store:
     # --- the whole -------------------------------------------------------------------------
 
     def why(self, ordinal: int, kept: Sequence[Artifact]) -> list[str]:
-        """For each of the `variants` of an artifact, why it is served or is not, in words."""
+        """Return for each of the `variants` of an artifact the reason why it is served or not."""
         from buildidfs.store.index.ranking import why
 
         if self.aliases.is_ambiguous(ordinal):
@@ -473,7 +474,7 @@ class Store:
         return Listener(self.path, count)
 
     def stats(self) -> StoreStats:
-        """How much the store holds."""
+        """Return the counts and sizes of the store."""
         env = self._opened()
         entries = env.entries()
         with env.read() as txn:

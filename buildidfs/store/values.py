@@ -62,7 +62,7 @@ class NewAbsence(msgspec.Struct, frozen=True):
 
 
 class NewSeen(msgspec.Struct, frozen=True):
-    """That a file with this build ID was seen, for the journal; its bytes need not be here.
+    """A journal entry: a file with this build ID was seen. The store need not have its bytes.
 
     ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one. ``noted``
     says that there was no room for its bytes, and that they can be had where it was seen.
@@ -106,7 +106,7 @@ class CommitResult(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """That a build ID is to be kept, for whom, and since when (Unix time, ns)."""
+    """A pin of a build ID, with its name and the time of its creation (Unix time, ns)."""
 
     build_id: BuildId
     name: bytes
@@ -151,7 +151,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """How much a store holds. Sizes in bytes; ``artifacts`` counts (build ID, kind) by kind.
+    """Counts and sizes of a store. Sizes in bytes; ``artifacts`` counts (build ID, kind) by kind.
 
     ``variants`` counts what is kept but not served, ``remembered`` the files that will be
     recognised without being read, ``free_bytes`` what an unprivileged writer may still use,

@@ -103,7 +103,7 @@ class Agent:
         self._closed = False
 
     def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
-        """Return False for a file that could not be had a moment ago. Takes no lock."""
+        """Return False for a file that no server had a moment ago. Takes no lock."""
         known = self._missing.get((build_id, kind))
         return known is None or time.monotonic() >= known[0]
 

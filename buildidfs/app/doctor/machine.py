@@ -329,7 +329,7 @@ def _mount_namespace_ids() -> Answer:
 
 
 def _leases() -> Answer:
-    """Of a file of our own: that of others takes CAP_LEASE, and their filesystem to know."""
+    """Try a lease on a file of our own; on other files it takes CAP_LEASE and their filesystem."""
     with tempfile.TemporaryFile() as file:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         try:

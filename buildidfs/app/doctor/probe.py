@@ -69,12 +69,12 @@ def ok(found: str) -> Answer:
 
 
 def degraded(found: str, remedy: str) -> Answer:
-    """It works, though not as it should."""
+    """Return the finding that something works with restrictions."""
     return Answer("degraded", found, remedy)
 
 
 def failed(found: str, remedy: str) -> Answer:
-    """It does not work."""
+    """Return the finding that something does not work."""
     return Answer("failed", found, remedy)
 
 

@@ -86,9 +86,9 @@ _DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How to push. ``rate`` is in bytes a second, 0 is no limit; ``patience_s`` is how long to wait
-    for a bucket that does not answer, None is for ever. ``verify`` compares all files with the
-    bucket, whatever the ledger says. Objects older than half of ``keep_s`` are touched.
+    """Options of a push. ``rate`` is in bytes per second, 0 for no limit. ``patience_s`` is the
+    time to wait for a bucket that does not answer, None for ever. ``verify`` compares all files
+    with the bucket, whatever the ledger says. Objects older than half of ``keep_s`` are touched.
     """
 
     rate: int = 0
@@ -134,7 +134,7 @@ class Pace:
         self._free_at = 0.0
 
     def wait(self, size: int) -> None:
-        """Wait until so many bytes may be sent."""
+        """Wait until a number of bytes may be sent."""
         if not self._rate:
             return
         with self._lock:
@@ -176,7 +176,7 @@ class Target:
         return self.filter is None or self.filter.may_have(build_id, kind)
 
     def tell_filter(self) -> None:
-        """Add to the filter what was pushed since. Raises `RemoteError`."""
+        """Add the files pushed since the last call to the filter. Raises `RemoteError`."""
         waiting = self.ledger.unfiltered()
         if not waiting or self.filter is None:
             return
@@ -482,7 +482,7 @@ class Pusher:
             self._public.ledger.set_value("told", "0")
 
     def _keep(self, keep_s: int) -> None:
-        """Touch what a lifecycle rule would remove although this host has it."""
+        """Touch objects of this host's files that a lifecycle rule would remove."""
         for target in self._targets:
             for entry in target.ledger.older_than(keep_s / 2):
                 if self._stop.is_set():
@@ -531,7 +531,7 @@ class Pusher:
     # --- following the store -------------------------------------------------------------------
 
     def follow(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Push all, then what is captured, until `stop` is called.
+        """Push all files, then each new capture, until `stop` is called.
 
         Raises `RemoteDenied`, `StoreError`.
         """
@@ -602,7 +602,7 @@ class _Changes:
             self._news.set()
 
     def take(self) -> set[int] | None:
-        """Return what has changed since the last time; None for everything."""
+        """Return the changes since the last call; None if everything may have changed."""
         self._news.clear()
         with self._lock:
             taken, self._ordinals = self._ordinals, set()

@@ -100,7 +100,7 @@ class JitFollower:
         self._notify()
 
     def close(self) -> None:
-        """Keep what is new of all processes, and end; safe to call twice."""
+        """Keep the new names of all processes, and end. Safe to call twice."""
         self._ending = True
         self._notify()
         if self._wake < 0:
@@ -180,7 +180,7 @@ class JitFollower:
         heapq.heappush(self._due, (time.monotonic() + wait, followed.pid, followed.pidfd))
 
     def _look(self, followed: _Followed) -> None:
-        """Open what files a process has by now, and keep what is new in them."""
+        """Open the files of names that a process has by now, and keep the new names."""
         followed.looks += 1
         try:
             found = self._finder.find(followed.pid)

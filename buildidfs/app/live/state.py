@@ -139,14 +139,15 @@ class Losses:
             self._now()[reason, container] += count
 
     def take(self) -> list[LostFile]:
-        """The files that were lost since the last call, so many of each container by name."""
+        """Return the files lost since the last call, a limited number of each container by name."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
             self._named.clear()
         return list(fresh.values())
 
     def _name(self, lost: LostFile) -> None:
-        """Put a file among the fresh ones; what is too much of its container goes without name."""
+        """Name a file among the fresh ones; files beyond the limit of its container are only
+        counted."""
         key = lost.reason, lost.container, lost.path
         if key not in self._fresh:
             full = self._named[lost.container] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
@@ -196,8 +197,8 @@ class Losses:
 
 
 class Source(msgspec.Struct, frozen=True):
-    """``captured`` files of so many ``bytes`` of one container since the start, the last of them
-    at ``last_ns`` (Unix, ns). ``container`` is its label, empty for the host, or `OTHERS`.
+    """Counts of one container: ``captured`` files with ``bytes`` since the start, the last one at
+    ``last_ns`` (Unix time, ns). ``container`` is its label, empty for the host, or `OTHERS`.
     """
 
     container: str
@@ -239,7 +240,7 @@ class Sources:
 
 
 class WatchState(msgspec.Struct):
-    """How a watch is doing.
+    """The state of a watch.
 
     ``mode`` is ``following``; ``confined`` if only the processes of its own PID namespace can be
     followed; ``polling`` where events are refused; ``interrupted`` while there is no catcher.

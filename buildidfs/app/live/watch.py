@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watch(Listener):
-    """Captures into ``store`` what is mapped from `start` to `close`.
+    """Captures the files that processes map into ``store``, from `start` to `close`.
 
     Call `tend` now and then, a few times a second, in the thread that called `start`.
     ``as_owner`` reads the FUSE filesystems of other users; ``tell`` hears of each capture, in
@@ -184,7 +184,7 @@ class Watch(Listener):
         )
 
     def state(self) -> WatchState:
-        """How it is doing now."""
+        """The present state of the watch."""
         mode, degraded = self._mode, self._degraded
         if mode in ("following", "confined") and self._watcher.is_stopped:
             pid = self._watcher.pid
@@ -209,7 +209,7 @@ class Watch(Listener):
         )
 
     def close(self) -> None:
-        """End: what is held is copied, as far as that takes seconds, and the rest noted.
+        """End the watch: copy the pending files for some seconds, and note the rest.
 
         Safe to call twice. Does not raise.
         """
@@ -439,7 +439,7 @@ class Scans:
                 self._changed.notify()
 
     def every(self, seconds: float) -> None:
-        """Look at all processes again and again, so many seconds after the last time."""
+        """Scan all processes repeatedly, with a pause of that many seconds."""
         with self._changed:
             self._every = seconds
             self._all_at = time.monotonic()

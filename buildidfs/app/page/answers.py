@@ -144,7 +144,7 @@ class Loss(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """How the capture does. ``mode`` is that of the watch, or ``not running``."""
+    """The state of the capture. ``mode`` is that of the watch, or ``not running``."""
 
     mode: str
     since: float | None = None

@@ -143,7 +143,7 @@ def _missing(
 
 
 def _has_come(store: Store, miss: Miss) -> bool:
-    """Return True if every user may read by now what was asked for.
+    """Return True if every user may now read the file that was asked for.
 
     A file that not all users may read must not look different from one that is not there.
     """

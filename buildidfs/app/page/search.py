@@ -49,7 +49,7 @@ class _Enough(Exception):
 def search(
     store: Store, names: Names, query: str, *, symbols: bool = False, limit_s: float = LIMIT_S
 ) -> answers.Found:
-    """Find what a person means. ``symbols`` looks into the files as well, which takes longer.
+    """Find files by any word. With ``symbols`` search inside the files too, which takes longer.
 
     Raises `StoreError`, `IntegrityError`.
     """

@@ -130,7 +130,7 @@ class Matcher:
         return found
 
     def believes(self, file: File) -> bool:
-        """Return True if a profile tells what a file was by the build ID that it has for it."""
+        """Return True if the build ID that a profile has for a file identifies the file."""
         return (
             bool(file.build_id)
             and not (_is_module(file) and file.build_id in self._repeated)
@@ -428,7 +428,7 @@ def _has_dev(identity: FileIdentity | None, file: File) -> bool:
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """How times of a profile become Unix time: ``offset_ns`` is added, give or take ``error_ns``.
+    """The offset from times of a profile to Unix time, ``offset_ns``, known up to ``error_ns``.
 
     ``how`` says in words where the offset comes from. ``is_local``: this machine made the profile
     since its start. ``is_seen``: the store saw files there when they were mapped.

@@ -254,7 +254,8 @@ class Reading:
         return hits.result()
 
     def hits_at(self, address: int) -> Counter[Hit]:
-        """How many samples have an address in their call chain, and the files that it is in."""
+        """Count the samples with an address in their call chain, and find the files that have
+        it."""
         hits = Hits(self.spaces)
         layouts = self.profile.layouts
         for number, raw in self._records("samples", _SAMPLES):

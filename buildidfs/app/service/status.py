@@ -30,7 +30,7 @@ _CAUSES: Final = 3
 
 
 class Verdict(enum.IntEnum):
-    """How what runs on a store does; the worst is the largest."""
+    """The health of the processes of a store; the worst is the largest."""
 
     HEALTHY = 0
     DEGRADED = 1
@@ -95,7 +95,7 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """That of the worst finding."""
+        """The verdict of the worst finding."""
         return self.findings[0].verdict if self.findings else Verdict.HEALTHY
 
 
@@ -158,7 +158,7 @@ def _is_silent(watch: Present) -> bool:
 
 
 def _answers(mountpoint: bytes) -> bool:
-    """False if the server of a mount keeps those who ask it waiting, or is gone.
+    """Return False if the server of a mount does not answer in time, or is gone.
 
     A mount that is not visible in this mount namespace cannot be asked.
     """
@@ -248,7 +248,7 @@ def _of_watch(facts: dict[str, Any], names: Names) -> Iterator[Finding]:
 
 
 def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
-    """Yield what a watch cannot do, now or ever."""
+    """Yield findings about the things that a watch cannot do, now or ever."""
     mode, degraded = facts.get("mode"), facts.get("degraded")
     sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
     if mode == "starting":

@@ -44,7 +44,7 @@ _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """How long a program that failed has to wait, in seconds.
+    """The delay in seconds before a failed program is started again.
 
     ``first`` at first, twice as long each time, ``most`` at most; after it ran for ``good`` it is
     at the beginning again.
@@ -70,7 +70,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a program does, for people and for programs. Times are Unix time in nanoseconds.
+    """The state of a program as ``status`` shows it. Times are Unix time in nanoseconds.
 
     ``starting`` until it says that it is ready, then ``running``; ``waiting`` until ``due`` after
     it has failed, for the ``reason`` given; ``ended`` when it was asked to end.
@@ -147,12 +147,12 @@ class SupervisedProgram:
             self._process.send(number, group=number == signal.SIGKILL)
 
     def not_again(self) -> None:
-        """Do not start it any more; what runs goes on."""
+        """Do not start the program again; a running one continues."""
         if self._process is None:
             self._change(state="ended", due=0)
 
     def hurry(self) -> None:
-        """If it does not run, start it as soon as possible."""
+        """Start the program as soon as possible if it does not run."""
         if self._process is None:
             self.due, self._delay = time.monotonic(), self._backoff.first
             self._change(state="waiting", due=time.time_ns())

@@ -144,7 +144,7 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
 
 
 def parts(supervisor: Present) -> list[Part]:
-    """How the programs of a supervisor do; those it does not tell of are not there."""
+    """Return the states of the programs that a supervisor reports."""
     try:
         return msgspec.convert(supervisor.facts.get("children", []), list[Part])
     except msgspec.ValidationError:
@@ -152,7 +152,8 @@ def parts(supervisor: Present) -> list[Part]:
 
 
 def hurry(store_path: StorePath, seconds: float) -> None:
-    """Have what does not run started again at once; wait that long for it to run, or to fail."""
+    """Let the supervisor restart stopped programs at once; wait ``seconds`` until they run or
+    fail."""
     from buildidfs.app.service.supervise import RETRY
 
     supervisor = running(store_path)
@@ -241,7 +242,7 @@ def _make_directory(mountpoint: bytes | None) -> None:
 
 
 def _clear(mountpoint: bytes) -> None:
-    """Take away what a mount that had to be killed has left."""
+    """Remove the remains of a mount that had to be killed."""
     from buildidfs.mount import mountpoint as mount_mountpoint
 
     with contextlib.suppress(MountError):

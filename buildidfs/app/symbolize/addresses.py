@@ -87,7 +87,7 @@ class _File(msgspec.Struct):
 
 
 def _told(artifact: Artifact) -> tuple[bool, int]:
-    """How much a file tells a symbolizer; one that is truncated is refused."""
+    """Return the quality of a file for a symbolizer, which refuses a truncated one."""
     return not artifact.truncated, artifact.quality
 
 
@@ -126,7 +126,7 @@ class Symbolizer:
             self._slots = None
 
     def refresh(self) -> None:
-        """Ask the store again which files it has, and keep what is known of those that it keeps.
+        """Ask the store again for its files, and keep the results of files that it still has.
 
         Without this call the files are those that the store had when each was asked for first.
         """
@@ -261,7 +261,7 @@ class Symbolizer:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
 
     def _slot(self, wanted: _Copy) -> int:
-        """Where the program finds a copy of the file."""
+        """Return the path at which the program finds a copy of the file."""
         if wanted.slot >= 0:
             return wanted.slot
         artifacts = [wanted.artifact]

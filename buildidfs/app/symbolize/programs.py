@@ -161,21 +161,21 @@ class Slots:
 
     @property
     def most_bytes(self) -> int:
-        """How much may be in them, all together."""
+        """The bytes that all slots may have together."""
         return _MOST_BYTES if self.directory is not None else _MOST_BYTES_OF_MEMORY
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of slots."""
         return len(self._writable)
 
     @property
     def left(self) -> int:
-        """How many are empty."""
+        """The number of empty slots."""
         return len(self._writable) - self._used
 
     def path(self, slot: int) -> bytes:
-        """Where the program finds a file."""
+        """Return the path at which the program finds a file."""
         return self._paths[slot]
 
     def fill(self, size: int, write: Callable[[int], None]) -> int:
@@ -473,5 +473,5 @@ def _readable(path: str, slots: Slots) -> list[str]:
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Say once what a program was left with."""
+    """Warn once about the rights that a program still has."""
     log.warning("%s", text)

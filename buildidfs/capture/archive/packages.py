@@ -184,7 +184,7 @@ class PackageScanner:
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """Comes behind all that is in a package; ``whole`` says that it need not be read again."""
+    """The end of a package; with ``whole`` the package need not be read again."""
 
     whole: FileIdentity | None = None
     unchanged: bool = False

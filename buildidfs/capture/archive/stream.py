@@ -79,7 +79,7 @@ class Stream:
         return taken
 
     def skip(self, size: int) -> None:
-        """Pass over so many bytes; raises `Damaged` if there are not that many."""
+        """Skip a number of bytes. Raises `Damaged` if there are fewer."""
         if self._at + size <= len(self._piece):
             self._at += size
             self.position += size
@@ -126,7 +126,7 @@ class Stream:
 
 
 class PlainStream(Stream):
-    """The bytes of a region as they are: what is passed over is not read."""
+    """The plain bytes of a region; skipped bytes are not read."""
 
     def __init__(self, region: Region) -> None:
         super().__init__(region.chunks(), region.size)

@@ -228,7 +228,7 @@ class DirectoryLayer:
 
 
 class _Observer:
-    """Sees what is not a regular file: `walk.Observer`."""
+    """Sees the files that are not regular: `walk.Observer`."""
 
     def __init__(self, names: LayerNames) -> None:
         self._names = names
@@ -267,7 +267,7 @@ def _attribute(fd: int, name: bytes) -> bytes | None:
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image, or what a container has written: ``layers``, the uppermost first.
+    """An image, or the writable layer of a container: ``layers``, the uppermost first.
 
     ``names`` and ``digests`` are what it may be asked for by; the first digest is its own.
     ``label`` and ``trust`` are for `model.Origin`. ``error`` says why there are no layers.

@@ -48,7 +48,7 @@ class Blobs:
         self._prefix = prefix
 
     def path(self, digest: str) -> bytes:
-        """Where the blob with a checked digest is."""
+        """Return the path of the blob with a checked digest."""
         return b"%s/blobs/%s" % (self._prefix, digest.replace(":", "/").encode())
 
     def document(self, digest: str, size: int | None = None) -> bytes:

@@ -240,7 +240,7 @@ class ImageScanner:
             stack.above.append(names)
 
     def _failed(self, stack: _Stack, error: Exception) -> Iterator[Unreadable]:
-        """Say what is wrong with an image."""
+        """Report the fault of an image."""
         if isinstance(error, IntegrityError):
             where = os.fsdecode(stack.where)
             self.corrupt.append(IntegrityError(f"{stack.image.label} in {where}: {error}"))

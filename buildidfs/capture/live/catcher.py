@@ -97,7 +97,7 @@ class Catcher:
                 state.grips.put(None)
 
     def _turn(self, timeout: float) -> bool:
-        """Wait for an event and handle all that are there; False at the end."""
+        """Wait for an event and handle all events; return False at the end."""
         ready = [fd for fd, _ in self._epoll.poll(timeout)]
         if self._socket.fileno() in ready and not self._listen():
             return False

@@ -45,8 +45,8 @@ _time = attrgetter("time")
 class Rings:
     """The rings of all CPUs that are on; raises OSError if the kernel refuses events.
 
-    ``pollers`` has a poller for each CPU. ``recheck`` is the time in seconds between two tests
-    that a CPU still makes records.
+    ``pollers`` has a poller for each CPU. The rings test every ``recheck`` seconds that each CPU
+    still writes records.
     """
 
     def __init__(self, *, recheck: float = _RECHECK_S) -> None:

@@ -424,7 +424,7 @@ class FairShare:
             dropped.add(path)
 
     def take_dropped(self) -> list[Dropped]:
-        """Return what was dropped since the last call, by share."""
+        """Return the mappings dropped since the last call, by share."""
         if not self._dropped:
             return []
         with self._lock:

@@ -37,7 +37,7 @@ _KEEP_S = 0.25
 
 
 class LiveSightings:
-    """Makes sightings of what is caught on this host. Raises OSError.
+    """Makes sightings of the files that are caught on this host. Raises OSError.
 
     ``container_namespaces`` defines a container; ``host`` and ``initial`` are this machine and its
     namespaces by default. ``slow`` knows the mounts that may not answer.

@@ -84,7 +84,7 @@ class Owners:
         return known
 
     def standing(self, path: bytes) -> Standing:
-        """How far a file of root's at ``path``, whose owner is believed, is believed among others.
+        """Return the standing of a file of trust *host* at ``path``.
 
         Counts only a place to which root alone can move a file. No filesystem is asked that
         may not answer. Does not raise.

@@ -60,7 +60,7 @@ _NOBODY: Final = -1
 
 
 class Root(msgspec.Struct, frozen=True):
-    """Where the paths of a file's users begin: ``fd`` (O_PATH will do), which is ``path`` to us.
+    """The root directory of a file's users: ``fd`` (O_PATH will do), which is ``path`` to us.
 
     ``mnt_ns_id`` (0: ours) and ``user`` are the numbers of the mount and the user namespace of
     these users, ``mountinfo`` tells what is mounted there. ``maker`` is None in the host's own
@@ -96,7 +96,8 @@ class _Barrier(NamedTuple):
     other: bool
 
     def lets_through(self, uid: int, gid: int) -> int:
-        """Of a file's owner, its group and all others those of whom everybody may search it."""
+        """Return the classes (owner, group, others) of which every member may search the
+        directory."""
         both = self.group and self.other
         reach = OWNER if uid == 0 or (self.owner if uid == self.uid else both) else 0
         # The owner of the directory need not be the owner of the file.

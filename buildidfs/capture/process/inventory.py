@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files are open or mapped on this host, and how many of them are ELF.
+"""Count the files that are open or mapped on this host, and the ELF files among them.
 
 The kernel's maintainers asked for exactly these numbers before they would keep a build ID with
 every open file; here they tell an operator how much of the host the store covers. Nothing is
@@ -106,7 +106,8 @@ class _Count:
             self._link(pid_fd, name)
 
     def _note_mounts(self, pid_fd: int) -> None:
-        """Learn of the mounts in a mount namespace met for the first time. Raises OSError."""
+        """Read the mounts of a mount namespace when it is seen for the first time. Raises
+        OSError."""
         namespace = os.readlink("ns/mnt", dir_fd=pid_fd)
         if namespace in self._mount_namespaces:
             return
@@ -155,7 +156,7 @@ class _Count:
             os.close(root_fd)
 
     def _is_new(self, identity: FileIdentity) -> bool:
-        """Count one reference; whether it is to a regular file that was not met before."""
+        """Count one reference; return True if it is the first one to a regular file."""
         if not stat.S_ISREG(identity.mode):
             return False
         self.census.references += 1

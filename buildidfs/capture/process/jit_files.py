@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
-    """Where the names go; `store.jit_maps.JitMaps` is one."""
+    """The receiver of the names; `store.jit_maps.JitMaps` is one."""
 
     def write(self, process: JitProcess, at: int, text: bytes) -> int:
         """Keep a part of a map; returns where the next one belongs, -1 to begin again."""
@@ -84,10 +84,10 @@ class JitFile:
         self._fd = self._path_fd = -1
 
     def read(self, keeper: Keeper, most: int) -> int:
-        """Give ``keeper`` up to about ``most`` bytes of what is new; returns what that has cost.
+        """Give ``keeper`` up to about ``most`` bytes of new names, and return the cost.
 
-        The cost is in bytes, too, with some for each record of a dump; 0 says that there is nothing
-        new. Raises OSError, and what the keeper raises.
+        The cost is in bytes, with some for each record of a dump; it is 0 if there are no new
+        names. Raises OSError, and what the keeper raises.
         """
         fd, close = self._fd, False
         if fd < 0:
@@ -128,7 +128,7 @@ class JitFile:
         return total
 
     def _parts(self, fd: int, most: int) -> Iterator[tuple[bytes, int]]:
-        """Yield what is new as lines of a map, each part with where in the file it ends."""
+        """Yield new names as lines of a map, each part with its end in the file."""
         if self._is_dump:
             yield from self._dumped(fd, most)
             return
@@ -158,7 +158,7 @@ class JitFile:
 
 
 class JitFinder:
-    """Finds the files of processes; ``container_namespaces`` says what a container is.
+    """Finds the files of processes; ``container_namespaces`` defines a container.
 
     ``slow`` knows the mounts that may not answer, whose files ``helper`` reads.
     """

@@ -53,7 +53,7 @@ class Mapper(msgspec.Struct, frozen=True):
 
 
 class Nameless(msgspec.Struct, frozen=True):
-    """That a process has a file mapped, executable, that has no build ID or does not show it."""
+    """An executable mapping of a process whose file has no build ID or does not show it."""
 
     pid: int
     container: str
@@ -62,7 +62,7 @@ class Nameless(msgspec.Struct, frozen=True):
 
 
 class Mappers:
-    """One pass over all processes: who maps what is ``wanted``, and who may not be looked at.
+    """One pass over all processes: those that map ``wanted`` files, and those that are hidden.
 
     With ``nameless`` also what has no build ID, with ``packages`` also the package of each file.
     ``container_namespaces`` say what a container is,
@@ -134,7 +134,7 @@ class Mappers:
         return self._wanted(build_id, mapping)
 
     def _note_mounts(self, process: Process, namespace: str) -> None:
-        """Learn what is mounted in a mount namespace that is met for the first time."""
+        """Read the mounts of a mount namespace when it is seen for the first time."""
         if namespace in self._mount_namespaces:
             return
         self._mount_namespaces.add(namespace)

@@ -55,7 +55,7 @@ class Moved(Exception):
 
 
 class Ways:
-    """How processes are looked at; what turns out to be impossible is not tried again.
+    """The interfaces by which processes are read; one that the kernel lacks is not tried again.
 
     Tests choose a way by turning others off. ``labels`` holds what was learned of a cgroup text.
     """
@@ -358,7 +358,7 @@ def out_of_sight() -> list[Unreadable]:
 
 
 def denied(error: OSError) -> str:
-    """Why the system refused, and what would help."""
+    """Return in words why the system refused, with the remedy."""
     reason = error.strerror or str(error)
     if error.errno in _DENIED and "CAP_" not in reason:
         lacking = credentials.missing_for_scan()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture what running processes have mapped, in whatever mount namespace they live.
 
-Per process: its map, then where it lives, then each file that was not met before in this scan.
-The same file is met once in each mount namespace and container, so that each gets its origin,
-however many processes map it there. What the memo knows is not opened.
+For each process the scan reads its maps, then its namespaces and container, then each file that is
+new in this scan. A file counts as new once in each mount namespace and container, so that each gets
+an origin, however many processes map it there. Files that the memo knows are not opened.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class _Scan:
                 yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
 
     def _note_mounts(self, process: Process) -> None:
-        """Learn what is mounted in a mount namespace that is met for the first time."""
+        """Read the mounts of a mount namespace when it is seen for the first time."""
         if process.mount_namespace in self._mount_namespaces:
             return
         self._mount_namespaces.add(process.mount_namespace)
@@ -521,7 +521,7 @@ class VdsoFinder:
         self._seen: set[BuildId] = set()
 
     def own(self) -> PinnedFile | SeenAgain | None:
-        """That of this process. Raises OSError."""
+        """Return the vDSO of this process. Raises OSError."""
         pid_fd = procfs.open_pid(os.getpid())
         try:
             return self.of(pid_fd, Trust.HOST)
@@ -529,7 +529,7 @@ class VdsoFinder:
             os.close(pid_fd)
 
     def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
-        """That of a process, or None if it has none or it was found before. Raises OSError.
+        """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
         A process can write to its copy: believe it no more than the process (``trust``).
         """

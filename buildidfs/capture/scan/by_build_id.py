@@ -64,7 +64,7 @@ class Wanted(msgspec.Struct):
 
 
 class WantedScanner:
-    """One pass over the places where what is wanted may be; see `capture.base`.
+    """One pass over the places where wanted files may be; see `capture.base`.
 
     From a process that maps some of it comes all that it maps; with ``only``, only that, and its
     debug files. ``found`` are the build IDs that were seen, also those that could not be read.
@@ -115,7 +115,7 @@ class WantedScanner:
             yield from self._only_wanted(scanner) if self._only else scanner
 
     def _only_wanted(self, found: Iterable[Found]) -> Iterator[Found]:
-        """Of all that a process maps, what is wanted and what belongs to it."""
+        """Yield the wanted files among those that a process maps, with their debug files."""
         paths = {path.removesuffix(_DELETED) for path, _, _ in self._wanted.files}
         taken = False
         for each in found:

@@ -215,7 +215,8 @@ def _missing(path: bytes) -> Unreadable:
 
 
 def running_build_id(root: bytes = b"") -> BuildId:
-    """That of the running kernel. Raises OSError, `InvalidBuildId` if it has none."""
+    """Return the build ID of the running kernel. Raises OSError, `InvalidBuildId` if it has
+    none."""
     with open(root + _NOTES, "rb") as file:
         raw = gnu_build_id(file.read(), sys.byteorder == "little")
     if raw is None:
@@ -397,7 +398,7 @@ class InstalledKernels:
 
 
 def images(release: bytes) -> list[bytes]:
-    """Where the kernel of a release may be: as it boots, and with its symbols.
+    """Return the paths at which the kernel of a release may be: the boot image, and with symbols.
 
     Sources: perf (util/symbol.c: vmlinux_paths__add), elfutils (libdwfl/linux-kernel-modules.c).
     """
@@ -416,7 +417,7 @@ def images(release: bytes) -> list[bytes]:
 
 
 def debug_files(path: bytes, build_id: BuildId) -> list[bytes]:
-    """Where the debug file of the module at a path may be."""
+    """Return the paths at which the debug file of the module at a path may be."""
     plain, suffix = os.path.splitext(path)
     inside = DEBUG_ROOT + (plain if suffix in PACKED else path)
     return [path_by_id(build_id), inside + b".debug", inside]

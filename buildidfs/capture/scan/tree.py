@@ -289,7 +289,7 @@ def _changed(sighting: Sighting, **changes: object) -> Sighting:
 
 
 def _why_not(absence: Absence, fd: int) -> str:
-    """Why a file cannot be added, and what helps."""
+    """Return the reason why a file cannot be added, with the remedy."""
     if absence is not Absence.NO_BUILD_ID:
         return str(absence)
     if is_core(os.pread(fd, _HEAD, 0)):

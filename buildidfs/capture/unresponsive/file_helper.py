@@ -69,7 +69,8 @@ class FileHelper(Helper):
         self._seconds = seconds
 
     def open(self, device: Device, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
-        """Open what is at ``path`` of a root (O_PATH); with its identity. The caller closes it."""
+        """Open the file at ``path`` of a root (O_PATH), and return its identity. The caller closes
+        it."""
         answer, fd = self._ask(device, _Request("open", path), [root_fd])
         return fd, _identity(answer)
 
@@ -133,7 +134,7 @@ def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
 
 
 def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
-    """Do what is asked; ``opened`` gets what is handed back. Raises OSError."""
+    """Handle a request; ``opened`` gets the descriptors to return. Raises OSError."""
     if request.kind == "open":
         opened.append(openat2.open_in_root(fds[0], request.path, os.O_PATH))
         return _Answer(statx.identity(opened[0]))

@@ -198,7 +198,7 @@ def no_answer() -> TimeoutError:
 
 
 class Patience:
-    """Waits so many ``seconds`` for a filesystem, once."""
+    """Waits ``seconds`` for a filesystem, once."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds

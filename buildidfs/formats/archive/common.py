@@ -71,7 +71,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class Packing(enum.Enum):
-    """How a file is compressed."""
+    """The compression of a file."""
 
     GZIP = enum.auto()
     XZ = enum.auto()

@@ -60,7 +60,7 @@ _DELETED: Final = b" (deleted)"
 
 
 class Unknown(enum.StrEnum):
-    """Why the build ID of a module is not known."""
+    """The reason why the build ID of a module is not known."""
 
     NOT_DUMPED = "its first page is not in the core"
     CUT_OFF = "the core was cut off before its first page"
@@ -196,7 +196,8 @@ class _Memory:
         return skip < self._sizes[index] and self._offsets[index] + skip >= self._size
 
     def whole(self, address: int) -> tuple[int, ByteRange | None]:
-        """Where the mapping ends that an address is in (0: in none), and its bytes if all are here.
+        """Return the end of the mapping with an address (0 for none), and its bytes if all are
+        here.
 
         That is, if it begins there.
         """

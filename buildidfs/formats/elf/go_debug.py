@@ -356,7 +356,8 @@ class _Names:
                 dot = data.find(_DOT, max(end, dot + 1), self._end)
 
     def at(self, place: int) -> int:
-        """Where in the section the name is that begins there in the table; 0 if there is none."""
+        """Return the offset in the section of the name at an offset of the table; 0 if there is
+        none."""
         if not self._start <= place < self._end or not place or not self._data[place]:
             return 0
         known = self._known.get(place, 0)

@@ -262,12 +262,12 @@ class _Value(dict[bytes, int]):
 
 
 def _end(pair: bytes) -> int:
-    """Where the first number of a pair ends."""
+    """Return the offset at which the first number of a pair ends."""
     return next(at for at, byte in enumerate(pair, 1) if byte < 0x80)
 
 
 def _step(lines: int) -> tuple[bytes, int]:
-    """The opcodes before a row that is so many lines on, and the one that makes it."""
+    """Return the opcodes before a row with a number of lines more, and the opcode of the row."""
     if _LINE_BASE <= lines < _LINE_BASE + _LINE_RANGE:
         return b"", _OPCODE_BASE + lines - _LINE_BASE
     return _line(lines), _OPCODE_BASE - _LINE_BASE

@@ -62,7 +62,8 @@ _NO_OFFSET: Final = 0xFFFFFFFF
 
 
 class Place(NamedTuple):
-    """Where a table may be: ``size`` bytes from ``offset`` of the file, loaded at ``address``."""
+    """A possible place of the table: ``size`` bytes at ``offset`` of the file, loaded at
+    ``address``."""
 
     offset: int
     address: int
@@ -391,7 +392,7 @@ class _Memory:
         return 0
 
     def pointers_to(self, address: int) -> Iterator[int]:
-        """Where in the program words are that lead to an address, a few of them."""
+        """Yield the places of a few words of the program that hold an address."""
         for at in self._rows(address, 2):
             yield self._word.unpack_from(self._relocations, at)[0]
         if address >> 8 * self._word.size:
@@ -418,7 +419,7 @@ class _Memory:
 
 
 def _occurrences(data: bytes, wanted: bytes) -> Iterator[int]:
-    """Where some bytes are in others, the first few places."""
+    """Yield the first few offsets at which some bytes occur in others."""
     at = data.find(wanted)
     for _ in range(_OCCURRENCES):
         if at < 0:

@@ -254,7 +254,7 @@ def code_hash(head: bytes, read_at: ReadAt, size: int) -> bytes:
 
 
 def _headers_end(head: bytes) -> int:
-    """Where the headers end that strip rewrites, if they are at the start of the file."""
+    """Return the end of the headers that strip rewrites, if they are at the start of the file."""
     parsed = parse_header(head)
     if parsed is None:
         return 0

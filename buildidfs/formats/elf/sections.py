@@ -148,7 +148,7 @@ class ZstdSection(NamedTuple):
     fields: tuple[int, ...]
 
     def start(self, end: int) -> int:
-        """Where the plain section begins in a file that ends at ``end`` so far."""
+        """Return the offset of the plain section in a file that ends at ``end`` so far."""
         alignment = max(1, min(self.alignment, 4096))
         return -(-end // alignment) * alignment
 

@@ -124,7 +124,7 @@ class Cursor:
         return _number(self.data[start : self.at], self._little)
 
     def uleb(self) -> int:
-        """An unsigned LEB128 number; also passes over a signed one."""
+        """Read an unsigned LEB128 number. Skips a signed one just as well."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.number(1)

@@ -272,7 +272,7 @@ class Blobs:
             os.unlink(name, dir_fd=self._directory)
 
     def filesystem(self) -> os.statvfs_result:
-        """How much there is on the filesystem, and how much of it is free."""
+        """Return the size of the filesystem and its free bytes and inodes."""
         return os.fstatvfs(self._directory)
 
     def free_bytes(self) -> int:
@@ -482,7 +482,7 @@ class _Grant:
         self._more = more
 
     def write(self, size: int) -> None:
-        """So many bytes are about to be written. Raises what ``more`` does."""
+        """Announce bytes that are about to be written. Raises what ``more`` does."""
         if size > self._left:
             self._more(size - self._left)
             self._left = size
@@ -530,7 +530,7 @@ def sha256() -> hashlib._Hash:
 
 
 def most_read(size: int) -> int:
-    """How much is read of a file that says it has ``size`` bytes."""
+    """Return the number of bytes to read of a file that claims to have ``size`` bytes."""
     return size or _UNSIZED_LIMIT
 
 

@@ -180,7 +180,7 @@ class VerifiedBlobs:
         return Blob(fd, form, status)
 
     def _form_now(self, digest: Digest, status: os.stat_result) -> int | None:
-        """How the content is in a file with that status; None if that takes reading it."""
+        """Return the state of the content in a file with that status; None if it must be read."""
         row = self._env.get(self._rows, digest)
         file = (status.st_size, status.st_ino, status.st_ctime_ns)
         if row is not None and len(row) > schema.FORM_AT:

@@ -187,7 +187,7 @@ class CompressedBlob:
 
 
 def _decompressor() -> Any:
-    """That of this thread: making one takes as long as decoding a small frame."""
+    """Return the decompressor of this thread: making one takes as long as a small frame."""
     try:
         return _of_thread.decompressor
     except AttributeError:

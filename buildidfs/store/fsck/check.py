@@ -66,7 +66,7 @@ class Checker:
                     yield from self.look_again(table, key)
 
     def count_rows(self) -> int:
-        """How many rows there are to look at."""
+        """Return the number of rows to check."""
         entries = self.env.entries()
         return sum(entries[table] for table in RULES if table in entries)
 
@@ -118,8 +118,8 @@ class Checker:
     def scrub(
         self, pace: Callable[[int], None], is_due: Callable[[schema.DigestRow], bool]
     ) -> Iterator[Fault]:
-        """The faults of blobs that are due to be read, or were touched; goes on where it was
-        broken off. ``pace`` hears how many bytes were read, and may take its time.
+        """Read the blobs that are due or were changed, and yield their faults. Continues where an
+        earlier call stopped. ``pace`` is called with the number of bytes read, and may wait.
         """
         scrubber = Scrubber(self.env, self.blobs, self.verified, pace, _SCRUB_MARK)
         return scrubber.all(whole=is_due)
@@ -140,7 +140,7 @@ class Checker:
         return set() if value is None else {ref[0] for ref in schema.DigestRow.unpack(value).refs}
 
     def unreferenced(self) -> int:
-        """How many blobs no row speaks of."""
+        """Return the number of blobs that no row refers to."""
         table = self.env.tables["digests"]
         return sum(1 for digest in self.blobs.names() if self.env.get(table, digest) is None)
 

@@ -376,7 +376,7 @@ class Index:
     def supplementaries(
         self, prefix: bytes = b"", after: bytes | None = None
     ) -> Iterator[tuple[bytes, int]]:
-        """(name, ordinal) of the files under ``/.dwz/``."""
+        """Yield (name, ordinal) of the files under ``/.dwz/``."""
         for key, value in self.rows(self._dwz, prefix, after):
             try:
                 ordinal = self._supplement_in(key, value)

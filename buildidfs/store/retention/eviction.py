@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order blobs may go, and which may not.
+"""The order in which blobs are evicted, and the blobs that are kept.
 
-First all that can be had again: the host has the very file still, or the package file that it is
-in. Then whatever was not used for longest. What is pinned stays, with the debuginfo that dwz moved
-out of it, and so does what was used or captured a short while ago and cannot be had again.
+Recapturable blobs go first: the host still has the same file, or the package file that it is in.
+Then go the blobs that were not used for the longest time. A pinned blob stays, with the debuginfo
+that dwz moved out of it. So does a blob that was used or captured a short while ago and is not
+recapturable.
 
-Nothing looks at the whole store. Both walks follow *uses* from its old end and remember how far
-they came, so that what has to stay is not looked at for each capture again. A blob that was filed
-as one that can be had again, and cannot any more, is filed anew: statx(2) is asked once for it.
+No step reads the whole store. Both walks follow *uses* from its old end and remember their
+position, so that the blobs that stay are not examined again for each capture. A blob that is filed
+as recapturable, and is found not to be, moves to the other class: statx(2) is asked once for it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Candidates:
         self.stale: list[Digest] = []
 
     def again(self, before: int | None = None) -> Iterator[Candidate]:
-        """Blobs that can be had again and may go, oldest use first, but those that are new last.
+        """Yield the recapturable blobs that may be evicted, oldest use first, but new ones last.
 
         ``before`` ends it at what was used then or later. A blob that the host lost is put
         on `stale`, for `lower`.
@@ -157,7 +158,7 @@ class Candidates:
         yield from new
 
     def lower(self) -> None:
-        """File the blobs on `stale` as ones that cannot be had again. Raises `StoreError`."""
+        """File the blobs on `stale` as not recapturable. Raises `StoreError`."""
         while batch := self.stale[:_AT_ONCE]:
             self._env.write(lambda txn, batch=batch: lower(self._env, txn, batch))  # type: ignore[misc]
             del self.stale[: len(batch)]
@@ -165,7 +166,7 @@ class Candidates:
     def oldest(
         self, before: int | None = None, classes: Sequence[int] = CLASSES
     ) -> Iterator[Candidate]:
-        """Blobs that may go, oldest use first; ``before`` ends it at those used then or later."""
+        """Yield the blobs that may be evicted, oldest use first, up to those used at ``before``."""
         walks = [self._uses(number, self._oldest_after[number]) for number in classes]
         for key, digest, used in heapq.merge(*walks, key=lambda use: use[0][1:]):
             if before is not None and used >= before:
@@ -191,7 +192,7 @@ class Candidates:
                 yield candidate
 
     def look(self, digest: Digest, *, ask: bool = False) -> Candidate | None:
-        """One blob, None if it is gone; ``ask`` finds out whether it can be had again."""
+        """Return one blob, or None if it is gone; with ``ask``, check that it is recapturable."""
         value = self._env.get(self._env.tables["digests"], digest)
         if value is None:
             return None
@@ -308,7 +309,7 @@ class Candidates:
 
 
 def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
-    """File blobs as ones that cannot be had again, until they are seen where they can."""
+    """File blobs as not recapturable, until their files are seen again at a trusted place."""
     uses, table = UseWriter(env, txn), env.tables["digests"]
     for digest in digests:
         value = txn.get(digest, db=table)
@@ -319,7 +320,7 @@ def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
 
 
 def had_again(origins: list[OriginRecord]) -> str:
-    """Where the bytes seen at these places can be had now, in words; empty if that is not known."""
+    """Return in words where the host still has the bytes seen at these places; empty if unknown."""
     believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
     return next(filter(None, map(recapturable, believed[:_ASKED])), "")
 
@@ -352,8 +353,8 @@ def can_be_had(env: Environment, origin: Origin) -> str:
 
 
 def had_by_host(env: Environment, origin: Origin) -> str:
-    """Where the host has the file that was seen at a place of another mount namespace, in words;
-    empty if the journal does not know of it.
+    """Return in words where the host has a file that was seen in another mount namespace; empty if
+    the journal does not know it.
 
     Services with a mount namespace of their own, and containers that were given directories of the
     host, run the host's files. Their word on it is not taken: the path was seen in the host's own
@@ -451,7 +452,7 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evictions(msgspec.Struct, array_like=True):
-    """Counts of all evicted blobs: ``again`` could be had elsewhere, ``losses`` could not.
+    """Counts of all evicted blobs: ``again`` of recapturable ones, ``losses`` of the others.
 
     ``last`` are the latest losses, newest first. Bytes are those on the disk. ``noted`` counts the
     files that were only noted, since there was no room. ``lost_since`` (Unix time, s) and

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is kept: room is made for what is captured, by removing what is worth least.
+"""The size limits of a store: make room for captures by removing the least valuable blobs.
 
-`Keeper` does so before bytes are written that would go beyond a limit, and when the filesystem is
-full all the same. What can be had again never displaces what cannot: a file that this host still
-has is copied only while there is room, and all such blobs go before the first that cannot be had
-again. A file that will not be seen again fails to be captured only when nothing may be removed.
+`Keeper` does so before it writes bytes that would exceed a limit, and when the filesystem is full
+nevertheless. A recapturable file never displaces one that is not: it is copied only while there is
+room, and all recapturable blobs go before the first other one. The capture of any other file fails
+only if no blob may be removed.
 
 Bytes are those that files take on the disk, inodes are counted as well.
 """
@@ -160,7 +160,7 @@ class _FreeLimit:
         self._floor: int | None = None
 
     def lack(self, taken: int, free: int, new: int) -> int:
-        """How much too much it is with ``new`` more; negative is room.
+        """Return the excess over the limit with ``new`` more; negative is room.
 
         A store that does not yield may take what it took when there was last enough free, or when
         it was first asked for: what others have taken since is not its doing.
@@ -245,11 +245,11 @@ class Keeper:
             each.uncount()
 
     def has_room_for_rows(self, count: int) -> bool:
-        """True if so many rows that can be done without may be written."""
+        """Return True if there is room for that many rows that are not essential."""
         return self._lack(Room(self._env.bytes_used() + count * _ROW_BYTES, 0)).is_none
 
     def has_room_for_notes(self, count: int) -> bool:
-        """True if so many files may be noted: there is room, or blobs that can be had again."""
+        """Return True if that many files may be noted: there is room, or a recapturable blob."""
         lack = self._lack(Room(self._env.bytes_used() + count * _NOTE_BYTES, 0))
         if lack.is_none:
             return True
@@ -258,7 +258,7 @@ class Keeper:
             return (lack - _sum(list(_worth(self._displaced.again(), lack)))).is_none
 
     def losses(self) -> int:
-        """How many blobs were evicted, since the store was made, that cannot be had again."""
+        """The number of evicted blobs that were not recapturable, since the store was made."""
         with self._env.read() as txn:
             return eviction.load(self._env, txn).losses
 
@@ -331,7 +331,7 @@ class Keeper:
             self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
 
     def _stays_noted(self, origin: Origin | None) -> bool:
-        """True for a file that was noted within a day, and can still be had.
+        """Return True for a file that was noted within a day and is still on the host.
 
         A scan that is repeated shall come to the same end, though removing a large blob left some
         room over.
@@ -351,7 +351,7 @@ class Keeper:
         return most if self.policy.max_size is None else min(most, self.policy.max_size)
 
     def _headroom(self, usage: Usage) -> Room:
-        """The room to leave for files that cannot be had again, and for the index to grow.
+        """Return the room to leave for files that are not recapturable, and for the index to grow.
 
         A transaction writes each page of the index anew that it touches, which may be most.
         """
@@ -373,7 +373,7 @@ class Keeper:
                     raise self._hopeless(None, idle_s)
 
     def _lack(self, new: Room, usage: Usage | None = None) -> Room:
-        """The amount beyond the limits with so much more; negative is room."""
+        """Return the excess over the limits with that much more; negative is room."""
         usage = usage or look(self._env, self._blobs)
         rows = self._staged.inodes * _INDEX_BYTES
         policy, taken = self.policy, usage.taken + self._staged + Room(rows, 0)
@@ -445,7 +445,7 @@ class Keeper:
             _log.info("removed %d blobs, %d bytes, by max-age", done.blobs, done.bytes)
 
     def _evict(self, lack: Room, idle_s: int = 0, *, in_part: bool = False) -> bool:
-        """Remove so much, if there is so much that may go; False if nothing was removed.
+        """Remove that much if the evictable blobs have it; return False if nothing was removed.
 
         ``idle_s`` spares what was used within so many seconds and cannot be had again, ``in_part``
         removes what there is if that is less. Removals by others at the same
@@ -464,7 +464,7 @@ class Keeper:
         return True
 
     def _remove_recapturable(self, wanted: Room) -> Room:
-        """Remove what can be had again, until so much is free; returns how much that was."""
+        """Remove recapturable blobs until the room is free; return the amount that was removed."""
         freed = Room(0, 0)
         found, self._found = self._found, None
         walk = itertools.chain([found] if found else [], self._candidates.again())
@@ -474,7 +474,7 @@ class Keeper:
         return freed
 
     def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
-        """Remove what cannot be had again, if that is enough; returns how much that was.
+        """Remove other blobs if that frees enough; return the amount that was removed.
 
         Nothing that can be had again is in the store at that moment: if others have just committed
         some, nothing is removed.
@@ -490,7 +490,7 @@ class Keeper:
         return self._remove(chosen, nothing_else)
 
     def _chosen(self, lack: Room, idle_s: int, in_part: bool) -> list[Candidate] | None:
-        """The blobs used longest ago that together have so much room, None if all have less."""
+        """Return the blobs used longest ago that free the room together, None if all free less."""
         since, least = self._in_vain.get(idle_s, _LONG_AGO)
         if time.monotonic() - since < _IN_VAIN_S and (
             lack.bytes >= least.bytes and lack.inodes >= least.inodes
@@ -517,7 +517,7 @@ class Keeper:
         return None
 
     def _displace(self, lack: Room, idle_s: int) -> bool:
-        """Remove what can be had again and was not used for so long, if that is enough."""
+        """Remove recapturable blobs that were unused for that long, if that frees enough."""
         since, least = self._displaced_in_vain.get(idle_s, _LONG_AGO)
         if time.monotonic() - since < _FOLD_S and lack.bytes >= least.bytes:
             return False
@@ -561,8 +561,8 @@ class Keeper:
     def _described(
         self, chosen: Sequence[Candidate]
     ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
-        """Describe blobs, and make journal entries: also for those that can be had again,
-        which are noted from then on at each of their places.
+        """Describe blobs and make journal entries, also for recapturable blobs, which are noted
+        from then on at each of their places.
         """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
@@ -666,7 +666,7 @@ def plan(
 
 
 def _worth(candidates: Iterable[Candidate], wanted: Room) -> Iterator[Candidate]:
-    """As many as have so much room together, each once."""
+    """Yield the first blobs that free the room together, each once."""
     seen: set[Digest] = set()
     for candidate in candidates if not wanted.is_none else ():
         if candidate.digest not in seen:
@@ -682,7 +682,7 @@ def _sum(candidates: Sequence[Candidate]) -> Room:
 
 
 def _in_vain(size: int, pinned: int, young: bool) -> str:
-    """Why no room can be made, in words."""
+    """Return in words why no room can be made."""
     kept = []
     if pinned:
         kept.append(f"{pinned} blob{' is' if pinned == 1 else 's are'} pinned")

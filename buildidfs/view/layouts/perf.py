@@ -190,7 +190,7 @@ class PerfTree:
     # --- names that a build ID brings about ------------------------------------------------
 
     def spellings(self, ordinal: int, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, True if it may have led elsewhere) for files seen at ``paths``."""
+        """Yield the names that files seen at ``paths`` have: (directory, name, True if changed)."""
         build_id = self._store.index.build_id(ordinal)
         if build_id is None:
             return
