@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,11 +23,12 @@ from buildidfs import names
 from buildidfs.app import containers, remedies
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import BuildIdFsError
-from buildidfs.model import BuildId, Kind, Quality, Trust
+from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
+from buildidfs.store.retention.policy import Policy
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from buildidfs.app.coverage import Row
     from buildidfs.store import Container, ContainerEntry, Store
@@ -37,6 +39,9 @@ MOST_CONTAINERS: Final = 64
 """The containers that are counted: those seen last."""
 
 MOST_LACKING: Final = 200
+MOST_GOING: Final = 8
+_MOST_LOOKED_AT: Final = 200
+_DAY_S: Final = 86_400
 _MOST_FILES: Final = 200_000
 _STEP: Final = 256  # build IDs or files between two calls of ``go_on``
 
@@ -78,12 +83,22 @@ class Lacking(msgspec.Struct, frozen=True):
     seen_ns: int
 
 
+class Going(msgspec.Struct, frozen=True):
+    """A blob that every user may read, when it was last of use (Unix time, s), and its place."""
+
+    build_id: BuildId
+    path: bytes
+    size: int
+    used: int
+
+
 class Survey(msgspec.Struct):
     """The counts of one moment, which is Unix time in seconds; ``took_s`` is what counting took.
 
     ``containers`` are those that every user may know of, the one seen last first, and ``left_out``
     the number of others; ``images`` has the counts of those with the same image. ``reasons``
     counts build IDs by what is missing of them, and ``lacking`` has the most important.
+    ``going`` are the blobs that were not used for longest, and may be removed.
     """
 
     time: float
@@ -95,6 +110,7 @@ class Survey(msgspec.Struct):
     images: dict[str, Counted] = msgspec.field(default_factory=dict)
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
     lacking: list[Lacking] = msgspec.field(default_factory=list)
+    going: list[Going] = msgspec.field(default_factory=list)
 
 
 def _nothing() -> None:
@@ -109,6 +125,7 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
     spread: Counter[int] = Counter()
     _count_containers(store, survey, holdings, spread, go_on)
     _count_all(store, survey, holdings, spread, go_on)
+    survey.going += _going(store, go_on)
     survey.took_s = time.monotonic() - began
     return survey
 
@@ -207,6 +224,36 @@ def _count_all(
             )
 
 
+def _going(store: Store, go_on: Callable[[], None]) -> Iterator[Going]:
+    """The public blobs that were not used for longest, and are not pinned."""
+    found = 0
+    everything = Policy(max_age=-_DAY_S)  # also what is used just now
+    for choice in islice(store.plan(everything, lambda digest: None), _MOST_LOOKED_AT):
+        go_on()
+        candidate = choice.candidate
+        for build_id in candidate.build_ids:
+            place = _public_place(store, build_id, candidate.digest)
+            if place is not None:
+                yield Going(build_id, place, candidate.size, candidate.used)
+                found += 1
+                break
+        if found >= MOST_GOING:
+            return
+
+
+def _public_place(store: Store, build_id: BuildId, digest: Digest) -> bytes | None:
+    """The last path at which every user could read a blob that every user may read; else None."""
+    ordinal = store.index.ordinal(build_id) or 0
+    for kind, variant in store.index.variants_with(digest, ordinal):
+        artifact = store.index.artifact_variant(ordinal, kind, variant)
+        if artifact is None or not PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid):
+            return None
+    for record in store.index.origins(ordinal):
+        if record.digest == digest and may_see(PUBLIC, record.origin):
+            return record.origin.path
+    return None
+
+
 class _Ended(Exception):
     """The block of a `Surveyor` is over."""
 
@@ -218,9 +265,11 @@ class Surveyor:
     after it began, or after 50 times as long as it took.
     """
 
-    def __init__(self, store: Store, every_s: float = EVERY_S) -> None:
+    def __init__(self, store: Store, every_s: float = EVERY_S, *, first_s: float = 0.0) -> None:
+        """``first_s`` is how long it waits before it begins, in seconds."""
         self._store = store
         self._every_s = every_s
+        self._first_s = first_s
         self._latest: Survey | None = None
         self._ending = threading.Event()
         self._counted = threading.Event()
@@ -241,7 +290,7 @@ class Surveyor:
         self._thread.join()
 
     def _run(self) -> None:
-        pause = 0.0
+        pause = self._first_s
         while not self._ending.wait(pause):
             pause = self._every_s
             try:

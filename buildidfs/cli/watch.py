@@ -126,6 +126,7 @@ def _run(session: Session, options: WatchOptions, metrics: str, *, json_: bool) 
     import threading
 
     from buildidfs.app import capture
+    from buildidfs.app.live.minutes import Minutes
     from buildidfs.app.live.state import PARTIAL, as_facts
     from buildidfs.app.live.watch import Watch
     from buildidfs.app.upkeep import Scrubbing, Upkeep, compress_after
@@ -147,6 +148,7 @@ def _run(session: Session, options: WatchOptions, metrics: str, *, json_: bool) 
             with (
                 Upkeep(store, compress_after=compress_after(session.settings)),
                 Scrubbing(store, session.settings),
+                Minutes(store, watching.state),
                 Presence(store.path, "watch", mode="starting") as presence,
                 _exporting(metrics, store, session, watching),
             ):

@@ -109,7 +109,7 @@ def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environmen
         raise StoreVersionError(
             f"store {show(root)} has format {version}, this program reads {schema.FORMAT_VERSION}:"
             " use the buildidfs that wrote it, name another store (--store), or have buildidfs"
-            " check --repair make a new index, which loses pins and the journal"
+            " check --repair make a new index, which loses pins, journal and history"
         )
     env = environment.acquire(root, read_only=read_only, map_size=map_size)
     try:

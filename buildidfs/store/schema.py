@@ -61,6 +61,7 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     aliases    type u8, length u8, alias, SHA-256     empty
     adopted    ordinal u64                            empty
     ambiguous  ordinal u64                            empty
+    history    time u64                               `HistoryRow`, check
 
 **meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
 never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
@@ -140,7 +141,11 @@ htlhash of its bytes; and those that unrelated programs share. Of the latter not
 *artifacts*, all is in *variants*. Three executables, equally believed, with three code hashes, make
 a build ID ambiguous; so does `model.is_shared`.
 
-These four tables are absent in stores of earlier versions until a process that writes opens them.
+**history**. How much the store held at a time, and what was captured since the row before, see
+`index.history`. A row a minute for a day, one in ten minutes for a week, one an hour for 32 days,
+one a day for 400: older ones are put together. At most 2**12 rows.
+
+These five tables are absent in stores of earlier versions until a process that writes opens them.
 
 **seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
 the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
@@ -192,9 +197,10 @@ TABLES: Final = (
     "meta", "ids", "ordinals", "artifacts", "variants", "digests", "origins", "names", "paths",
     "pathids", "nameids", "dwz", "seen", "journal", "recent", "uses", "pins", "gone",
     "containers", "labels", "contents", "identities", "aliases", "adopted", "ambiguous",
+    "history",
 )  # fmt: skip
 
-ADDED_TABLES: Final = frozenset(("identities", "aliases", "adopted", "ambiguous"))
+ADDED_TABLES: Final = frozenset(("identities", "aliases", "adopted", "ambiguous", "history"))
 """Tables that stores of earlier versions lack."""
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -208,6 +214,9 @@ MAX_JOURNAL: Final = 2**20
 MAX_CONTAINER: Final = 2**28 - 1
 MAX_FLOORS: Final = 2**18
 MAX_ALIAS: Final = 255
+MAX_HISTORY: Final = 2**12
+MAX_HISTORY_GROUPS: Final = 64
+MAX_HISTORY_NAME: Final = 128
 
 #: Bit of ``OrdinalRow.kinds``: all that is kept of the build ID is debuginfo that is withheld.
 WITHHELD: Final = 1
@@ -579,6 +588,60 @@ def alias_of(key: bytes) -> tuple[Alias, Digest]:
     """Alias and blob in a key of *aliases*; raises ValueError if it does not decode."""
     end = 2 + key[1]
     return Alias(AliasType(key[0]), key[2:end]), Digest(key[end:])
+
+
+class HistoryGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A container (``kind`` 0) or an image (1), and its build IDs as in `HistoryRow`."""
+
+    kind: int
+    name: str
+    build_ids: int
+    executable: int
+    symbols: int
+    debuginfo: int
+
+
+class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
+    """How much a store held at ``time_ns`` (Unix), and what happened since the row before.
+
+    ``counted`` build IDs were looked at, of which so many had an ``executable``, ``symbols`` and
+    ``debuginfo``; none were if it is 0. ``captured`` and ``lost`` files are those since the row
+    before. The file that waited longest to be copied had waited ``lag_ms``. Sizes are in bytes. Of
+    ``groups`` there are at most `MAX_HISTORY_GROUPS`.
+    """
+
+    time_ns: int
+    build_ids: int = 0
+    blobs: int = 0
+    stored_bytes: int = 0
+    index_bytes: int = 0
+    free_bytes: int = 0
+    counted: int = 0
+    executable: int = 0
+    symbols: int = 0
+    debuginfo: int = 0
+    captured: int = 0
+    lost: int = 0
+    lag_ms: int = 0
+    groups: tuple[HistoryGroup, ...] = ()
+
+
+_decode_history = msgspec.msgpack.Decoder(HistoryRow).decode
+
+
+def pack_history(row: HistoryRow) -> tuple[bytes, bytes]:
+    """Key and value of a row of *history*."""
+    key, value = U64.pack(row.time_ns), _encode(row)
+    return key, value + CHECK.pack(crc32(value, crc32(key)))
+
+
+def unpack_history(key: bytes, value: bytes) -> HistoryRow:
+    """The inverse of `pack_history`. Raises what decoding raises."""
+    body, check = value[: -CHECK.size], value[-CHECK.size :]
+    row = _decode_history(body)
+    if check != CHECK.pack(crc32(body, crc32(key))) or U64.pack(row.time_ns) != key:
+        raise ValueError("it is not what was written for that time")
+    return row
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:

@@ -28,6 +28,7 @@ from buildidfs.store.errors import not_to_be_written, show
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
+from buildidfs.store.index.history import History
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index
 from buildidfs.store.retention.pins import Pins
@@ -71,8 +72,8 @@ class Store:
 
     Its parts answer questions, each answer being true of one moment: ``index`` about build IDs and
     artifacts, ``paths`` and ``file_names`` about the paths files were seen at, ``containers`` about
-    the files of each container, ``journal`` about sightings, ``pins`` about pins, ``blobs`` about
-    the bytes, ``jit_maps`` about the names of generated code.
+    the files of each container, ``journal`` about sightings, ``pins`` about pins, ``history`` about
+    the past, ``blobs`` about the bytes, ``jit_maps`` about the names of generated code.
     """
 
     def __init__(self, path: bytes, env: Environment, files: Blobs, *, read_only: bool) -> None:
@@ -86,6 +87,7 @@ class Store:
         self.containers = ContainerTree(env, self.index)
         self.journal = Journal(env)
         self.pins = Pins(env)
+        self.history = History(env)
         self._env: Environment | None = env
         self._files = files
         self._used: set[Digest] = set()

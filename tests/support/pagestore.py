@@ -6,12 +6,14 @@ The files are made to order, so that a test knows what is held of each.
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Final
 
 from buildidfs.model import ContainerNames, Kind, Origin, Quality, Trust
 from buildidfs.store import NewCapture, Store
+from buildidfs.store.schema import HistoryGroup, HistoryRow
 from tests.support.captures import capture, sighting
 from tests.support.elfwriter import DWARF, TEXT, Section, elf_file
 
@@ -52,6 +54,34 @@ def make(path: Path, *, many: int = 0) -> Path:
             new.append(_file(store, build_id, path_there, quality, label))
         store.commit(new)
     return path
+
+
+def remember(store: Store, days: int = 30) -> None:
+    """Write a history of so many days, a row in two hours: growing, with a bad week."""
+    now = time.time_ns()
+    steps = days * 12
+    for number in range(steps):
+        part = number / steps
+        bad = 0.2 if 0.5 < part < 0.7 else 0.0
+        symbols = int(1000 * (0.4 + 0.35 * part - bad))
+        store.history.add(
+            HistoryRow(
+                now - (steps - number) * 7200 * 10**9,
+                build_ids=1000,
+                stored_bytes=int((2 << 20) * part + (1 << 18)),
+                free_bytes=1 << 34,
+                counted=1000,
+                executable=980,
+                symbols=symbols,
+                debuginfo=symbols // 2,
+                captured=int(120 + 80 * math.sin(number / 6)),
+                lost=40 if bad else 0,
+                groups=(
+                    HistoryGroup(0, "shop/cart-7d9f/cart", 100, 100, symbols // 10, 10),
+                    HistoryGroup(1, "registry.example/cart:1.4", 100, 100, symbols // 10, 10),
+                ),
+            )
+        )
 
 
 def _names(origin: Origin) -> ContainerNames:

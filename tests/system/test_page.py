@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
+from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.mounts import BuildIdFs
 from tests.support.pagestore import COMPLETE, EVIL, HOSTILE, PLAIN, PRIVATE, STRIPPED, TWICE
@@ -209,6 +210,25 @@ def test_lookups_in_vain_are_told_without_their_clients(site: Site) -> None:
     assert (private["reason"], private["asked"]) == ("not-served", 2)
     assert private["wanted"] == ["executable", "debuginfo"]
     assert "127.0.0.1" not in json.dumps(found)
+
+
+def test_history_of_thirty_days_is_plotted(site: Site) -> None:
+    assert "There is no history yet" in site.html("/")
+    with Store.open(site.store) as store:
+        pagestore.remember(store)
+    until(lambda: site.json("/api/overview")["history"], "the history in the overview")
+    told = site.json("/api/overview")
+    assert 300 < len(told["history"]) <= 361
+    shares = [each["symbols"] for each in told["history"]]
+    assert (shares[0], shares[-1]) == (0.4, 0.749)
+    assert sum(each["lost"] for each in told["history"]) == 40 * 71
+    cart = next(each for each in told["containers"] if each["label"] == "3f2a91c05b77")
+    assert 50 < len(cart["trend"]) <= 61
+    page = site.html("/")
+    read(page)
+    assert "Symbols went from 40.0 % to 74.9 %" in page
+    assert page.count('class="plot"') == 3
+    assert page.count('class="spark"') == 2
 
 
 # --- a build ID -----------------------------------------------------------------------------------

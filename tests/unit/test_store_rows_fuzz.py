@@ -17,7 +17,8 @@ from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError, UsageE
 from buildidfs.model import BuildId, Digest, Kind, Trust
 from buildidfs.store import NewSeen, Store, location_rows, schema
 from buildidfs.store.index.queries import whole
-from tests.support.captures import capture, identity, sighting
+from buildidfs.store.schema import HistoryRow
+from tests.support.captures import NOW, SECOND, capture, identity, sighting
 from tests.support.damages import changed_bytes
 
 ROUNDS = 60
@@ -37,6 +38,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.note_seen([NewSeen(at, ID)])
         other = capture(store, b"other", b"\x01\x02", kinds=(Kind.VDSO,), trust=Trust.HOST)
         store.commit([other])
+        for number in range(5):
+            store.history.add(HistoryRow(NOW + number * 60 * SECOND, captured=number))
     return path
 
 
@@ -69,6 +72,7 @@ def questions(store: Store) -> Iterator[Callable[[], object]]:
     yield lambda: list(islice(store.index.build_ids_with_prefix(b""), 100))
     yield lambda: list(islice(store.index.supplementaries(b"", None), 100))
     yield lambda: list(islice(store.journal.since(0), 100))
+    yield lambda: list(store.history.since())
     yield lambda: store.index.match("ab")
     yield lambda: store.index.recall(identity())
     yield lambda: store.index.supplementary(b"x0")

@@ -19,6 +19,13 @@ class Share(msgspec.Struct):
     debuginfo: float = 1.0
 
 
+class Trend(msgspec.Struct):
+    """The share with symbols at one time."""
+
+    time: float
+    symbols: float
+
+
 class Container(msgspec.Struct):
     """A container, image or package that files were captured of.
 
@@ -33,6 +40,7 @@ class Container(msgspec.Struct):
     last_seen: float
     bytes: int
     coverage: Share
+    trend: list[Trend] = []
 
 
 class Image(msgspec.Struct):
@@ -40,6 +48,7 @@ class Image(msgspec.Struct):
 
     image: str
     coverage: Share
+    trend: list[Trend] = []
 
 
 class Finding(msgspec.Struct):
@@ -107,8 +116,8 @@ class Holdings(msgspec.Struct):
 class Point(msgspec.Struct):
     """The store at one time. Shares are those of the build IDs; None where they were not counted.
 
-    ``captured`` and ``lost`` files, ``late`` ones that waited too long, are those since the point
-    before. ``containers`` are the symbols' shares of single containers by name.
+    ``captured`` and ``lost`` files are those since the point before; ``lag`` is how long a file had
+    waited to be copied, at most.
     """
 
     time: float
@@ -121,8 +130,6 @@ class Point(msgspec.Struct):
     captured: int = 0
     lost: int = 0
     lag: float = 0.0
-    containers: dict[str, float] = {}
-    images: dict[str, float] = {}
 
 
 class Going(msgspec.Struct):

@@ -115,14 +115,13 @@ def coverage_plot(history: Sequence[answers.Point], now: float) -> Markup:
     return charts.lines(series, label, begin=now - MONTH_S, end=now, top=1.0)
 
 
-def spark(history: Sequence[answers.Point], kind: str, name: str, now: float) -> Markup:
-    """The symbols' share of a container (or image) over 30 days; empty if none is known."""
-    points = [(each.time, getattr(each, kind).get(name)) for each in history]
-    known = [value for _, value in points if value is not None]
-    if not known:
+def spark(trend: Sequence[answers.Trend], now: float) -> Markup:
+    """The symbols' share of a container or image over 30 days; empty if none is known."""
+    if not trend:
         return Markup("")
-    label = f"Symbols over 30 days, from {per_cent(known[0])} to {per_cent(known[-1])}"
-    series = [charts.Series(name, points, 1)]
+    first, last = per_cent(trend[0].symbols), per_cent(trend[-1].symbols)
+    label = f"Symbols over 30 days, from {first} to {last}"
+    series = [charts.Series("symbols", [(each.time, each.symbols) for each in trend], 1)]
     return charts.lines(series, label, begin=now - MONTH_S, end=now, top=1.0, small=True)
 
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import __version__
 from buildidfs.app import remedies
-from buildidfs.app.page import answers
+from buildidfs.app.page import answers, trends
 from buildidfs.app.survey import image_of
 from buildidfs.model import Kind
 from buildidfs.store import run_files
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from buildidfs.app.survey import Counted, Survey
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Policy
+    from buildidfs.store.schema import HistoryRow
     from buildidfs.view.layouts.browse import Miss
 
 MOST_ASKED: Final = 50
 _MOST_LOSSES: Final = 10
 _MOST_DEGRADED: Final = 10
+_NO_TRENDS: Final[Mapping[tuple[int, str], list[answers.Trend]]] = {}
 
 
 def text(raw: bytes | str) -> str:
@@ -42,10 +45,11 @@ def overview(
     *,
     policy: Policy | None,
     misses: Iterable[Miss] = (),
-    history: Iterable[answers.Point] = (),
-    going: Iterable[answers.Going] = (),
+    history: Iterable[HistoryRow] = (),
 ) -> answers.Overview:
     """Put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
+    history = list(history)
+    known = trends.trends(history)
     return answers.Overview(
         version=__version__,
         time=time.time(),
@@ -53,14 +57,18 @@ def overview(
         store=_holdings(store, policy),
         coverage=answers.Share() if survey is None else _share(survey.all),
         host=answers.Share() if survey is None else _share(survey.host),
-        containers=[] if survey is None else list(map(container, survey.containers)),
-        images=[]
-        if survey is None
-        else [answers.Image(text(name), _share(each)) for name, each in survey.images.items()],
+        containers=[container(each, known) for each in (survey.containers if survey else ())],
+        images=[
+            answers.Image(text(name), _share(each), trends.of_name(known, 1, name))
+            for name, each in (survey.images if survey else {}).items()
+        ],
         left_out=0 if survey is None else survey.left_out,
         missing=_missing(store, survey, names, misses),
-        history=list(history),
-        going=list(going),
+        history=trends.points(history),
+        going=[
+            answers.Going(each.build_id.hex(), text(each.path), each.size, float(each.used))
+            for each in (survey.going if survey else ())
+        ],
         health=_health(store),
     )
 
@@ -90,11 +98,14 @@ def _share(counted: Counted) -> answers.Share:
     return answers.Share(whole, *(round(part / whole, 6) for part in parts))
 
 
-def container(row: Contents) -> answers.Container:
+def container(
+    row: Contents, known: Mapping[tuple[int, str], list[answers.Trend]] = _NO_TRENDS
+) -> answers.Container:
     """A container with its shares, as ``buildidfs containers`` has them."""
     its = row.container
+    called = its.called.shown or its.label
     return answers.Container(
-        name=text(its.called.shown or its.label),
+        name=text(called),
         label=text(its.label),
         mount_name=text(its.name),
         image=text(image_of(its)),
@@ -105,6 +116,7 @@ def container(row: Contents) -> answers.Container:
             row.build_ids,
             *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
         ),
+        trend=trends.of_name(known, 0, called),
     )
 
 

@@ -2,15 +2,17 @@
 """Search by build ID, alias, path, file name, container and symbol, of what every user may know.
 
 An ID, a path and the start of a file name are found in the order of the index, in about as many
-reads as there are hits. Only a pattern, a part of a name that nothing starts with, and a symbol
-are looked for one by one, for a limited time.
+reads as there are hits. For a pattern, and for a part of a name that nothing starts with, all file
+names are kept in memory (`FileNameList`). Symbols are looked for file by file, for a limited time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import os
 import re
+import threading
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -25,7 +27,7 @@ from buildidfs.store.index.locations import NAMES, components
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from buildidfs.app.containers import Names
     from buildidfs.model import BuildId
@@ -37,9 +39,42 @@ LIMIT_S: Final = 1.0
 SYMBOLS_S: Final = 5.0
 """The seconds that a search may take, without and with symbols."""
 _MOST_LOOKED_AT: Final = 2000
+_MOST_NAMES: Final = 1 << 20
+_NAMES_S: Final = 60.0
 _MOST_SYMBOLS: Final = 32 << 20
 _HEX: Final = re.compile(r"(?:gnu:)?([0-9a-f]{2,240})")
 _SPECIAL: Final = re.compile(r"[*?\[]")
+
+
+class FileNameList:
+    """All file names of a store, a minute old at most. For any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._joined = b""
+
+    def containing(self, part: bytes) -> Iterator[bytes]:
+        """The names that have a part, which has no NUL."""
+        joined = self._fresh()
+        at = joined.find(part)
+        while at >= 0:
+            begin, end = joined.rfind(b"\0", 0, at) + 1, joined.find(b"\0", at)
+            yield joined[begin:end]
+            at = joined.find(part, end)
+
+    def every(self) -> Iterator[bytes]:
+        """All of them."""
+        yield from self._fresh().split(b"\0")[1:-1]
+
+    def _fresh(self) -> bytes:
+        with self._lock:
+            if time.monotonic() > self._until:
+                rows = islice(self._store.paths.children(NAMES), _MOST_NAMES)
+                self._joined = b"\0" + b"".join([name + b"\0" for name, _ in rows])
+                self._until = time.monotonic() + _NAMES_S
+            return self._joined
 
 
 class _Enough(Exception):
@@ -47,22 +82,31 @@ class _Enough(Exception):
 
 
 def search(
-    store: Store, names: Names, query: str, *, symbols: bool = False, limit_s: float = LIMIT_S
+    store: Store,
+    names: Names,
+    files: FileNameList,
+    query: str,
+    *,
+    symbols: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> answers.Found:
     """Find files by any word. With ``symbols`` search inside the files too, which takes longer.
 
     Raises `StoreError`, `IntegrityError`.
     """
     query = text(query.strip()[:MOST_QUERY])
-    return _Search(store, names, query, time.monotonic() + limit_s).run(symbols)
+    return _Search(store, names, files, query, time.monotonic() + limit_s).run(symbols)
 
 
 class _Search:
     """One search, until a moment of the monotonic clock."""
 
-    def __init__(self, store: Store, names: Names, query: str, until: float) -> None:
+    def __init__(
+        self, store: Store, names: Names, files: FileNameList, query: str, until: float
+    ) -> None:
         self._store = store
         self._names = names
+        self._files = files
         self._query = query
         self._until = until
         self._hits: dict[tuple[str, str, str], answers.Hit] = {}
@@ -146,13 +190,12 @@ class _Search:
         if b"/" in raw:
             self._at_path(raw)
         elif _SPECIAL.search(self._query):
-            fits = re.compile(fnmatch.translate(self._query)).match
-            self._of_names(lambda name: fits(name.decode("latin-1")) is not None)
+            self._fitting(re.compile(os.fsencode(fnmatch.translate(self._query))))
         else:
-            before = len(self._hits)
             self._with_name(raw)
-            if len(self._hits) == before:
-                self._of_names(lambda name: raw in name)
+            if not self._hits:
+                for name in self._files.containing(raw):
+                    self._with_exact_name(name)
 
     def _at_path(self, path: bytes) -> None:
         """Files at a path, or in a directory."""
@@ -179,21 +222,24 @@ class _Search:
 
     def _with_name(self, start: bytes) -> None:
         """Files whose name is, or begins with, a text."""
-        number = self._store.file_names.number(start)
-        if number is not None:
-            self._named(start, number)
+        self._with_exact_name(start)
         for name, child in self._store.paths.children(NAMES, start):
             if not name.startswith(start):
                 return
             self._named(name, child)
 
-    def _of_names(self, fits: Callable[[bytes], bool]) -> None:
-        """Files whose name passes a test; looks at every name."""
-        for number, (name, child) in enumerate(self._store.paths.children(NAMES)):
+    def _with_exact_name(self, name: bytes) -> None:
+        number = self._store.file_names.number(name)
+        if number is not None:
+            self._named(name, number)
+
+    def _fitting(self, pattern: re.Pattern[bytes]) -> None:
+        """Files whose name fits a pattern."""
+        for number, name in enumerate(self._files.every()):
             if not number % 256:
                 self._go_on()
-            if fits(name):
-                self._named(name, child)
+            if pattern.match(name):
+                self._with_exact_name(name)
 
     def _named(self, name: bytes, number: int) -> None:
         self._go_on()

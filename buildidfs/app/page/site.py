@@ -12,6 +12,7 @@ from buildidfs import names
 from buildidfs.app import upkeep
 from buildidfs.app.containers import Names
 from buildidfs.app.page import answers, api, build_id, compare, container, html, overview, search
+from buildidfs.app.page.trends import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
@@ -68,6 +69,8 @@ class Page:
         self._store = backend.store
         self._settings = settings
         self._surveyor = Surveyor(backend.store)
+        self._trends = Trends(backend.store)
+        self._files = search.FileNameList(backend.store)
         self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._kept: answers.Overview | None = None
         self._rendered: dict[bool, bytes] = {}
@@ -136,6 +139,7 @@ class Page:
             Names(self._store),
             policy=upkeep.policy(self._settings.retention, self._store.path),
             misses=self._backend.view.misses.every(),
+            history=self._trends.rows(),
         )
 
     def _build_id(self, request: Request, name: bytes, is_api: bool) -> Response:
@@ -168,7 +172,12 @@ class Page:
         symbols = query.get(b"symbols", b"") == b"1"
         limit_s = search.SYMBOLS_S if symbols else search.LIMIT_S
         found = search.search(
-            self._store, Names(self._store), asked, symbols=symbols, limit_s=limit_s
+            self._store,
+            Names(self._store),
+            self._files,
+            asked,
+            symbols=symbols,
+            limit_s=limit_s,
         )
         return _json(found) if is_api else _html("search.html", found=found, query=found.query)
 

@@ -275,6 +275,12 @@ def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         )
 
 
+def history(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the history is what was written for its time; nothing else follows from it."""
+    schema.unpack_history(key, value)
+    yield from ()
+
+
 def _number_directory(mending: Mending, key: bytes, used: int) -> None:
     first, last = location_rows.TIMES.unpack_from(mending.get("containers", key) or b"")
     row = _container_row(mending, key)
@@ -296,6 +302,7 @@ RULES: Final[dict[str, Rule]] = {
     "containers": containers,
     "labels": labels,
     "contents": contents,
+    "history": history,
 }
 
 
