@@ -6,6 +6,7 @@
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
+# make test-page  install Chromium and axe-core, and test the page of `serve` with them
 # make fuzz      give everything that takes bytes of strangers bad ones, for FUZZ_SECONDS (600)
 # make bench     measure against the bars in benchmarks/RESULTS.md
 # make bench-capture  the part of it that is about live capture
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 600
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down install uninstall test check fuzz bench bench-capture test-fresh clean
+.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -42,6 +43,11 @@ uninstall:
 test: $(VENV)/.dev
 	scripts/install-packages test
 	scripts/run-tests $(BIN)/pytest $(PYTEST_ARGS)
+
+test-page: $(VENV)/.dev
+	scripts/install-packages page
+	npm install --no-save --no-audit --no-fund --prefix $(VENV)/axe axe-core@4
+	$(BIN)/pytest tests/browser $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

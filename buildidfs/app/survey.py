@@ -43,7 +43,8 @@ MOST_GOING: Final = 8
 _MOST_LOOKED_AT: Final = 200
 _DAY_S: Final = 86_400
 _MOST_FILES: Final = 200_000
-_STEP: Final = 256  # build IDs or files between two calls of ``go_on``
+STEP: Final = 256
+"""The number of build IDs or files between two calls of ``go_on``."""
 
 EVERY_S: Final = 60.0
 _EFFORT: Final = 50.0
@@ -163,7 +164,7 @@ def _count_containers(
             nonlocal files
             seen[entry.ordinal] = row
             files += 1
-            if not files % _STEP:
+            if not files % STEP:
                 go_on()
 
         survey.containers.append(containers.contents(store, container, holdings, each))
@@ -194,7 +195,7 @@ def _count_all(
     index = store.index
     worst: list[tuple[int, int, int, BuildId, str]] = []
     for number, (ordinal, build_id) in enumerate(index.build_ids_from()):
-        if not number % _STEP:
+        if not number % STEP:
             go_on()
         if names.kept_for(build_id) != build_id:
             continue  # split DWARF, or sources, of another one

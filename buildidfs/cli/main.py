@@ -83,6 +83,7 @@ _PLAIN = {
             "status": "service:status",
             "top": "top:top",
             "stats": "stats:stats",
+            "report": "report:report",
             "doctor": "doctor:doctor",
             "config": "config:config",
             "check": "check:check",

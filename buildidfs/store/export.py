@@ -15,6 +15,8 @@ from buildidfs.errors import IntegrityError, UsageError
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.model import Artifact
     from buildidfs.store.store import Store
 
@@ -115,17 +117,37 @@ def to_file(store: Store, artifact: Artifact, path: str) -> None:
     written to, not replaced. Raises `IntegrityError`, and `UsageError` when the file cannot be
     made.
     """
+    _to_file(
+        path,
+        lambda stream: to_stream(store, artifact, stream),
+        lambda stream: _copy_verified(store, artifact, stream),
+    )
+
+
+def data_to_file(data: bytes, path: str) -> None:
+    """Make ``path`` a file with these bytes, whole or not at all, as `to_file` does."""
+
+    def write(stream: BinaryIO) -> None:
+        stream.write(data)
+
+    _to_file(path, write, write)
+
+
+def _to_file(
+    path: str, write_through: Callable[[BinaryIO], None], write: Callable[[BinaryIO], None]
+) -> None:
+    """Write to what is at a path, or replace it. Raises `UsageError`."""
     try:
         through = open_through(path)
         if through is not None:
             with open(through, "wb") as stream:
-                to_stream(store, artifact, stream)
+                write_through(stream)
             return
         directory, name = os.path.split(path)
         fd, draft = tempfile.mkstemp(prefix=f".{name[:200]}.", dir=directory or ".")
         try:
             with open(fd, "wb") as stream:
-                _copy_verified(store, artifact, stream)
+                write(stream)
             os.rename(draft, path)
         except BaseException:
             os.unlink(draft)

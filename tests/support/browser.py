@@ -53,6 +53,15 @@ class Browser:
         self._loaded = False
         found = self._ask("Page.navigate", url=url)
         assert "errorText" not in found, found
+        self._wait()
+
+    def follow(self, script: str) -> None:
+        """Run something in the page that leads to another one, and wait until that is there."""
+        self._loaded = False
+        self.run(script)
+        self._wait()
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while not self._loaded:
             self._receive(deadline)
@@ -124,7 +133,7 @@ def browsing(home: Path) -> Iterator[Browser]:
     program = program or str(tool(_PROGRAMS[0]))
     to_read, to = os.pipe()
     back, back_write = os.pipe()
-    profile = home / "browser"
+    profile = home / "browser-profile"
     words = [
         program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--remote-debugging-pipe", f"--user-data-dir={profile}", "--hide-scrollbars",

@@ -167,7 +167,7 @@ def capture_top(history: Sequence[answers.Point]) -> float:
     top = 10
     while top < most:
         top *= 10
-    return float(top // 2 if top // 2 >= most else top)
+    return float(next(top // part for part in (5, 2, 1) if top // part >= most))
 
 
 @functools.cache

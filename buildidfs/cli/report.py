@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs report``: the overview of `serve` as text, or as one file of HTML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.output import counted, moment, one_line, size
+from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from buildidfs.app.page.answers import Health, Overview, Share
+
+_CONTAINERS: Final = 20
+_BUILD_IDS: Final = 10
+
+
+@click.command(
+    "report",
+    short_help="Report what is held and what is missing.",
+    epilog=exit_status(
+        ["buildidfs report", "buildidfs report --html report.html"],
+        {
+            2: "FILE cannot be written, or --html without the extra buildidfs[serve]",
+            11: "no store at that place; 13 unknown format",
+        },
+    ),
+)
+@click.option("--html", metavar="FILE", type=AnyPath(), help="Write a page for browsers to FILE.")
+@click.pass_obj
+def report(session: Session, html: str | None) -> None:
+    """Report coverage by container and image, what is missing with its remedy, growth and health.
+
+    The report is the first page of `serve`. It names only files and containers that every user may
+    know, so that it can be handed on.
+    """
+    from buildidfs.app.page import report as page
+
+    with session.open_store() as store, session.progress("Counting", "build ID") as progress:
+        taken = page.take(store, session.settings, progress)
+    if html is None:
+        _print(taken)
+        return
+    from buildidfs.store import export
+
+    try:
+        text = page.as_html(taken)
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[serve]"
+        ) from error
+    export.data_to_file(text, html)
+
+
+def _print(taken: Overview) -> None:
+    held = taken.store
+    limit = "" if held.limit_bytes is None else f" of {size(held.limit_bytes)}"
+    click.echo(
+        f"{counted(held.build_ids, 'build ID')} in {counted(held.blobs, 'file')}:"
+        f" {size(held.stored_bytes)}{limit}, index {size(held.index_bytes)};"
+        f" {size(held.free_bytes)} free"
+    )
+    rows = [("the whole store", taken.coverage)]
+    if taken.host.build_ids:
+        rows.append(("the host", taken.host))
+    rows += [(each.name, each.coverage) for each in taken.containers[:_CONTAINERS]]
+    rows += [(f"image {each.image}", each.coverage) for each in taken.images[:_CONTAINERS]]
+    click.echo(f"{'IDS':>7} {'BINARIES':>8} {'SYMBOLS':>8} {'DEBUGINFO':>9}  OF")
+    for name, share in rows:
+        click.echo(f"{_shares(share)}  {one_line(name)}")
+    if not taken.coverage.build_ids:
+        click.echo("nothing is captured in this store yet: buildidfs scan proc, or buildidfs up")
+    others = taken.left_out + max(len(taken.containers) - _CONTAINERS, 0)
+    if others:
+        click.echo(f"and {counted(others, 'more container')}, see buildidfs containers --all")
+    for reason in taken.missing.reasons:
+        finding = reason.finding
+        click.echo(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
+        click.echo(f"    {one_line(finding.remedy)}")
+        if finding.command:
+            click.echo(f"    run {one_line(finding.command)}")
+    for each in taken.missing.build_ids[:_BUILD_IDS]:
+        where = one_line(each.container) or "the host"
+        click.echo(f"{each.build_id[:12]}  {one_line(each.path)} in {where}: {each.reason}")
+    _print_health(taken.health)
+
+
+def _shares(share: Share) -> str:
+    parts = (share.executable, share.symbols, share.debuginfo)
+    widths = (8, 8, 9)
+    shown = [f"{part:{width}.1%}" for part, width in zip(parts, widths, strict=True)]
+    return f"{share.build_ids:7} {' '.join(shown)}"
+
+
+def _print_health(health: Health) -> None:
+    since = "" if health.since is None else f" since {moment(int(health.since * 1e9))}"
+    click.echo(
+        f"watch {one_line(health.mode)}{since}: {health.captured} captured, {health.lost} lost,"
+        f" {health.waiting} waiting"
+    )
+    for each in health.losses:
+        click.echo(f"    {each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}")
+    for text in health.degraded:
+        click.echo(f"    {one_line(text)}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``buildidfs report``: the overview as text and as one file, without a server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from buildidfs.store import Store
+from tests.support import pagestore
+from tests.support.clients import run
+from tests.support.commands import ROOT
+from tests.support.mounts import BuildIdFs
+
+
+@pytest.fixture
+def reporting(tmp_path: Path) -> BuildIdFs:
+    buildidfs = BuildIdFs(tmp_path)
+    pagestore.make(buildidfs.store, many=6)
+    with Store.open(buildidfs.store) as store:
+        pagestore.remember(store)
+    return buildidfs
+
+
+class _Links(HTMLParser):
+    """Collects what a page refers to, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_text_says_what_is_missing_and_what_to_do(reporting: BuildIdFs) -> None:
+    out = reporting("report").out
+    assert out.splitlines()[0].startswith("12 build IDs in 13 files: ")
+    assert "shop/cart-7d9f/cart" in out
+    assert "stripped: only dynamic symbols" in out
+    assert "run buildidfs scan tree /usr/lib/debug" in out
+    assert "watch not running" in out
+
+
+def test_page_is_one_file_that_needs_no_other(reporting: BuildIdFs, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    assert reporting("report", "--html", target).out == ""
+    text = target.read_text()
+    page = _Links()
+    page.feed(text)
+    assert [link for link in page.links if not link.startswith("#")] == []
+    assert "<script" not in text
+    assert "default-src 'none'; style-src 'sha256-" in text
+    assert "/app/server" in page.text
+    assert "shop/cart-7d9f/cart" in page.text
+    assert text.count('class="plot"') == 3
+
+
+def test_report_names_nothing_private(reporting: BuildIdFs, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    reporting("report", "--html", target)
+    for text in (reporting("report").out, target.read_text()):
+        assert "/app/server" in text
+        assert "secret" not in text
+        assert "hidden" not in text.replace("aria-hidden", "").replace("overflow: hidden", "")
+
+
+def test_names_of_strangers_obey_no_terminal(reporting: BuildIdFs) -> None:
+    out = reporting("report").out
+    assert "\\x1b[31m" in out
+    assert all(each.isprintable() or each == "\n" for each in out)
+
+
+def test_file_that_cannot_be_written_is_named(reporting: BuildIdFs, tmp_path: Path) -> None:
+    done = reporting("report", "--html", tmp_path / "missing/report.html", check=False)
+    assert done.rc == 2
+    assert "missing/report.html: No such file" in done.err
+
+
+def test_empty_store_has_a_report(tmp_path: Path) -> None:
+    buildidfs = BuildIdFs(tmp_path)
+    with Store.create(buildidfs.store):
+        pass
+    out = buildidfs("report").out
+    assert out.startswith("0 build IDs in 0 files")
+    buildidfs("report", "--html", tmp_path / "report.html")
+    assert "Nothing is captured" in (tmp_path / "report.html").read_text()
+
+
+def test_without_jinja_text_works_and_html_says_what_to_install(
+    reporting: BuildIdFs, tmp_path: Path
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('none', name='jinja2')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [sys.executable, "-m", "buildidfs", "--store", str(reporting.store), "report"]
+    assert "12 build IDs" in run(words, env=environment, check=True).out
+    done = run([*words, "--html", str(tmp_path / "x.html")], env=environment)
+    assert done.rc == 2
+    assert "package jinja2 is missing: install buildidfs[serve]" in done.err
