@@ -291,10 +291,12 @@ class Access(msgspec.Struct, frozen=True):
     gid: int = 0
 
     def within(self, identity: FileIdentity, reach: int) -> tuple[FileIdentity, int]:
-        """Identity and reach of a member of this file, an archive that says these of it.
+        """Return the identity and reach of a member of this archive, from those that the archive
+        has.
 
-        Where not everybody may read the archive, what everybody could read of its content is for
-        those who may. A member of one user stays theirs if the archive is theirs as well.
+        If not all users may read the archive, a member that all could read is for those who may
+        read the archive. A member of one user stays that user's if the archive is that user's as
+        well.
         """
         if self.mode & 0o444 == 0o444:
             return identity, reach

@@ -400,7 +400,7 @@ class Trouble:
         return self._bytes or self._rows
 
     def failed(self, error: BuildIdFsError, *, rows: bool = False) -> None:
-        """Bytes could not be written, or ``rows``."""
+        """Record that bytes, or ``rows``, could not be written."""
         now = time.monotonic()
         if rows:
             self._rows = True

@@ -83,7 +83,7 @@ _IOPRIO_CLASS_IDLE = 3
 
 
 def hurry(priority: int = 1) -> str:
-    """Run this thread before all that is not real-time; tell in words what is lacking, if anything.
+    """Give this thread real-time priority; return in words what is lacking, empty for success.
 
     SCHED_RR takes CAP_SYS_NICE (or RLIMIT_RTPRIO); where it is refused a low nice value is tried.
     Children do not inherit it.

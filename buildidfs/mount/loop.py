@@ -78,7 +78,7 @@ class PlainLoop:
         return await self._run(self._slow_limiter, function, *args)
 
     async def in_fetching_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for functions that wait for a network: they hold up nothing else."""
+        """Call a function that waits for a network in a thread that delays no other request."""
         return await self._run(self._fetching_limiter, function, *args)
 
     async def _run(

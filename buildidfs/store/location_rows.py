@@ -172,7 +172,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
 
 
 def place_of(key: bytes, value: bytes) -> Digest | None:
-    """The blob that a row of *origins* is of; None if the row is not where it should be.
+    """Return the blob of a row of *origins*; None if the row has a wrong key.
 
     Raises what decoding raises.
     """

@@ -64,7 +64,7 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 class NeedsReading(BlockingIOError):
-    """A file has to be read first, which may wait for a disk: another method does that."""
+    """The answer needs a read of a file, which may wait for a disk; another method does that."""
 
 
 class FileContent(msgspec.Struct):

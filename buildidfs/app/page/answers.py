@@ -319,7 +319,7 @@ class Difference(msgspec.Struct):
 
 
 class Compared(msgspec.Struct):
-    """Two variants of a build ID, and what differs."""
+    """Two variants of a build ID, and their differences."""
 
     build_id: str
     left: Variant

@@ -42,7 +42,7 @@ class Box(NamedTuple):
 
 
 def bar(share: float, colour: int = 0) -> Markup:
-    """A bar that is filled to a share, 0 to 1. The number beside it says the same."""
+    """Return a bar that is filled to a share, 0 to 1. The number beside it says the same."""
     width = round(100 * min(max(share, 0.0), 1.0), 1)
     return Markup(
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

@@ -58,8 +58,8 @@ class Backoff(msgspec.Struct, frozen=True):
 class Program(msgspec.Struct, frozen=True):
     """A program to be kept running.
 
-    ``needed``: without it nothing makes sense, so an error of ours at its first start ends all.
-    After SIGTERM it has ``grace`` seconds. ``cleanup`` is called when it will not be started again.
+    ``needed``: if it fails with an error of ours at its first start, the supervisor ends. After
+    SIGTERM it has ``grace`` seconds. ``cleanup`` is called when it will not be started again.
     """
 
     name: str

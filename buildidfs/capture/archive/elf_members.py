@@ -366,7 +366,7 @@ class Spooled(PinnedFile):
 
 
 class Ended(Exception):
-    """Nothing more is wanted."""
+    """Raised when no more members are wanted."""
 
 
 class Spool:

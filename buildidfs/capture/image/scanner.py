@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture the ELF files in images of containers, as those see them who run them.
+"""Capture the ELF files in images of containers, as containers of these images see them.
 
-Layers are read from the uppermost down, so that what is hidden by one above is known before it is
-met, and each once for all images that have it, as soon as nothing is above it in any of them. All
-layers of an image have to have their digests before the first of them is taken apart.
+Layers are read from the uppermost down, so that the scanner knows the names that an upper layer
+hides before it reads a lower one. Each layer is read once for all images that have it, as soon as
+all layers above it have been read in each of them. All layers of an image must match their digests
+before the first of them is taken apart.
 """
 
 from __future__ import annotations

@@ -325,9 +325,9 @@ def is_typed(text: str) -> bool:
 
 
 def parse_alias(text: str) -> list[tuple[AliasType | None, bytes]]:
-    """Return what a text can be: aliases by their type, and a SHA-256 with None for it.
+    """Return the meanings of a text: aliases by their type, and a SHA-256 with None as type.
 
-    A type may precede it, as in ``htl:0123...``. Nothing for other texts.
+    A type may precede it, as in ``htl:0123...``. Other texts have no meaning.
     """
     prefix, colon, rest = text.partition(":")
     name = prefix.lower() if colon else ""

@@ -67,7 +67,7 @@ class VariantWriter:
         return schema.unpack_artifact(ordinal, kind, value)
 
     def kinds(self, ordinal: int) -> int:
-        """Bitmask of the kinds of which something is served, as in a row of *ordinals*."""
+        """Return a bit mask of the kinds that are served, as in a row of *ordinals*."""
         mask = 0
         for kind in Kind:
             key = schema.ORDINAL_KIND.pack(ordinal, kind)
