@@ -87,9 +87,7 @@ class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[check]``: ``watch`` reads that many bytes of blobs a second, to see whether they are what
-    they were; 0 is none.
-    """
+    """``[check]``: the bytes of blobs per second that ``watch`` reads and verifies; 0 is none."""
 
     scrub_rate: int | str = 8 << 20
 

@@ -43,7 +43,7 @@ LOSING: Final = 5
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user ended a command that leaves something; ``str()`` says what, in a few words.
+    """The user ended a command that leaves a partial result, which ``str()`` describes.
 
     ``kept`` is the number of files that were captured.
     """

@@ -268,7 +268,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
 
 
 def archive_scope(identity: FileIdentity) -> bytes | None:
-    """`FileIdentity.scope` of what is in an archive; None for one that may be another tomorrow."""
+    """Return the `FileIdentity.scope` of members of an archive; None if the archive may change."""
     if identity.scope is None:
         return None
     numbers = (identity.dev, identity.ino, identity.size, identity.mtime_ns, identity.ctime_ns)

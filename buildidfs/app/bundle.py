@@ -379,7 +379,7 @@ def write_source_list(
     file: IO[bytes],
     progress: Progress | None = None,
 ) -> bundle_archive.Sources:
-    """Write the sources of what is to be in a bundle to an empty file; what its manifest has of it.
+    """Write the sources of the files of a bundle to an empty file; return its manifest entry.
 
     Raises OSError of that file, `IntegrityError`, `StoreError`.
     """

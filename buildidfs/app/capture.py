@@ -157,7 +157,7 @@ def believe(store: Store, settings: Settings) -> None:
 
 
 def name_containers(store: Store) -> None:
-    """Let a store find out from the engines of this host what people call containers."""
+    """Let a store look up the names of containers in the notes of this host's engines."""
 
     def names_of(origin: Origin) -> ContainerNames:
         from buildidfs.capture.origin import (

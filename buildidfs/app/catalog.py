@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the artifacts of a store, choose some, and tell what it has and lacks of a build ID."""
+"""List the artifacts of a store, choose some, and report the files it lacks of a build ID."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers as people know them: their names, what the store has of each, and who is meant."""
+"""Containers as people know them: their names, their files, and the container a word means."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def contents(
     holdings: Holdings,
     each: Callable[[ContainerEntry, bytes, Row], object] = lambda entry, path, row: None,
 ) -> Contents:
-    """Count what the store has of a container; ``each`` hears of the files, with their paths."""
+    """Count the files of a container in the store; ``each`` is called with files and paths."""
     sizes: dict[Digest, int] = {}
     rows: dict[int, Row | None] = {}
     for entry, path in files(store, container.number):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core files and the store: capture what they are about, and say how much of it can be read."""
+"""Core files and the store: capture the files that they name, and measure the coverage."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class SourceCounts(msgspec.Struct):
 
 
 def parse_root(text: bytes) -> Root:
-    """A root from ``DIR`` or ``PATH=DIR``, where PATH is what debug information has for DIR."""
+    """Parse a root from ``DIR`` or ``PATH=DIR``; debug information names DIR as PATH."""
     named, equals, path = text.partition(b"=")
     path = os.path.abspath(path if equals else named)
     if equals and not named.startswith(b"/"):

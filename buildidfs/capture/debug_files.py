@@ -132,7 +132,7 @@ class Companions:
         return self._first([path_by_id(build_id)], _has_id(build_id))
 
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
-        """All that belongs to ``binary``, which is at ``path`` of this root.
+        """Yield the debug files of ``binary``, which is at ``path`` of this root.
 
         The receiver closes each before it asks for the next, or takes it by `release`.
         """

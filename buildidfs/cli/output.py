@@ -238,7 +238,7 @@ def place_of(frame: Frame) -> str:
 
 
 def report_nameless(path: bytes, named: Named) -> bool:
-    """Print on standard error what is not known of the file ``path``; True if that is anything.
+    """Print on standard error the unknown mappings of ``path``; return True if there are any.
 
     Files are printed with the samples that fell into them or were called from there.
     """

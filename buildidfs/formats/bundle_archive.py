@@ -127,8 +127,8 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All that is in a bundle, and what is not. Those made before there were lists of source files
-    have no ``sources``.
+    """The contents of a bundle, and the files that it lacks. Bundles of earlier versions have no
+    ``sources``.
     """
 
     bundle: int
@@ -181,7 +181,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def decode(data: bytes) -> Manifest:
-    """The inverse of `encode`; raises `IntegrityError` for what is none, or a later version."""
+    """The inverse of `encode`. Raises `IntegrityError` for other bytes, or a later version."""
     try:
         version = msgspec.json.decode(data, type=_Version).bundle
         if version != VERSION:

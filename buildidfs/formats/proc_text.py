@@ -82,7 +82,7 @@ _DELETED = b" (deleted)"
 
 
 def mappings_in(text: bytes) -> Iterator[Mapping]:
-    """Yield the mappings in the order of their addresses; what is not a mapping is passed over.
+    """Yield the mappings in the order of their addresses. Other lines are skipped.
 
     The kernel escapes a newline in a path as ``\\012`` and nothing else, not even the backslash
     (seq_path with "\\n"), and marks an unlinked file by appending " (deleted)". Both are undone

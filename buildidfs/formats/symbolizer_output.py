@@ -29,7 +29,7 @@ _LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A function at an address, demangled; empty, as ``file``, or 0, what is not known.
+    """A function at an address, demangled. Unknown names and files are empty, unknown lines 0.
 
     ``start`` is the address at which the function begins. Where functions were inlined there are
     several frames, the innermost first; all but the last are ``inlined``.

@@ -67,7 +67,7 @@ class Batch(Generic[Job]):
                 self.size += each.content.size
 
     def contents(self) -> list[NewCapture]:
-        """Return the captures in their order, and then what came out of some of them."""
+        """Return the captures in their order, and then the files derived from some of them."""
         captures = [capture for capture, _, _ in self.captures]
         return captures + [each.mini for each in captures if isinstance(each, WithMini)]
 
@@ -103,7 +103,7 @@ def at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
 
 
 def discard(capture: NewCapture) -> None:
-    """Let go of what was staged for a capture that is not committed."""
+    """Discard the staged bytes of a capture that is not committed."""
     for each in _parts(capture):
         if isinstance(each.content, Staged):
             each.content.close()
@@ -152,7 +152,7 @@ class Sightings:
             self._shrink()
 
     def merge(self, others: Sightings) -> None:
-        """Take in what others have that could not be written."""
+        """Add the entries of other batches that could not be written."""
         newer, self._rows = self._rows, others._rows
         for row in newer.values():
             self._add(row)
@@ -191,7 +191,7 @@ class Sightings:
             old.noted |= row.noted
 
     def _shrink(self) -> None:
-        """Make room: what a path was for one container may stand for its namespaces.
+        """Make room: merge the rows that a path has for the namespaces of one container.
 
         So of the places that differ only in them the one seen last is kept. If that is not enough
         a quarter goes, what was seen longest ago.

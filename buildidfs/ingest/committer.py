@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commit in batches what a pipeline has staged.
+"""Commit the files that a pipeline has staged, in batches.
 
 A disk takes as long for one transaction as for a hundred, so a scan commits full batches. A file
 that was caught live is committed at once, since a user may wait for its name, or a moment later
@@ -129,7 +129,7 @@ class Committer(Generic[Job]):
                 self._changed.notify()
 
     def wait_for_room(self) -> None:
-        """Wait until what is staged is not more than is worth a transaction."""
+        """Wait until the staged files are few enough for one transaction."""
         with self._room:
             while not self.ended and (
                 self._batch.is_full() or (len(self._rows) >= 2 * BATCH_ROWS and not self._trouble)
@@ -149,7 +149,7 @@ class Committer(Generic[Job]):
             self._changed.notify()
 
     def lost(self) -> None:
-        """Something was let go because of the store, which may still be there later."""
+        """Note that a file was dropped because of the store; it may still exist later."""
         with self._changed:
             if self._trouble is not None:
                 self._trouble.lost()
@@ -182,7 +182,7 @@ class Committer(Generic[Job]):
         self._batch.most = most_staged
 
     def end(self) -> None:
-        """Write what there is, once, and end `run`."""
+        """Write the present batch, once, and end `run`."""
         if not self._runs:
             self.flush()
         with self._changed:
@@ -430,11 +430,11 @@ class Trouble:
             self._over()
 
     def lost(self) -> None:
-        """Something was let go for it that may still be there later."""
+        """Note that a file was dropped because of the trouble; it may still exist later."""
         self._lost = True
 
     def recovered(self) -> None:
-        """A scan looks now for what was lost."""
+        """Note that a scan now looks for the lost files."""
         self._lost, self.recover_at = False, math.inf
         self._quiet_since = time.monotonic()
 

@@ -62,7 +62,7 @@ _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.EN
 
 
 class Listener:
-    """Hears what becomes of files, in threads of `Live`; each method must be quick."""
+    """Gets the results of files, in threads of `Live`; each method must be quick."""
 
     def is_wanted(self, sighting: Sighting) -> bool:
         """Return True if a file that was seen there is to be captured."""
@@ -130,7 +130,7 @@ class Live(Pipeline):
     # --- what is seen ------------------------------------------------------------------------
 
     def take(self, item: Found) -> None:
-        """Take what a scan found; waits while too much of it is waiting."""
+        """Take a file that a scan found. Blocks while too many files are waiting."""
         self.check()
         if isinstance(item, PinnedFile):
             self._take_pinned(item)
@@ -176,7 +176,7 @@ class Live(Pipeline):
             self._tell_failed(pending.sighting, pending, reason)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that can be captured now is durable and visible.
+        """Wait until all files that can be captured now are durable and visible.
 
         Returns False if it is not within ``timeout`` seconds. Files that wait for the end of a
         writer, or for room in the store, are not waited for.
@@ -192,7 +192,7 @@ class Live(Pipeline):
         return self._committer.flush(until)
 
     def close(self) -> None:
-        """Commit what is staged and what was seen, let go of the rest, and end all threads.
+        """Commit the staged files and the sightings, drop all others, and end all threads.
 
         Closes the pending files. Does not raise; safe to call twice.
         """

@@ -93,7 +93,7 @@ class Pipeline(ABC):
         self._fault: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what ended the work, if anything did."""
+        """Raise the error that ended the work, if there was one."""
         if self._fault is not None:
             raise self._fault
 
@@ -175,14 +175,14 @@ class Pipeline(ABC):
             self._committer.poke()
 
     def _drain(self) -> None:
-        """Wait until all that is queued is staged. Raises what ended the work."""
+        """Wait until all queued files are staged. Raises the error that ended the work."""
         with self._lock:
             while (self._queue or self._busy) and self._fault is None:
                 self._room.wait()
         self.check()
 
     def _end_threads(self) -> list[Job]:
-        """End the threads that stage; returns what they have not begun with."""
+        """End the threads that stage, and return the files that they have not begun."""
         with self._lock:
             self._closing = True
             left = list(self._queue)
@@ -194,7 +194,7 @@ class Pipeline(ABC):
         return left
 
     def _end_commits(self) -> None:
-        """Commit what is staged, and end the thread that does so."""
+        """Commit the staged files, and end the thread that commits."""
         self._committer.end()
         if self._commits is not None:
             self._commits.join()
@@ -225,7 +225,7 @@ class Pipeline(ABC):
             self._take(job, outcome)
 
     def _take(self, job: Job, outcome: Staging) -> None:
-        """Go on with what became of a file when it was staged."""
+        """Continue with the result of staging a file."""
         if isinstance(outcome, NewCapture):
             self._committer.add(outcome, job, self._entries(outcome, job))
             return
@@ -300,7 +300,7 @@ class Pipeline(ABC):
         return staging.take(self._store, job.file)
 
     def _entries(self, capture: NewCapture, job: Job) -> Sequence[NewSeen]:
-        """Return what the journal is to say of a capture."""
+        """Return the journal entries for a capture."""
         return ()
 
     @abstractmethod
@@ -329,7 +329,8 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
-        """The store could not record these (none: only rows); what was staged for them is gone."""
+        """The store could not record these captures (none: only rows); their staged bytes are
+        gone."""
 
     @abstractmethod
     def _forgotten(self, sighting: Sighting) -> None:

@@ -46,7 +46,7 @@ class StoreMemo:
         self.knows_place = store.index.knows_place
 
     def recall(self, identity: FileIdentity) -> Known | None:
-        """Return what is known of an unchanged file, or None if it has to be read."""
+        """Return the remembered result for an unchanged file, or None if it has to be read."""
         remembered = self._recall(identity)
         if remembered is None:
             return None
@@ -149,7 +149,7 @@ class Scan(Pipeline):
         self.check()
 
     def close(self) -> None:
-        """Record what is staged, let go of everything else, and end the threads."""
+        """Record the staged files, drop all others, and end the threads."""
         for job in (*self._end_threads(), *self._short):
             _close(job)
         self._committer.add_rows(touched=self._touched)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file: its bytes into the store's hands, and what they are. Runs in several threads at once.
+"""Stage one file and identify the copy. Runs in several threads at once.
 
 The source is looked at first only to spare work: a file without a build ID is not copied, and one
 whose bytes may be held already is hashed and not copied. What is recorded is what the staged
@@ -72,7 +72,7 @@ _HOLES_RATIO: Final = 64
 
 
 def capture(store: Store, pinned: PinnedFile) -> Outcome:
-    """Make a file's bytes ours and say what they are; closes it. Raises `StoreError`."""
+    """Stage the bytes of a file, identify the copy, and close the file. Raises `StoreError`."""
     with pinned:
         return take(store, pinned)
 
@@ -98,7 +98,7 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
 
 
 def premature(fd: int) -> tuple[float, str]:
-    """In how many seconds it is worth to begin with a file, and what it waits for, if anything.
+    """Return the seconds until staging of a file may begin, and the reason for the delay, if any.
 
     Zero is now. `capture` would wait itself, and copy what it then has to drop. Raises OSError.
     """

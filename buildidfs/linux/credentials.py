@@ -112,7 +112,7 @@ def how_to_get(*wanted: str) -> str:
 
 
 def remedy(*any_of: str) -> str:
-    """Tell in words how to allow what the kernel refused and any of these capabilities allows.
+    """Return in words how to grant one of these capabilities, after the kernel refused a call.
 
     Raises OSError.
     """

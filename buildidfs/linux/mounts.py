@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts and their filesystems: what is mounted, of which kind it is, and taking mounts away.
+"""Mounts and their filesystems: list them, tell their types, and unmount.
 
 Source: proc(5), umount(2), statfs(2), statmount(2), include/uapi/linux/magic.h.
 """

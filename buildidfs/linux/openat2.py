@@ -51,7 +51,7 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
 
 
 def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
-    """Pin what is at ``path`` of the root ``root_fd`` (O_PATH) without asking any filesystem.
+    """Pin the file at ``path`` of the root ``root_fd`` (O_PATH) without asking any filesystem.
 
     ``flags`` may hold O_NOFOLLOW.
 
@@ -71,8 +71,8 @@ def _open_cached(root_fd: int, path: bytes, flags: int) -> int:
 
 
 def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
-    """Pin what a directory has under ``name`` (O_PATH), be it a symbolic link, and be it mounted
-    there. Without ``ask`` no filesystem is asked.
+    """Pin the entry ``name`` of a directory (O_PATH): a symbolic link itself, the root of a mount.
+    Without ``ask`` no filesystem is asked.
 
     Raises OSError: EINVAL for what is not a single name, and for others see `open_cached_in_root`.
     """

@@ -31,7 +31,7 @@ class Notifier:
         """Call `alive` at least this often, in seconds; None without a watchdog."""
 
     def ready(self, status: str = "") -> None:
-        """Started up: what depends on this process may go on."""
+        """Report that this process is ready, so that dependent units may start."""
         self._send("READY=1", f"STATUS={status}")
 
     def status(self, text: str) -> None:

@@ -155,7 +155,7 @@ def _check_free(point: bytes, shown: str) -> None:
 
 
 def _answers(point: bytes) -> bool:
-    """Return True if what is mounted there has a server. Raises `MountError` if it is silent."""
+    """Return True if the mount there has a server. Raises `MountError` if it does not answer."""
     # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
     try:
         Patience(_ANSWER_S).ask((0, 0), lambda: os.statvfs(point), lambda answer: None)

@@ -205,7 +205,7 @@ class Filter:
         raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
 
     def rebuild(self) -> int:
-        """Make a filter of what the bucket lists; returns the number of files.
+        """Make a filter from a listing of the bucket, and return the number of files.
 
         What other hosts add meanwhile stays in it. Raises `RemoteError`.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests: what a host has seen, in objects that are written once.
+"""Manifests: the files that a host has seen, in objects that are written once.
 
 ``host/<host>/<time>-<random>.jsonl.zst`` has a `Row` in each line. A host writes one at the end of
 each push, with the files that are new or were seen again. The time in the key is that of the host,

@@ -108,7 +108,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 def described(metadata: Mapping[str, str]) -> Described:
-    """Return what is in the metadata of an object. Damaged values count as absent ones."""
+    """Decode the metadata of an object. Damaged values count as absent."""
     digest = metadata.get("sha256", "")
     return Described(
         Digest(bytes.fromhex(digest)) if re.fullmatch(r"[0-9a-f]{64}", digest) else None,

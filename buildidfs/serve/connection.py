@@ -467,7 +467,7 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     async def _flushed(self) -> None:
-        """Wait until the transport has sent what it was given, or the connection is lost."""
+        """Wait until the transport has sent all its bytes, or the connection is lost."""
         if self._transport.get_write_buffer_size():
             self._transport.set_write_buffer_limits(0)
             while self._transport.get_write_buffer_size() and not self._lost:

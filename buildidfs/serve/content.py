@@ -64,7 +64,8 @@ class Content:
         return bytes(buffer)
 
     def send(self, socket: int, done: int) -> int:
-        """Send what a non-blocking socket takes, from byte ``done`` on; returns the new ``done``.
+        """Send from byte ``done`` on as much as a non-blocking socket takes; return the new
+        ``done``.
 
         Returns after some megabytes. Raises OSError, `IntegrityError`.
         """

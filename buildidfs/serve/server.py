@@ -263,7 +263,7 @@ class _Owner:
                 self._heard(pipes[fd])
 
     def _heard(self, slot: _Slot) -> None:
-        """Take in what a worker says: that it is ready, its error, or, by silence, its end."""
+        """Read the message of a worker: ready, an error, or its end if there is no message."""
         said = os.read(slot.pipe, 4096)
         if said.startswith(_READY):
             slot.was_ready, slot.delay = True, _FIRST_RETRY_S

@@ -142,7 +142,7 @@ class Part(Blob):
 
 
 class BundleFile:
-    """An open bundle; a context manager. ``manifest`` is what it says, `verify` what is true."""
+    """An open bundle; a context manager. ``manifest`` is its claim, which `verify` checks."""
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         """Raises `UsageError` where there is no such file, `IntegrityError` for no bundle."""
@@ -370,10 +370,10 @@ class _BundleBlobs(VerifiedBlobs):
 
 
 def _fits(item: bundle_archive.Item, part: Part) -> bool:
-    """Return True if a file is what an item says, above all what gdb would run of it.
+    """Return True if a file matches its item, above all in the scripts that gdb would run.
 
-    What is not served as an ELF file need not be one, and one without a build ID has that of the
-    item.
+    A file that is not served as an ELF file need not be one, and one without a build ID has that of
+    the item.
     """
     build_id = BuildId.from_hex(item.build_id)
     found = identity.describe(part.read_at, part.size, build_id)
@@ -437,7 +437,7 @@ def open_bundle(file: BundleFile, access: Access) -> BundleStore:
 
 
 def _sweep() -> None:
-    """Remove what processes that were killed have left."""
+    """Remove the files that killed processes have left."""
     for place in _PLACES:
         for path in Path(place or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             try:

@@ -43,8 +43,8 @@ class _Crowd:
         return id(new) in self._dropped
 
     def drop(self, losses: int | None = None) -> bool:
-        """Drop what can be had again; True if there was any. With ``losses`` only what was staged
-        when another number of blobs had been evicted for good.
+        """Drop the recapturable files; return True if there were any. With ``losses`` drop only
+        those that were staged at another number of lost blobs.
         """
         before = len(self._dropped)
         for new in self._captures:
@@ -77,9 +77,8 @@ class Commits:
         names_of: Callable[[Origin], ContainerNames] | None = None,
         derive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``keeper`` gives what makes room for what is written, ``judge`` says how far it is
-        believed, ``names_of`` what people call a container. ``derive`` is called when there are
-        new `Store.derivations`.
+        """``keeper`` gives the object that makes room, ``judge`` the trust of a file, ``names_of``
+        the names of a container. ``derive`` is called when there are new `Store.derivations`.
         """
         self._env = environment
         self._blobs = blobs

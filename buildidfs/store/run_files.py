@@ -155,7 +155,7 @@ class Presence:
         return self._fd
 
     def update(self, **facts: object) -> None:
-        """Say something new of this process; what was said and is not named stays."""
+        """Update the facts of this process; facts that are not named stay."""
         with self._lock:
             self._facts |= _as_json(facts)
             if self._fd < 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Store`: the directory that keeps every captured binary, and what is known of it.
+"""`Store`: the directory that keeps all captured binaries and their index.
 
 A capture is stage (bytes in, hashed), then, by the caller, identify the staged bytes, then commit:
 bytes are made durable and named by their digest first, then one index transaction makes the whole
@@ -251,11 +251,11 @@ class Store:
         return self._commits().touch(sightings)
 
     def believe(self, judge: Callable[[Origin], tuple[Trust, Standing]]) -> None:
-        """From now on let ``judge`` decide how far what is written is believed."""
+        """Let ``judge`` decide the trust of all captures from now on."""
         self._judge = judge
 
     def name_containers(self, names_of: Callable[[Origin], ContainerNames]) -> None:
-        """From now on let ``names_of`` say what people call the containers of files that are seen.
+        """Let ``names_of`` give the names of the containers of all sightings from now on.
 
         It gives `NO_NAMES` where it does not know: then it is asked again when more is seen in
         that container. It must be quick, and not raise.
@@ -286,9 +286,10 @@ class Store:
         queries.derived(self._writable(), digest)
 
     def note_seen(self, entries: Sequence[NewSeen]) -> None:
-        """Keep what was seen, durably and in one transaction; `commit` does the same in passing.
+        """Write journal entries, durably and in one transaction; `commit` writes them too.
 
-        Nothing is written for what was seen within the minute. Raises `StoreFull`, `StoreError`.
+        Entries that were written within the last minute are skipped. Raises `StoreFull`,
+        `StoreError`.
         """
         self.commit((), (), entries)
 
@@ -305,7 +306,7 @@ class Store:
         *,
         always: bool = True,
     ) -> None:
-        """From now on make room for what is staged and committed, within ``policy``.
+        """Make room for all captures from now on, within ``policy``.
 
         A function is asked for it when it is first needed; unless ``always``, that is not before
         something is staged. ``altlinks`` tells of the blob of a debug file which build ID its
@@ -351,7 +352,7 @@ class Store:
         return eviction.can_be_had(self._opened(), origin)
 
     def enforce(self) -> None:
-        """Remove what the policy given to `retain` does not want to keep. Raises `StoreError`."""
+        """Remove the blobs that the policy given to `retain` does not keep. Raises `StoreError`."""
         if self._keeper is not None:
             self._keeper.enforce()
 
@@ -407,13 +408,14 @@ class Store:
         return pins.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
-        """Take in what readers have opened; returns how much of it was new. Raises `StoreError`."""
+        """Record the uses that readers have noted, and return how many were new. Raises
+        `StoreError`."""
         from buildidfs.store.write import uses
 
         return uses.fold(self._writable())
 
     def collect(self) -> Collected:
-        """Remove what killed processes have left behind. Raises `StoreError`."""
+        """Remove the leftovers of killed processes. Raises `StoreError`."""
         from buildidfs.store.retention import removal
 
         return removal.collect(self._writable())
@@ -421,7 +423,7 @@ class Store:
     def remove(
         self, digests: Iterable[Digest], *, quarantine: bool = False, forget: bool = False
     ) -> Removed:
-        """Remove blobs, and all that nothing speaks of any more once they are gone.
+        """Remove blobs, and all rows that nothing refers to afterwards.
 
         Tells the listeners; who has such a file open can read it to its end. ``quarantine``
         keeps the files, in ``quarantine/``. ``forget`` forgets how far their executables were

@@ -24,7 +24,7 @@ from buildidfs.store.blobs.files import Staged
 
 
 class NewCapture(msgspec.Struct, frozen=True):
-    """One identified file, to be committed: its bytes, what they are, and where they were seen.
+    """One identified file to be committed: its bytes, their description, and their place.
 
     ``content`` is what `Store.stage` returned, or the digest of bytes that the store holds
     already (`Store.held`). A file that is executable and debuginfo in one names both kinds.

@@ -62,7 +62,7 @@ _PATIENCE: Final = 2.0
 
 
 class State(enum.StrEnum):
-    """What became of a file that was asked for."""
+    """The result of a request for a file."""
 
     FETCHED = "fetched"
     HELD = "held"

@@ -143,7 +143,7 @@ class _Connections:
                 self._sockets.append(found)
 
     def cut(self) -> None:
-        """End all that goes on, from another thread: what waits for a socket fails at once."""
+        """End all requests, from another thread: calls that wait for a socket fail at once."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 # That of the class: a TLS socket would forget its state under its reader.

@@ -151,7 +151,7 @@ class Watch(Listener):
             self._scans.everything("start")
 
     def tend(self) -> None:
-        """Start the catcher again when that is due. Raises what ended the work, if anything did."""
+        """Restart the catcher when that is due. Raises the error that ended the work, if any."""
         self._live.check()
         self._log_losses()
         if self._restart_at is None or time.monotonic() < self._restart_at:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Match the mappings of a profile with what the store has seen, by path, inode and time.
+"""Match the mappings of a profile with the sightings of a store, by path, inode and time.
 
 Times in perf.data are those of a clock that starts with the machine; the store has Unix time. A
 profile recorded with ``perf record -k mono`` says how the two relate. The machine that made a

@@ -55,7 +55,7 @@ _EXIT_CODES: Final = {
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it should be, and what to do; both are clauses for a person."""
+    """A fault and its remedy; both are clauses for a person."""
 
     verdict: Verdict
     reason: str

@@ -186,7 +186,7 @@ def watching(store_path: StorePath) -> Present | None:
 
 
 def settle(store_path: StorePath, seconds: float) -> None:
-    """Wait until what ran at the beginning is captured, that long at most."""
+    """Wait until the first scan has captured the running programs, that long at most."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and (found := watching(store_path)) is not None:
         if found.facts.get("scans") and not found.facts.get("waiting"):
@@ -195,7 +195,7 @@ def settle(store_path: StorePath, seconds: float) -> None:
 
 
 def end(supervisor: Present, seconds: float) -> None:
-    """End a supervisor and what it runs, and wait until they have ended.
+    """End a supervisor and its programs, and wait until they have ended.
 
     Raises `MountError` when that takes longer than ``seconds``, `CapabilityError` when it belongs
     to another user.

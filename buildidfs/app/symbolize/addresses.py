@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Copy(msgspec.Struct):
-    """A file to ask about, with what dwz moved out of it.
+    """A file to ask about, with its dwz file.
 
     ``slot`` is its copy among those that the program may open, -1 for none yet. ``failed`` says
     that the program cannot read it, ``lacks`` what was left out of the copy.

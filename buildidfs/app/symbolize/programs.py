@@ -71,7 +71,7 @@ _NOWHERE: Final = b"0xffffffffffffffff"
 
 
 class Failed(Exception):
-    """The program ended, said what cannot be understood, or nothing in time."""
+    """The program ended, gave a malformed answer, or gave none in time."""
 
 
 class Program(Protocol):
@@ -435,7 +435,7 @@ class SymbolizerProcess:
             self._waiting += data
 
     def lines(self, deadline: float) -> Iterator[bytes]:
-        """All that it says, until it ends. Raises `Failed`, also where it does not end well."""
+        """Yield all lines of the program until it ends. Raises `Failed`, also for a bad exit."""
         while data := self._read(deadline):
             *whole, self._waiting = (self._waiting + data).split(b"\n")
             yield from whole

@@ -220,7 +220,7 @@ class _Run:
         ]
 
     def items(self) -> Iterator[_Item]:
-        """All that is found, that of one package in its order, and its `_Done` last."""
+        """Yield all files, those of one package in their order, followed by its `_Done`."""
         for thread in self._threads:
             thread.start()
         running = len(self._threads)

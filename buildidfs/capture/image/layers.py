@@ -62,9 +62,9 @@ class Layer(Protocol):
     name: str
 
     def verify(self) -> None:
-        """Read all of it, if it can be told whether it is what it should be.
+        """Read the whole layer and verify its digest; a directory only has to exist.
 
-        Raises `IntegrityError` if it is not, OSError, `CannotDecompress`.
+        Raises `IntegrityError` if the digest differs, OSError, `CannotDecompress`.
         """
 
     def access(self) -> Access:
@@ -236,7 +236,7 @@ class _Observer:
         self.renamed: list[bytes] = []
 
     def directory(self, path: bytes, fd: int) -> None:
-        """Permissions, and what the overlay has to say of it."""
+        """Note the permissions and the overlay attributes of a directory."""
         path = installed(path)
         status = os.fstat(fd)
         self.closed.note(path, status.st_mode & 0o7777, status.st_uid)

@@ -88,7 +88,7 @@ class _Count:
         self._slow: set[int] = set()
 
     def process(self, pid_fd: int) -> None:
-        """Count what one process has open and mapped. Raises OSError."""
+        """Count the files that one process has open or mapped. Raises OSError."""
         self.census.processes += 1
         self._note_mounts(pid_fd)
         for name in _entries(pid_fd, b"fd"):
@@ -168,7 +168,7 @@ class _Count:
         return True
 
     def _ask(self, device: int, question: Callable[[], BuildId | Absence]) -> None:
-        """Learn what a file is, and count it."""
+        """Identify a file, and count it."""
         try:
             if device in self._slow:
                 place = (os.major(device), os.minor(device))

@@ -196,7 +196,7 @@ class JitFinder:
             return found
 
     def keep(self, keeper: Keeper, pids: Iterable[int]) -> None:
-        """Keep what names processes have written so far. Raises what ``keeper`` raises."""
+        """Keep the names that processes have written so far. Raises what ``keeper`` raises."""
         for pid in pids:
             try:
                 found = self.find(pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process: where it lives, what it has mapped, and how to get hold of exactly those files.
+"""One process: its namespaces and container, its mappings, and descriptors of the mapped files.
 
 The link in map_files leads to the mapped file whatever became of its name. Where it may not be
 used (it takes CAP_CHECKPOINT_RESTORE), the link of the executable does the same for that one file,

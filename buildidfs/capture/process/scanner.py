@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture what running processes have mapped, in whatever mount namespace they live.
+"""Capture the files that running processes have mapped, in all mount namespaces.
 
 For each process the scan reads its maps, then its namespaces and container, then each file that is
 new in this scan. A file counts as new once in each mount namespace and container, so that each gets
@@ -229,7 +229,7 @@ class _Scan:
     def process(
         self, pid: int, *, wanted: frozenset[str] | None, contained: bool, asked_for: bool
     ) -> Iterator[Found]:
-        """All that is new in a process, if it is in a container that is ``wanted``."""
+        """Yield the new files of a process, if it is in a ``wanted`` container."""
         try:
             with Process(pid, self._ways) as process:
                 for _ in range(_ATTEMPTS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core files, opened; and what can be captured of a core itself, which is the vDSO.
+"""Open core files, and capture the vDSO out of a core.
 
 All else is in files that were mapped, of which a core has a page or two.
 """
@@ -33,7 +33,7 @@ _COMPRESSED: Final = {
 
 
 class CoreFile:
-    """An open core file, and what it says; a context manager.
+    """An open core file with its decoded notes; a context manager.
 
     ``mtime_ns`` is when it was written, in nanoseconds of Unix time. ``cut_off`` says in words that
     it is not whole, or is empty. Raises `UsageError` for what is no core file, or cannot be opened.

@@ -384,7 +384,7 @@ def is_metadata(name: bytes) -> bool:
 
 
 def debian(control: bytes) -> PackageName:
-    """The name in a control file; what is continued on another line is passed over."""
+    """Return the name in a control file. Continued lines are skipped."""
     fields = _fields(control, b":")
     return PackageName(
         fields.get(b"package", b""), fields.get(b"version", b""), fields.get(b"architecture", b"")

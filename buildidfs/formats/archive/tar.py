@@ -221,7 +221,7 @@ _NOTHING: Final = _Before({})
 
 
 def _pax(data: bytes) -> Pax:
-    """The records of a pax header, ``LENGTH KEY=VALUE`` and a newline; stops at what is none."""
+    """Return the records of a pax header, ``LENGTH KEY=VALUE`` and a newline, up to a bad one."""
     found: Pax = {}
     extents: list[bytes] = []
     at = 0

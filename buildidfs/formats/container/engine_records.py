@@ -118,7 +118,7 @@ class DockerSettings(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class StorageSettings(msgspec.Struct, frozen=True):
-    """Part of the ``[storage]`` of storage.conf: what is kept, and what is gone with the boot."""
+    """Part of the ``[storage]`` of storage.conf: the permanent directory, and the one of a boot."""
 
     graphroot: str = ""
     runroot: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF files: `identify` gives the build ID, and what a file is to debuggers.
+"""ELF files: `identify` gives the build ID, and the use of a file for debuggers.
 
 `header` has the layouts that all others use, `sections` the contents of sections, `splitdwarf` and
 `minidebug` two of those, `core` the files that a crashed process had mapped. No input makes a

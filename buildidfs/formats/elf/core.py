@@ -371,7 +371,7 @@ _MOST_OF: Final = {_NT_PRSTATUS: 64, _NT_PRPSINFO: 256, _NT_AUXV: 8192, _NT_FILE
 
 
 class MappedFile(NamedTuple):
-    """A line of NT_FILE: what is mapped from ``start`` to ``end`` is at ``offset`` of a file."""
+    """A line of NT_FILE: the memory from ``start`` to ``end`` maps ``offset`` of a file."""
 
     start: int
     end: int

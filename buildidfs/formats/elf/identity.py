@@ -84,7 +84,7 @@ def htlhash(read_at: ReadAt, size: int) -> bytes:
 
 
 def kernel_htlhash(build_id: bytes) -> bytes:
-    """Return what OpenTelemetry's profilers send in place of an htlhash for a kernel or module.
+    """Return the ID that OpenTelemetry's profilers send for a kernel or module.
 
     It is the FNV-1a-128 of the hexadecimal digits of its GNU build ID (libpf/fileid.go).
     """
@@ -128,7 +128,7 @@ def identify(head: bytes, read_at: ReadAt, size: int) -> BuildId | Absence:
 def describe(
     read_at: ReadAt, size: int, given: BuildId | None = None
 ) -> elf_identify.ElfFile | Absence:
-    """Describe a file as what it is kept as, or say why it cannot be kept.
+    """Describe a file under the ID that it is kept under, or return why it cannot be kept.
 
     ``given`` is the build ID for a file that has none itself; without it that is the adopted one.
     """
@@ -224,7 +224,7 @@ def _note_areas(
 
 
 def code_hash(head: bytes, read_at: ReadAt, size: int) -> bytes:
-    """Return the hash of what a file has to execute, empty if that is nothing.
+    """Return the hash of the executable segments of a file, empty if it has none.
 
     The executable segments are hashed in the order of their headers, each as its address (u64,
     big-endian) and its bytes. ELF header and program headers at the start of the file are left

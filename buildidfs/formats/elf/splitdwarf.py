@@ -105,7 +105,7 @@ def packaged(read_at: ReadAt, size: int) -> frozenset[int]:
 
 
 class Malformed(Exception):
-    """The unit at hand is not what it should be; stays within the decoders of DWARF."""
+    """A unit is malformed. Only the decoders of DWARF raise and catch this."""
 
 
 class Cursor:

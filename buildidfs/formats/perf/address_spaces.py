@@ -98,7 +98,7 @@ class Spaces:
         self.left_out = 0
 
     def add(self, event: Event, time: int) -> int:
-        """Take in an event of that time; the number of the file that was mapped, or -1."""
+        """Add an event of that time; return the number of the mapped file, or -1."""
         if isinstance(event, Mapped):
             number = self.number(event)
             self._put(event.pid, time, event.start, event.end, event.offset, number)
@@ -231,7 +231,7 @@ class _Map:
         self._numbers: list[int] = []
 
     def add(self, start: int, end: int, number: int) -> None:
-        """A mapping, later than all before; what it covers is cut out of those."""
+        """Add a mapping that is later than all others, and cut its range out of these."""
         if start >= end:
             return
         first = bisect_right(self._ends, start)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf.data: what the headers of a profile say.
+"""perf.data: the headers of a profile.
 
 A file begins with sizes and places: of the events, of the records (`stream`), and, behind the
 records, of features such as the build IDs of files. What was written to a pipe has records for all
@@ -105,7 +105,7 @@ class Named(msgspec.Struct, frozen=True):
 
 
 def parse_header(read_at: ReadAt, size: int) -> Header:
-    """Read the headers of a file of ``size`` bytes. Raises `UsageError` for what is none."""
+    """Read the headers of a file of ``size`` bytes. Raises `UsageError` if it is no profile."""
     head = read_at(0, HEADER_SIZE)
     order = _ORDERS.get(head[:8])
     if order is None:

@@ -75,7 +75,7 @@ def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
 
 
 def _cut(rows: list[_Row]) -> Iterator[Symbol]:
-    """Yield what is left of functions that overlap: of each byte the one with the last number."""
+    """Yield functions without overlaps: each byte belongs to the function with the last number."""
     edges = sorted({edge for start, _, size, _ in rows for edge in (start, start + size)})
     active: list[tuple[int, int, bytes]] = []  # number with a minus, end, name
     at = 0

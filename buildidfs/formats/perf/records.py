@@ -78,7 +78,7 @@ _TIME: Final = _NATIVE.word.size
 
 
 class Mapped(msgspec.Struct, frozen=True, gc=False):
-    """A file, or what has a name in brackets, was mapped executable.
+    """An executable mapping of a file, or of an area with a name in brackets.
 
     ``start``, ``end`` and ``offset`` are in bytes. Either ``build_id`` is known, or ``dev``,
     ``inode`` and ``generation`` are, as /proc/PID/maps has them; or neither, in records of old

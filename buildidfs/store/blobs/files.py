@@ -242,7 +242,7 @@ class Blobs:
             return self._new_named()
 
     def replace(self, digest: Digest, draft: Staged) -> None:
-        """Put other bytes in the place of a blob's, durably; what is kept beside it stays."""
+        """Replace the bytes of a blob durably, and keep its attributes."""
         with translated(self.root):
             data = self.origin(digest)
             if data:
@@ -252,13 +252,14 @@ class Blobs:
             sync_directories(self._directory, {digest.hex()[:2]})
 
     def unlink(self, digest: Digest) -> None:
-        """Remove a blob and what is kept beside it; nothing happens if it is gone."""
+        """Remove a blob with its attributes; does nothing if it is gone."""
         with translated(self.root):
             self._unlink(_name(digest))
             self._unlink(_name(digest) + ORIGIN_SUFFIX)
 
     def set_aside(self, digest: Digest) -> None:
-        """Move what lies in the place of a blob to ``quarantine/``, over what was there of it."""
+        """Move the file in the place of a blob to ``quarantine/``, and replace an older one
+        there."""
         with translated(self.root):
             directory = os.path.join(self.root, b"quarantine")
             os.makedirs(directory, 0o700, exist_ok=True)
@@ -351,7 +352,7 @@ class Blobs:
             os.close(fd)
 
     def _sweep(self) -> None:
-        """Remove what processes that died left in ``staging/``."""
+        """Remove the files that dead processes left in ``staging/``."""
         with contextlib.suppress(FileNotFoundError, PermissionError):
             for name in os.listdir(self._staging_path):
                 path = os.path.join(self._staging_path, name)
@@ -380,7 +381,7 @@ class Blobs:
         return True
 
     def _copy(self, fd: int, limit: int, staged: Staged, grant: _Grant, sparse: bool) -> None:
-        """Copy and hash in one pass; what is hashed is what was written."""
+        """Copy and hash in one pass. The hash is that of the written bytes."""
         hasher = sha256()
         offset, hole = 0, False
         with Buffer() as buffer:
@@ -494,7 +495,7 @@ def _is_sparse(status: os.stat_result) -> bool:
 
 
 def _pieces(chunk: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(offset, bytes) of what is not all zeros, in pieces."""
+    """Yield (offset, bytes) of the parts that are not zeros, in pieces."""
     for at in range(0, len(chunk), _PIECE):
         piece = chunk[at : at + _PIECE]
         if piece != _ZEROS[: len(piece)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blobs are opened only when they are what they were when they were written.
+"""Open blobs, and refuse those whose bytes have changed since they were written.
 
 Inode and change time of a file tell if it was touched since: no process can set the latter
 (inode(7)). A file that has others was restored from a backup, moved to another disk, or written to;

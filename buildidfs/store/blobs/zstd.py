@@ -53,7 +53,8 @@ class FrameWriter:
     """
 
     def __init__(self, fd: int, level: int = _FAST_LEVEL, *, resume: bool = False) -> None:
-        """``resume``: what is in the file already is kept as far as it is what is written again."""
+        """``resume``: keep the present content of the file as far as it equals the written
+        bytes."""
         self._fd = fd
         self._compressor = _zstandard().ZstdCompressor(level=level, write_checksum=True)
         self._entries: list[tuple[int, int]] = []
@@ -101,7 +102,7 @@ class FrameWriter:
         return len(data) - len(decoder.unused_data) if decoder.eof and found == content else 0
 
     def _cut(self) -> None:
-        """Begin to write where what was there before stops being the same."""
+        """Truncate the file where its earlier content begins to differ, and write on from there."""
         if self._resuming:
             self._resuming = False
             os.ftruncate(self._fd, self._end)

@@ -48,8 +48,8 @@ _SCRUB_MARK: Final = b"scrub"
 
 
 class Checker:
-    """Looks for faults in one store. Nothing is changed but what is written down of blobs that
-    were read (see `scrub`), and nothing at all when the store is open for reading only.
+    """Looks for faults in one store. It changes only the rows of blobs that it has read (see
+    `scrub`), and nothing if the store is open for reading only.
     """
 
     def __init__(self, env: Environment, blobs: Blobs, verified: VerifiedBlobs) -> None:

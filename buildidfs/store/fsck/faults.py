@@ -32,7 +32,7 @@ _KINDS: Final = tuple(int(kind) for kind in Kind)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is not as it should be, in one line; and what it is about, if that is known.
+    """A fault in one line, with the build ID or blob that it affects if that is known.
 
     ``mend`` puts the row right, or takes it away; None where that takes more than the index.
     """
@@ -58,7 +58,7 @@ class Rows:
         return load_counters(self.env, self.txn)
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The value of a row; None if there is none, and for what cannot be a key."""
+        """Return the value of a row; None if there is none, or if the key is impossible."""
         try:
             return self.txn.get(key, db=self.tables[table])
         except lmdb.BadValsizeError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults put right: rows that follow from others are made again, and what leads nowhere goes.
+"""Repair faults: make rows again that follow from others, and remove rows that lead nowhere.
 
 The rule that finds a fault says how to mend it (`id_rules`, `location_rules`). Each is mended
 in a write transaction that looks at the row once more. Mending one may bring up another, so all
@@ -128,7 +128,7 @@ def _in_transaction(checker: Checker, work: Callable[[Mending], list[Fault]]) ->
 
 
 def adopt(checker: Checker) -> list[Fault]:
-    """Record blobs again whose rows were lost, as what they tell of themselves."""
+    """Record blobs again whose rows were lost, from the data kept beside them."""
     return [
         Fault(f"blob {digest} was recorded again", digest)
         for digest, adopted in adopt_blobs(checker.env, checker.blobs)
@@ -165,7 +165,7 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
 
 
 def mend_file(checker: Checker, fault: Fault) -> None:
-    """Mend what is wrong with the rows of a blob whose bytes are right."""
+    """Mend the rows of a blob whose bytes are right."""
     if fault.mend is not None:
         _in_transaction(checker, lambda mending: _apply(mending, [fault]))
     elif fault.digest is not None:
@@ -173,7 +173,7 @@ def mend_file(checker: Checker, fault: Fault) -> None:
 
 
 def _read_again(checker: Checker, digest: Digest) -> None:
-    """Forget what the index says of a blob, and capture it once more, as what its bytes are."""
+    """Remove a blob, and commit a copy of its bytes, identified again."""
     env, blobs = checker.env, checker.blobs
     try:
         opened = checker.verified.open(digest)
@@ -203,7 +203,7 @@ class Rebuilt(msgspec.Struct):
 
 
 class Adopted(NamedTuple):
-    """A capture that a blob tells of, and what else there is to record (`Recorder.adopt`)."""
+    """A capture from the data beside a blob, with the rest that `Recorder.adopt` records."""
 
     capture: NewCapture
     shown: dict[str, Any]
@@ -259,8 +259,8 @@ def _fill(env: Environment, blobs: Blobs, progress: Callable[[int], None]) -> Re
 def adopt_blobs(
     env: Environment, blobs: Blobs, progress: Callable[[int], None] = lambda count: None
 ) -> Iterator[tuple[Digest, list[Adopted] | None]]:
-    """Record all blobs that no row speaks of, as what they tell of themselves; gives each with what
-    that was, which is nothing for those that tell nothing, and None for those that are damaged.
+    """Record all blobs without a row from the data kept beside them. Yields each blob with that
+    data: empty if it has none, None if it is damaged.
     """
     verified = VerifiedBlobs(env, blobs)
     table = env.tables["digests"]

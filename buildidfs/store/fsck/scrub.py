@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blobs read through, one after the other: whether they are what they were, and what they are.
+"""Read blobs one after the other, verify their bytes and identify them.
 
 Their files are looked at always, and read when they are not those that were written, or when all
 are to be read. What is right is written down: the file it is in, and when it was read. What is
@@ -59,7 +59,7 @@ class _Seen(msgspec.Struct):
 
 
 class Scrubber:
-    """Looks at blobs, and writes down what it saw unless the store is only read.
+    """Reads blobs, and records the results unless the store is open for reading only.
 
     ``pace`` hears of each piece that was read, in bytes, and may take its time. ``mark`` names the
     row of *meta* in which `all` keeps how far it has come.
@@ -195,7 +195,7 @@ class Scrubber:
             self.note()
 
     def note(self) -> None:
-        """Write down what was seen."""
+        """Record the results."""
         seen, self._seen = self._seen, {}
         self._noted_at = time.monotonic()
         if self._env.read_only or not (seen or self._mark):
@@ -320,7 +320,7 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
 def _kept_beside(
     mending: Mending, digest: Digest, row: schema.DigestRow, file: BlobFile
 ) -> BlobFile:
-    """Have beside a blob what the index says of it, which a copy of the store may have lost.
+    """Write the index data beside a blob again, which a copy of the store may have lost.
 
     Returns the file that it is then.
     """

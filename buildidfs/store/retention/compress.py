@@ -70,7 +70,7 @@ class Compressor:
         self._env.write(lambda txn: self._note(txn, unused_since))
 
     def _done(self) -> int:
-        """All that was last used before that time (s) has been looked at."""
+        """The time (s) before whose last uses all blobs have been examined."""
         value = self._env.get(self._env.tables["meta"], _DONE_KEY)
         return 0 if value is None else int.from_bytes(value, "big")
 

@@ -439,7 +439,7 @@ def _is_new(origin: Origin) -> bool:
 
 
 class Evicted(msgspec.Struct, frozen=True, array_like=True):
-    """One blob that was removed to make room: what it was, its bytes on the disk, and when (s).
+    """One blob that was removed to make room: its file, its bytes on the disk, and the time (s).
 
     ``again`` says where it could be had at that time, and is empty for a loss.
     """
@@ -469,7 +469,7 @@ class Evictions(msgspec.Struct, array_like=True):
     lost_lately: int = 0
 
     def add(self, gone: Iterable[Evicted]) -> None:
-        """Count what was removed, and name the losses."""
+        """Count removed blobs, and name the losses."""
         now = int(time.time())
         for each in gone:
             if each.again:
@@ -533,7 +533,7 @@ class Tally(msgspec.Struct):
         return self.again_bytes + self.lost_bytes + self.aged_bytes
 
     def add(self, gone: Iterable[Evicted]) -> None:
-        """Count what was removed to make room."""
+        """Count the blobs that were removed to make room."""
         for each in gone:
             if each.again:
                 self.again += 1

@@ -201,7 +201,7 @@ class Keeper:
     def staging(
         self, origin: Origin | None, size: int, work: Callable[[Callable[[int], None]], Staged]
     ) -> Staged:
-        """Do what brings a file of about ``size`` bytes onto the filesystem, with room for it.
+        """Run ``work``, which writes a file of about ``size`` bytes, after making room for it.
 
         ``work`` gets a function to ask with for more bytes than that. Raises what it does; OSError
         (EFBIG) for more than there could ever be room for; `Recapturable` for a file that was seen
@@ -225,7 +225,7 @@ class Keeper:
     def writing(
         self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
     ) -> T:
-        """Do what makes staged bytes count, with room made for their rows.
+        """Run ``work``, which commits staged bytes, after making room for their rows.
 
         ``drop`` lets go of those that can be had again, and is True if there were any. Raises what
         ``work`` does, and `StoreFull` when nothing may be removed.
@@ -292,7 +292,7 @@ class Keeper:
             return self._evict(Room(size, 1))
 
     def enforce(self) -> Tally:
-        """Remove what is too old, or beyond the limits; returns what was removed until now."""
+        """Remove blobs that are too old or beyond the limits; return the tally until now."""
         with self._lock:
             self._prepare()
             self._expire()
@@ -400,7 +400,7 @@ class Keeper:
         staged.counted = uncount
 
     def _refuse_giant(self, size: int, usage: Usage) -> None:
-        """Remove nothing for what will not fit whatever is removed. Raises OSError (EFBIG)."""
+        """Refuse a file that would not fit after any removal. Raises OSError (EFBIG)."""
         policy = self.policy
         most = usage.total.bytes - policy.keep_free
         if policy.max_size is not None:

@@ -88,7 +88,7 @@ def remove(
 
 
 def clear(env: Environment, ordinals: Sequence[int]) -> list[int]:
-    """Remove what is left of build IDs in *gone*, of which all mounts were told.
+    """Remove the rest of the build IDs in *gone*, after all mounts were told of them.
 
     Returns those of which something stays, since it can only be found by going through all paths.
     """
@@ -305,7 +305,7 @@ _MOST_AT_ONCE: Final = 1 << 16
 
 
 class Collected(msgspec.Struct):
-    """Counts of what was found, and removed but for the quarantine.
+    """Counts of the leftovers; all were removed but those in quarantine.
 
     ``ids`` counts build IDs of which something was left, ``blobs`` and ``bytes`` files that no row
     spoke of, ``drafts`` files that were never finished. ``quarantined`` and ``quarantine_bytes``
@@ -322,7 +322,7 @@ class Collected(msgspec.Struct):
 
 
 def collect(env: Environment) -> Collected:
-    """Remove what nothing speaks of any more. Raises `StoreError`."""
+    """Remove blobs and rows to which no row refers any more. Raises `StoreError`."""
     found = Collected()
     uses.fold(env)
     found.ids = _finish_removals(env)
@@ -345,7 +345,7 @@ def collect(env: Environment) -> Collected:
 
 
 def _finish_removals(env: Environment) -> int:
-    """Tell the mounts, once more maybe, and clear what is left of build IDs."""
+    """Tell the mounts, perhaps once more, and remove the rest of the build IDs."""
     left: list[int] = []
     count = 0
     rows = Index(env).rows(env.tables["gone"], b"", None)
@@ -391,7 +391,7 @@ def _drop_paths(env: Environment, pairs: list[tuple[int, int]], txn: Txn) -> Non
 
 
 def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
-    """All paths were looked at: what is still counted never was there."""
+    """Set the counts of build IDs to 0 that have no path after all paths were examined."""
     table = env.tables["ordinals"]
     for ordinal in ordinals:
         value = txn.get(schema.U64.pack(ordinal), db=table)
@@ -402,7 +402,7 @@ def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
 
 
 def _drop_orphaned_names(env: Environment) -> int:
-    """Names under /.dwz/ of what is gone; the place that brought them was forgotten before."""
+    """Remove names under /.dwz/ of removed files; the place that brought them is gone already."""
     rows = Index(env).rows(env.tables["dwz"], b"", None)
     ordinals = env.tables["ordinals"]
     orphans = (name for name, value in rows if env.get(ordinals, value[:8]) is None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aliases of blobs in one write transaction, and what follows from them.
+"""Aliases of blobs in one write transaction, and the rows that follow from them.
 
 A build ID turns out to be shared by unrelated programs. A debug file without a build ID belongs to
 the binaries whose ``.gnu_debuglink`` has its name and checksum, and an unstripped program without

@@ -287,7 +287,7 @@ class VariantWriter:
         self._note(best, 0)
 
     def _withdraw(self, best: Artifact) -> None:
-        """Keep what was served as a variant that is not."""
+        """Keep the served file as a variant that is not served."""
         self._put(best)
         self._drop_best(best)
 
