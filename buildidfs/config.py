@@ -126,16 +126,36 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
 
 
+TierTrust = Literal["unknown", "container", "package"]
+
+
+class RemoteTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of ``[[remote.tiers]]``: a bucket that is read before ``[remote] url``, and how far its
+    files are believed at most.
+    """
+
+    url: str
+    trust: TierTrust = "container"
+
+
 class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[remote]``: the bucket that the hosts of a fleet push to.
 
     Files that not everybody could read go to the bucket ``private``, or nowhere. ``rate`` is in
     bytes a second, 0 is no limit. With ``push``, ``up`` pushes what is captured. Objects that are
     older than half of ``keep`` are touched as long as this host has the file; None is never.
+
+    With ``read``, mounts and servers read what the store lacks from ``tiers`` and from ``url``,
+    whose files are believed as far as ``trust`` at most. They ask for a newer filter every
+    ``refresh``.
     """
 
     url: str = ""
     private: str = ""
+    read: bool = True
+    trust: TierTrust = "container"
+    tiers: tuple[RemoteTier, ...] = ()
+    refresh: int | str = 60
     push: bool = False
     rate: int | str = 0
     keep: int | str | None = None
@@ -258,6 +278,7 @@ def parse(text: str, name: str) -> Settings:
         ("remote.keep", seconds, settings.remote.keep),
         ("upstream.max-size", size, settings.upstream.max_size),
         ("upstream.remember-absent", seconds, settings.upstream.remember_absent),
+        ("remote.refresh", seconds, settings.remote.refresh),
     ):
         try:
             _ = None if value is None else check(value)
@@ -301,6 +322,13 @@ def given_keys(path: str | os.PathLike[str]) -> frozenset[str]:
     )
 
 
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "trust.rules": TrustRule,
+    "remote.tiers": RemoteTier,
+}
+"""The keys whose value is a list of tables."""
+
+
 def _unknown_keys(given: dict[str, Any], kind: type[msgspec.Struct], at: str = "") -> Iterator[str]:
     """Yield a complaint about each key that does not exist."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
@@ -311,10 +339,10 @@ def _unknown_keys(given: dict[str, Any], kind: type[msgspec.Struct], at: str = "
         elif isinstance(value, dict) and isinstance(what, type):
             if issubclass(what, msgspec.Struct):
                 yield from _unknown_keys(value, what, key)
-        elif isinstance(value, list) and key == "rules":
-            for rule in value:
-                if isinstance(rule, dict):
-                    yield from _unknown_keys(rule, TrustRule, f"[{at}.{key}]")
+        elif isinstance(value, list) and f"{at}.{key}" in _TABLES:
+            for table in value:
+                if isinstance(table, dict):
+                    yield from _unknown_keys(table, _TABLES[f"{at}.{key}"], f"[{at}.{key}]")
 
 
 def _complaint(key: str, value: object, fields: Collection[str], at: str) -> str:
@@ -355,7 +383,11 @@ def _in_words(message: str) -> str:
         got = f", not {_KINDS.get(found['got'], found['got'])}" if found["got"] else ""
         return f"{key}: it has to be {wanted}{found['bound']}{got}"
     if said.startswith("Invalid enum value"):
-        of_rules = {f"trust.rules.{name}": what for name, what in known_keys(TrustRule).items()}
+        of_rules = {
+            f"{table}.{name}": what
+            for table, kind in _TABLES.items()
+            for name, what in known_keys(kind).items()
+        }
         what = (known_keys() | of_rules).get(re.sub(r"\[(?:\d+|\.\.\.)\]", "", key))
         value = said.removeprefix("Invalid enum value ")
         return f"{key}: no such value: {value}; there are {_literals(what)}"

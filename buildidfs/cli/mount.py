@@ -82,6 +82,7 @@ def mount(
     Returns when the files can be read; the mount goes on in the background until `buildidfs
     unmount`. What is captured later appears at once.
     """
+    from buildidfs.app.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.mount import daemonize as mounting
 
@@ -100,6 +101,7 @@ def mount(
         foreground=foreground,
         ready=Notifier(os.environ).ready,
         agent_of=_agent_of(session, fetch=fetch, bundle=bundle is not None),
+        opened=None if bundle else reading.opener(session.settings),
     )
 
 

@@ -49,6 +49,7 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
     """
     import msgspec
 
+    from buildidfs.app.fleet import reading
     from buildidfs.app.live import metrics
     from buildidfs.app.symbolize.served import PublicSymbolizer
     from buildidfs.linux.sdnotify import Notifier
@@ -73,5 +74,6 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
         metrics.of_store,
         lambda backend: Page(backend, session.settings),
         PublicSymbolizer,
+        reading.opener(session.settings, private=False),
     )
     server.run(chosen, os.environ, Notifier(os.environ).ready)

@@ -213,3 +213,11 @@ def write_fully(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def write_fully_at(fd: int, data: bytes, offset: int) -> None:
+    """Write all of ``data`` at ``offset``. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done

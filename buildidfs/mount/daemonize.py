@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.mount.mountpoint import MountOptions
+    from buildidfs.store import Store
     from buildidfs.upstream.agent import Agent
 
     Work = Callable[[Callable[[], None]], None]
@@ -38,8 +39,9 @@ def start(
     options: MountOptions,
     log_file: str | None = None,
     agent_of: Callable[[], Agent] | None = None,
+    opened: Callable[[bytes], Store] | None = None,
 ) -> None:
-    """Mount a store in the background; returns when it answers.
+    """Mount a store, which ``opened`` opens, in the background; returns when it answers.
 
     Messages then go to ``log_file``, or else to syslog where there is one. Raises what
     `session.run` raises.
@@ -48,7 +50,7 @@ def start(
     def serve(ready: Callable[[], None]) -> None:
         from buildidfs.mount import session
 
-        session.run(options, ready, agent_of)
+        session.run(options, ready, agent_of, opened)
 
     detach(serve, log_file)
 
@@ -168,11 +170,13 @@ def mount(
     foreground: bool = False,
     ready: Callable[[], None] = lambda: None,
     agent_of: Callable[[], Agent] | None = None,
+    opened: Callable[[bytes], Store] | None = None,
 ) -> None:
     """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
 
     With ``bundle`` it is one that ``store_path`` leads to. In the foreground ``ready`` is called
-    when it can be read. ``agent_of`` gives what fetches missing files. Raises `MountError`,
+    when it can be read. ``agent_of`` gives what fetches missing files; ``opened`` opens the store,
+    if not in the usual way. Raises `MountError`,
     `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
@@ -184,9 +188,9 @@ def mount(
     if foreground:
         from buildidfs.mount import session
 
-        session.run(chosen, ready, agent_of)
+        session.run(chosen, ready, agent_of, opened)
     else:
-        daemonize.start(chosen, agent_of=agent_of)
+        daemonize.start(chosen, agent_of=agent_of, opened=opened)
 
 
 def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:

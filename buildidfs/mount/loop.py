@@ -46,6 +46,8 @@ neither is to hold up any read."""
 
 FETCHING_THREADS = 48
 """Opens that wait for files from upstream servers at once."""
+REMOTE_THREADS = 32
+"""Requests to buckets at once: they neither wait for reads of a disk nor hold them up."""
 
 _PATIENCE_MS = 1
 _TURNS = 512
@@ -59,6 +61,7 @@ class PlainLoop:
         self._limiter = trio.CapacityLimiter(THREADS)
         self._slow_limiter = trio.CapacityLimiter(SLOW_THREADS)
         self._fetching_limiter = trio.CapacityLimiter(FETCHING_THREADS)
+        self._remote_limiter = trio.CapacityLimiter(REMOTE_THREADS)
 
     @property
     def requests(self) -> int | None:
@@ -80,6 +83,10 @@ class PlainLoop:
     async def in_fetching_thread(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that waits for a network in a thread that delays no other request."""
         return await self._run(self._fetching_limiter, function, *args)
+
+    async def in_remote_thread(self, function: Callable[..., T], *args: object) -> T:
+        """The same for functions that may wait for a bucket."""
+        return await self._run(self._remote_limiter, function, *args)
 
     async def _run(
         self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object

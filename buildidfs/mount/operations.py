@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FUSEError
 
-from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError
+from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError, RemoteError
 from buildidfs.linux import procfs
 from buildidfs.model import Kind
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
@@ -38,6 +38,8 @@ from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF, MAX_NAME
 from buildidfs.view import (
     PUBLIC,
     NeedsReading,
+    NeedsRequest,
+    TieredView,
     blank,
     is_alias,
     is_alias_name,
@@ -102,6 +104,8 @@ def errno_of(error: Exception) -> int:
         return error.errno
     if isinstance(error, ArtifactMissing):
         return errno.ESTALE
+    if isinstance(error, RemoteError):
+        return errno.ENOENT  # the bucket that does not answer was named once
     if isinstance(error, IntegrityError):
         _say_once(str(error))
         return errno.ESTALE
@@ -188,6 +192,7 @@ class Operations(pyfuse3.Operations):
         self._listed = 0  # the directory that was listed last
         self._wanted = 0  # replies about it that shall have attributes
         self._file = pyfuse3.FileInfo(keep_cache=True)
+        self._tiered = view if isinstance(view, TieredView) else None
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
         self._absent.entry_timeout = absences.timeout_s
@@ -209,6 +214,8 @@ class Operations(pyfuse3.Operations):
                         return self._unkept.of(node)
                     if parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
+                    if self._tiered is not None and self._tiered.is_remote(node):
+                        return self._fleeting.of(node)
                     return self._lasting.of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
@@ -219,14 +226,30 @@ class Operations(pyfuse3.Operations):
                 is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
                 # Nor does any tell when a server may be asked again.
                 is_untold = is_untold or (self._fetch is not None and _is_of_debuginfo(name))
+                if self._tiered is not None and self._tiered.may_appear(parent, name):
+                    is_untold = True
                 if is_untold or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
                     return self._absent
                 # A commit came in between: it may be what brought the name.
                 absences.discard(parent, name)
+        except NeedsRequest:
+            return await self._lookup_remotely(parent, name)
         except NeedsReading:
             return await self._lookup_slowly(parent, name, ctx)
+        except Exception as error:
+            raise refusal(error) from None
+
+    async def _lookup_remotely(self, parent: int, name: bytes) -> EntryAttributes:
+        """Look up an entry that a bucket may have. The kernel keeps no absent one: another host may
+        bring it.
+        """
+        try:
+            node = await self._loop.in_remote_thread(self._view.lookup_slowly, parent, name)
+            if not node:
+                raise FUSEError(errno.ENOENT)
+            return self._fleeting.of(node)
         except Exception as error:
             raise refusal(error) from None
 
@@ -391,7 +414,9 @@ class Operations(pyfuse3.Operations):
                 return content.text[off : off + size]
             if not blob.is_plain:
                 # Decoding takes as long as ten requests.
-                decoded = bytearray(await self._loop.in_thread(blob.pread, size, off))
+                loop = self._loop
+                wait = loop.in_remote_thread if blob.is_remote else loop.in_thread
+                decoded = bytearray(await wait(blob.pread, size, off))
                 blank(decoded, off, content.zeros)
                 return decoded
             try:

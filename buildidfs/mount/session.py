@@ -27,15 +27,17 @@ from buildidfs.mount import mountpoint, open_files
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, PlainLoop
 from buildidfs.mount.operations import Operations
+from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
-from buildidfs.view import View
+from buildidfs.view import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.mount.mountpoint import MountOptions
     from buildidfs.upstream.agent import Agent
+    from buildidfs.view import View
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +51,22 @@ def run(
     options: MountOptions,
     ready: Callable[[], None] = lambda: None,
     agent_of: Callable[[], Agent] | None = None,
+    opened: Callable[[bytes], Store] | None = None,
 ) -> None:
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
-    ``ready`` is called when the mount answers; ``agent_of`` gives what fetches missing files.
-    Raises `MountError`, and `StoreError` when the store cannot be opened.
+    ``ready`` is called when the mount answers; ``agent_of`` gives what fetches missing files;
+    ``opened`` opens the store, if not in the usual way. Raises `MountError`, and `StoreError` when
+    the store cannot be opened.
     """
     mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)
     point = os.path.realpath(options.mountpoint)
     _allow_many_files()
     presence: list[Presence] = []
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(_opened(options))
+        store = stack.enter_context(_opened(options, opened))
         agent = None if agent_of is None else stack.enter_context(contextlib.closing(agent_of()))
-        view = View(
+        view = view_of(
             store,
             zero_scripts=options.gdb_scripts == "zero",
             may_come=None if agent is None else agent.is_worth_asking,
@@ -79,6 +83,8 @@ def run(
         device = _device(point)
         stack.callback(_close, point, device)
         _listen(stack, store, view, absences, operations)
+        if isinstance(store, TieredStore):
+            store.remote.start()  # what it says before would be taken for an error of the mount
         _collect_rarely()
 
         def answering() -> None:
@@ -101,7 +107,9 @@ def run(
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))
 
 
-def _opened(options: MountOptions) -> Store:
+def _opened(options: MountOptions, opened: Callable[[bytes], Store] | None) -> Store:
+    if opened is not None:
+        return opened(options.store)
     if not options.bundle:
         return Store.open(options.store, read_only=True)
     from buildidfs.capture.origin.builder import access_of

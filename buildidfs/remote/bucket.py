@@ -153,6 +153,16 @@ class Bucket:
                 self._refuse_missing_bucket(error)
                 return None
 
+    def peek(self, key: str, most: int) -> tuple[Head, bytes] | None:
+        """Return the facts about an object and its first ``most`` bytes; None if there is none."""
+        with self._told(key):
+            try:
+                found = obstore.get(self._store, key, options={"range": (0, most)})
+                return _head_of(found), bytes(found.bytes())
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+
     def get_range(self, key: str, offset: int, size: int, etag: str = "") -> bytes:
         """Return ``size`` bytes of an object from ``offset``.
 

@@ -9,23 +9,31 @@ the one at its place. A worker whose index is not ends, and the next one opens w
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError, StoreError
 from buildidfs.store import Store
-from buildidfs.view import View
+from buildidfs.view import view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Backend:
     """An open store and its view, whose methods are thread-safe."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the store at ``path``. Raises `StoreError`."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        opened: Callable[[bytes], Store] | None = None,
+    ) -> None:
+        """Open the store at ``path``, by ``opened``. Raises `StoreError`."""
         root = os.path.abspath(os.fsencode(path))
         self._data = os.path.join(root, b"index", b"data.mdb")
-        self.store = Store.open(root, read_only=True)
+        self.store = Store.open(root, read_only=True) if opened is None else opened(root)
         try:
             self._identity = self._look()
-            self.view = View(self.store)
+            self.view = view_of(self.store)
         except (OSError, BuildIdFsError):
             self.store.close()
             raise

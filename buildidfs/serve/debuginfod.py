@@ -22,7 +22,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import Response, header_text, lines, text
 from buildidfs.serve.sources import Sources
-from buildidfs.view import View, nodes
+from buildidfs.view import NeedsReading, View, nodes
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Debuginfod:
     def open_executable(self, build_id: BuildId) -> FileContent | None:
         """Open the executable of a build ID; None if there is none that everybody may read."""
         for _ in range(_ATTEMPTS):
-            found = self._find(build_id.hex().encode(), b"executable")
+            found = self._find(build_id.hex().encode(), b"executable", wait=True)
             if found is None:
                 return None
             try:
@@ -128,7 +128,7 @@ class Debuginfod:
         kind = what.decode()
         for _ in range(_ATTEMPTS):
             try:
-                found = self._find(name, what)
+                found = self._find(name, what, wait=wait)
                 if found is None:
                     build_id = names.parse(name)
                     if build_id is not None and not wait:
@@ -140,6 +140,8 @@ class Debuginfod:
                 if early is not None:
                     return early
                 file = (self._view.open if wait else self._view.open_now)(node)
+            except NeedsReading:
+                return lambda: cast("Response", self._file(request, name, what, wait=True))
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
@@ -151,17 +153,26 @@ class Debuginfod:
             return self._reply(request, file, artifact, tag, kind)
         raise _changing()
 
-    def _directory(self, name: bytes) -> int:
+    def _lookup(self, node: int, name: bytes, *, wait: bool) -> int:
+        """The node of an entry. Raises `NeedsReading` if that takes a request, unless ``wait``."""
+        try:
+            return self._view.lookup(node, name)
+        except NeedsReading:
+            if not wait:
+                raise
+            return self._view.lookup_slowly(node, name)
+
+    def _directory(self, name: bytes, *, wait: bool = True) -> int:
         """The node of a build ID; 0 if nothing is known of it."""
-        node = self._view.lookup(View.ROOT, name)
+        node = self._lookup(View.ROOT, name, wait=wait)
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return 0
         return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
 
-    def _find(self, name: bytes, what: bytes) -> tuple[int, Artifact, bool] | None:
+    def _find(self, name: bytes, what: bytes, *, wait: bool) -> tuple[int, Artifact, bool] | None:
         """Node of a file that everybody may read, its artifact, and True if scripts are zeroed."""
-        directory = self._directory(name)
-        node = self._view.lookup(directory, what) if directory else 0
+        directory = self._directory(name, wait=wait)
+        node = self._lookup(directory, what, wait=wait) if directory else 0
         held = self._view.held_in(node) if node else None
         if held is None or not _is_public(held[0]):
             return None
@@ -199,7 +210,7 @@ class Debuginfod:
                 if part is not None:
                     headers = self._headers(artifact, blob.size, tag, source)
                     return _range(file, headers, part, kind)
-        is_packed = kind in _WHOLE and blob.extent is None
+        is_packed = kind in _WHOLE and blob.is_packed
         if is_packed and not file.zeros:
             accepted = request.header(b"accept-encoding")
             if accepted and messages.accepts(accepted, b"zstd"):
@@ -249,7 +260,7 @@ class Debuginfod:
         """The response with a section; reads the headers of the file."""
         view = self._view
         directory = self._directory(name)
-        node = view.lookup(directory, names.SECTION) if directory else 0
+        node = self._lookup(directory, names.SECTION, wait=True) if directory else 0
         found = view.lookup_slowly(node, section) if node else 0
         if not found:
             return self.missing(request, "section")

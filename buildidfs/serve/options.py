@@ -56,7 +56,8 @@ class ServeOptions:
 
     ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
     gives the pages over an open store, within a block; None is a server without. ``engine_of``
-    makes what names addresses and disassembles.
+    makes what names addresses and disassembles. ``opened`` opens the store, if not in the usual
+    way.
     """
 
     store: str | os.PathLike[str]
@@ -68,6 +69,7 @@ class ServeOptions:
     metrics_of: Callable[[Store], bytes] = lambda store: b""
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None
     engine_of: Callable[[Store], Engine] | None = None
+    opened: Callable[[bytes], Store] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -96,6 +98,7 @@ def of_settings(
     metrics_of: Callable[[Store], bytes] = lambda store: b"",
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None,
     engine_of: Callable[[Store], Engine] | None = None,
+    opened: Callable[[bytes], Store] | None = None,
 ) -> ServeOptions:
     """The options for a store. Raises `UsageError`."""
     return ServeOptions(
@@ -107,4 +110,5 @@ def of_settings(
         metrics_of=metrics_of,
         pages_of=pages_of,
         engine_of=engine_of,
+        opened=opened,
     )

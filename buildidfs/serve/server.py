@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from buildidfs import errors
 from buildidfs.errors import BuildIdFsError, MountError
 from buildidfs.linux import child
+from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, Shared
 from buildidfs.serve.counters import Counters
@@ -346,7 +347,10 @@ class Worker:
     def run(self, ready: Callable[[], object]) -> None:
         """Open the store, call ``ready``, and serve. Raises `StoreError`."""
         with contextlib.ExitStack() as stack:
-            backend = stack.enter_context(contextlib.closing(Backend(self._options.store)))
+            backend = Backend(self._options.store, self._options.opened)
+            stack.callback(backend.close)
+            if isinstance(backend.store, TieredStore):
+                backend.store.remote.start()
             pages_of = self._options.pages_of
             pages = None if pages_of is None else stack.enter_context(pages_of(backend))
             _collect_rarely()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
 
-from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, blank
+from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, NeedsRequest, blank
 from buildidfs.view.nodes import (
     is_alias,
     is_browsing,
@@ -12,6 +12,7 @@ from buildidfs.view.nodes import (
     leads_to_wanted,
 )
 from buildidfs.view.permissions import PUBLIC, Viewer
+from buildidfs.view.tiered import TieredView, view_of
 from buildidfs.view.tree import View, is_alias_name
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "Attributes",
     "FileContent",
     "NeedsReading",
+    "NeedsRequest",
+    "TieredView",
     "View",
     "Viewer",
     "blank",
@@ -30,4 +33,5 @@ __all__ = [
     "is_place",
     "is_wanted",
     "leads_to_wanted",
+    "view_of",
 ]

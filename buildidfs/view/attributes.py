@@ -67,6 +67,10 @@ class NeedsReading(BlockingIOError):
     """The answer needs a read of a file, which may wait for a disk; another method does that."""
 
 
+class NeedsRequest(NeedsReading):
+    """A bucket has to be asked, which may wait for a network."""
+
+
 class FileContent(msgspec.Struct):
     """An open file: its bytes are those of ``blob``, or of ``text`` if that is None.
 

@@ -72,6 +72,16 @@ class Blob:
         return self._packed.pread(size, offset)
 
     @property
+    def is_remote(self) -> bool:
+        """True if reads may wait for a network."""
+        return False
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the file has the content compressed."""
+        return not self.is_plain and self.fd >= 0
+
+    @property
     def extent(self) -> tuple[int, int] | None:
         """Descriptor and offset at which a file has the content as it is; None for a compressed
         blob."""

@@ -605,6 +605,11 @@ class Section(Blob):
         found = self._blob.extent
         return None if found is None else (found[0], found[1] + self._extent.offset)
 
+    @property
+    def is_remote(self) -> bool:
+        """True if reads may wait for a network."""
+        return self._blob.is_remote
+
     def was_written(self) -> bool:
         """Return True if the file has been written to since it was opened."""
         return self._blob.was_written()

@@ -172,8 +172,10 @@ class PerfTree:
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
         path = self._store.index.primary_path(ordinal)
-        if build_id is None or path is None:
+        if build_id is None:
             return b""
+        if path is None:  # of a file in a bucket
+            return b"../../../" + names.spell(build_id)
         if not self._store.paths.has_publicly(path, ordinal):
             if self._store.aliases.is_adopted(ordinal):
                 return b"../../" + names.spell(build_id)

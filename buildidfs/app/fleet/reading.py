@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open a store together with the buckets of the fleet, and keep what was read of them.
+
+A mount and a server open their store for reading. So a process of its own commits the files that
+are complete; it gets the bytes by a descriptor, and ends when the file is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs import config
+from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.linux import child as child_process
+from buildidfs.linux import threads
+from buildidfs.model import BuildId, Kind, Origin, Sighting, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from buildidfs.config import Settings
+    from buildidfs.resolve.remote_files import RemoteFile
+    from buildidfs.store import Store
+
+_log = logging.getLogger(__name__)
+
+_WAITING: Final = 64
+_COMMIT_S: Final = 600.0
+
+
+class _Order(msgspec.Struct):
+    """A file to be committed: the words of a `main`."""
+
+    store: bytes
+    settings: bytes
+    origin: Origin
+    build_id: bytes
+    kind: int
+
+
+def opener(settings: Settings, *, private: bool = True) -> Callable[[bytes], Store] | None:
+    """Return a function that opens a store with the buckets of the settings; None if there are
+    none to read from. Without ``private``, the bucket of private files is left out.
+    """
+    remote = settings.remote
+    if not remote.read or not (remote.url or remote.tiers):
+        return None
+    return lambda path: _opened(path, settings, private=private)
+
+
+def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
+    """Raises `UsageError`, `StoreError`."""
+    try:
+        from buildidfs.resolve.remote_files import RemoteFiles, Tier
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[remote]"
+        ) from error
+    from buildidfs.resolve.tiered_store import TieredStore
+
+    remote = settings.remote
+    tiers = [Tier(each.url, Trust[each.trust.upper()]) for each in remote.tiers]
+    if remote.url:
+        tiers.append(Tier(remote.url, Trust[remote.trust.upper()]))
+    if remote.private and private:
+        tiers.append(Tier(remote.private, Trust[remote.trust.upper()], private=True))
+
+    def make(root: bytes) -> RemoteFiles:
+        keeper = Keeper(root, settings)
+        staging = os.path.join(root, b"staging")
+        return RemoteFiles(tiers, staging, keeper.keep, config.seconds(remote.refresh))
+
+    return TieredStore.over(path, make)
+
+
+class Keeper:
+    """Has remote files committed to a store, one after the other; never fails, and never waits."""
+
+    def __init__(self, store_path: bytes, settings: Settings) -> None:
+        self._store_path = store_path
+        self._settings = msgspec.json.encode(settings)
+        self._queue: queue.Queue[tuple[RemoteFile, int]] = queue.Queue(_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, file: RemoteFile, fd: int) -> None:
+        """Commit a file whose bytes ``fd`` has, unless too many wait; takes a duplicate."""
+        if not os.access(self._store_path, os.W_OK):
+            return
+        own = os.dup(fd)
+        try:
+            self._queue.put_nowait((file, own))
+        except queue.Full:
+            os.close(own)  # it is read again from the bucket
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="buildidfs-keep", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            file, fd = self._queue.get()
+            try:
+                self._commit(file, fd)
+            except OSError as error:
+                _log.warning("cannot keep %s: %s", file.key, error.strerror)
+            finally:
+                os.close(fd)
+
+    def _commit(self, file: RemoteFile, fd: int) -> None:
+        from buildidfs.resolve.tiered_store import origin_of
+
+        order = _Order(
+            self._store_path,
+            self._settings,
+            origin_of(file).origin,
+            bytes(file.build_id),
+            file.artifact.kind,
+        )
+        words = (str(fd), msgspec.msgpack.encode(order).hex())
+        program = child_process.python(__name__, *words, paths=list(filter(None, sys.path)))
+        started = child_process.start(
+            [sys.executable, "-I", *program],
+            stdout=child_process.DEVNULL,
+            cwd="/",
+            pass_fds=(fd,),
+        )
+        if started.wait(_COMMIT_S) is None:
+            started.end(1.0)
+            _log.warning("a file of a bucket is not kept, the store takes too long: %s", file.key)
+
+
+def main(words: Sequence[str]) -> None:
+    """Commit one file. The words are a descriptor and an order of `Keeper`."""
+    from buildidfs.app import upkeep
+    from buildidfs.capture.base import PinnedFile
+    from buildidfs.ingest import Ingest
+
+    fd, order = int(words[0]), msgspec.msgpack.decode(bytes.fromhex(words[1]), type=_Order)
+    threads.stand_back()
+    settings = msgspec.json.decode(order.settings, type=config.Settings)
+    kind = Kind(order.kind)
+    given = kind if kind in (Kind.VDSO, Kind.KALLSYMS) else None
+    sighting = Sighting(order.origin, time.time_ns())
+    pinned = PinnedFile(sighting, fd, given, BuildId(order.build_id), is_copy=True)
+    try:
+        with upkeep.open_for_capture(order.store, settings) as store:
+            Ingest(store).run([pinned])
+    except BuildIdFsError as error:
+        raise SystemExit(f"buildidfs: a file of a bucket is not kept: {error}") from None

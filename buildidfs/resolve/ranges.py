@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of objects by ranges: what was read is kept in a sparse file without a name.
+
+A range is fetched when it is read for the first time, in blocks of `BLOCK` bytes, by one thread
+while others that want it wait. Reads that follow each other fetch more at a time. When all blocks
+are there, the file is verified, and its owner is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Final, Protocol
+
+from buildidfs.errors import IntegrityError
+from buildidfs.linux.file_ops import read_fully, write_fully_at
+from buildidfs.store import Blob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BLOCK: Final = 64 << 10
+MOST_AHEAD: Final = 4 << 20
+_SCRATCH: Final = (b"/var/tmp", b"/dev/shm")
+
+
+class Fetch(Protocol):
+    """Gets ``size`` bytes from ``offset`` of an object."""
+
+    def __call__(self, offset: int, size: int) -> bytes:
+        """Raises OSError: EIO if the storage does not answer, ESTALE if the object is another."""
+
+
+class RangeReader:
+    """The bytes of one object of ``size`` bytes, as far as they were fetched.
+
+    May be used from several threads. ``done`` is called once, in the thread that fetched the last
+    block.
+    """
+
+    def __init__(
+        self, size: int, fetch: Fetch, done: Callable[[RangeReader], None], directory: bytes
+    ) -> None:
+        """Make the sparse file in ``directory``, or where there is room. Raises OSError."""
+        self.size = size
+        self.fetched = 0
+        """Bytes that came from the storage."""
+        self.failure: str = ""
+        """Why the bytes are not those that they should be; empty as long as that is not known."""
+        self._fetch = fetch
+        self._done = done
+        self._fd = _scratch(directory)
+        blocks = -(-size // BLOCK)
+        self._has = bytearray(blocks)
+        self._missing = blocks
+        self._coming: set[int] = set()
+        self._changed = threading.Condition()
+        self._next = 0
+        self._ahead = BLOCK
+
+    def put_first(self, data: bytes) -> None:
+        """Take the first bytes, which came with the facts about the object."""
+        whole = len(data) == self.size
+        self.fetched += len(data)
+        count = len(self._has) if whole else len(data) // BLOCK
+        self._keep(0, count, data[: self.size if whole else count * BLOCK])
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`pread`, as decoders ask for it."""
+        return self.pread(size, offset)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return up to ``size`` bytes from ``offset``, fewer only at the end.
+
+        Raises OSError (EIO, ESTALE), and `IntegrityError` for bytes that are known to be wrong.
+        """
+        if self.failure:
+            raise IntegrityError(self.failure)
+        end = min(offset + size, self.size)
+        if offset >= end:
+            return b""
+        self._need(offset // BLOCK, -(-end // BLOCK), self._more(offset, end))
+        return read_fully(self._fd, end - offset, offset)
+
+    def _more(self, offset: int, end: int) -> int:
+        """The number of blocks to fetch beyond a read: more for reads that follow each other."""
+        with self._changed:
+            follows = offset == self._next and offset > 0
+            self._next = end
+            self._ahead = min(2 * self._ahead, MOST_AHEAD) if follows else BLOCK // 2
+            return self._ahead // BLOCK
+
+    def _need(self, first: int, last: int, ahead: int) -> None:
+        """Return when the blocks from ``first`` to before ``last`` are there."""
+        while True:
+            with self._changed:
+                start = self._has.find(0, first, last)
+                if start < 0:
+                    return
+                if start in self._coming:
+                    self._changed.wait()
+                    continue
+                end = start
+                most = min(last + ahead, len(self._has))
+                while end < most and not self._has[end] and end not in self._coming:
+                    end += 1
+                self._coming.update(range(start, end))
+            try:
+                self._get(start, end)
+            finally:
+                with self._changed:
+                    self._coming.difference_update(range(start, end))
+                    self._changed.notify_all()
+
+    def _get(self, start: int, end: int) -> None:
+        offset = start * BLOCK
+        size = min(end * BLOCK, self.size) - offset
+        data = self._fetch(offset, size)
+        if len(data) != size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.fetched += size
+        self._keep(start, end, data)
+
+    def _keep(self, start: int, end: int, data: bytes) -> None:
+        write_fully_at(self._fd, data, start * BLOCK)
+        with self._changed:
+            before = self._missing
+            self._missing -= self._has.count(0, start, end)
+            self._has[start:end] = b"\1" * (end - start)
+            is_last = before > 0 and not self._missing
+        if is_last:
+            self._done(self)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all bytes are there."""
+        return not self._missing
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes that the sparse file takes."""
+        return self._has.count(1) * BLOCK
+
+    def fileno(self) -> int:
+        """The sparse file."""
+        return self._fd
+
+    def close(self) -> None:
+        """Remove the sparse file; safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class RemoteBlob(Blob):
+    """An open object, read as a blob of the store is."""
+
+    __slots__ = ("_closed", "_reader", "_release")
+
+    def __init__(self, reader: RangeReader, release: Callable[[], None]) -> None:
+        """``release`` is called when the blob is closed."""
+        self.fd = -1
+        self.is_plain = False
+        self.size = reader.size
+        self._copy = None
+        self._reader = reader
+        self._release = release
+        self._closed = False
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to ``size`` bytes from ``offset``; raises what `RangeReader.pread` does."""
+        return self._reader.pread(size, offset)
+
+    @property
+    def is_remote(self) -> bool:
+        """True: reads may wait for a network."""
+        return True
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """None: the bytes may have to be fetched."""
+        return None
+
+    def close(self) -> None:
+        """Let go of the object; safe to call twice."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+
+def _scratch(directory: bytes) -> int:
+    for place in (directory, *_SCRATCH):
+        with contextlib.suppress(OSError):
+            return os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    raise OSError(errno.ENOSPC, "no directory for a file without a name")

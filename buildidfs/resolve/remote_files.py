@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RemoteFiles`: the files of buckets, looked up when a reader asks for them.
+
+Buckets are tiers: the first one that has a file decides, in the order of the configuration. A
+look-up asks the filter of each tier, then for the first bytes of the object, and describes the file
+from its headers. So nothing depends on what a host claims of a file, except its digest, which is
+verified when all bytes are there, and its trust, of which the tier has a maximum.
+
+A tier that does not answer is left alone until a thread in the background finds that it answers, so
+that readers wait for it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import random
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from buildidfs.formats.elf import identity
+from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
+from buildidfs.remote import Bucket, objects
+from buildidfs.remote.bucket import INTERACTIVE, Head
+from buildidfs.remote.filters import Filter
+from buildidfs.resolve import FIRST_ORDINAL, VARIANT
+from buildidfs.resolve.ranges import BLOCK, RangeReader, RemoteBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from buildidfs.formats.elf.identify import ElfFile
+
+_log = logging.getLogger(__name__)
+
+_MOST_IDS: Final = 1 << 16
+_NEGATIVE_S: Final = 30.0
+_WRONG_S: Final = 3600.0
+_FIRST_LOAD_S: Final = 2.0
+_ASKED_SOON: Final = 256
+_SOON_THREADS: Final = 8
+_DOWN_S: Final = 5.0
+_MOST_READERS: Final = 256
+_MOST_KEPT: Final = 4 << 30
+_CHUNK: Final = 1 << 20
+
+
+class Tier:
+    """A bucket to read from. What is in it is believed as far as ``trust`` at most.
+
+    With ``private`` only root may read its files.
+    """
+
+    def __init__(self, url: str, trust: Trust, *, private: bool = False) -> None:
+        """Make no request yet. Raises `UsageError`."""
+        self.bucket = Bucket(url, INTERACTIVE)
+        self.trust = trust
+        self.private = private
+        self.filter = Filter(Bucket(url))
+        self.is_down = False
+        """True while the bucket is left alone."""
+        self._is_proven = False
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if there is a filter, and it is loaded."""
+        return self.filter.generation is not None
+
+    def note_failure(self, error: RemoteError) -> None:
+        """Leave the bucket alone from now on, and say so once."""
+        if not self.is_down:
+            _log.warning("%s", error)
+        self.is_down = True
+
+    def refresh(self) -> None:
+        """Find out if the bucket answers, and load its newest filter. Never fails."""
+        try:
+            # A missing bucket looks like one without a filter.
+            self._is_proven = self.bucket.identity() != ""
+            self.filter.refresh()
+        except RemoteError as error:
+            self.note_failure(error)
+            return
+        if self.is_down:
+            _log.warning("%s answers again", self.bucket.url)
+        self.is_down = False
+
+    def peek(self, key: str) -> tuple[Head, bytes] | None:
+        """The facts about an object and its first block. Raises `RemoteError`."""
+        try:
+            return self.bucket.peek(key, BLOCK)
+        except RemoteDenied:
+            if self._is_proven:
+                return None  # without the right to list, what is absent is refused
+            raise
+
+
+class RemoteFile(NamedTuple):
+    """A file in a bucket. Its artifact has a number of `FIRST_ORDINAL` or more.
+
+    ``has_digest`` is False for an object of another program, whose bytes nothing vouches for.
+    """
+
+    tier: Tier
+    build_id: BuildId
+    artifact: Artifact
+    key: str
+    etag: str
+    said: objects.Described
+    has_digest: bool
+
+
+class _Open:
+    """A reader with the number of blobs that use it."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        self.reader = reader
+        self.users = 0
+
+
+class RemoteFiles:
+    """What is known of the files in buckets. May be used from several threads."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        directory: bytes,
+        keep: Callable[[RemoteFile, int], None] = lambda file, fd: None,
+        refresh_s: float = 60.0,
+    ) -> None:
+        """``directory`` has room for what is read. ``keep`` gets each file that is complete and
+        verified, and a descriptor of its bytes that is good for the call.
+        """
+        self._tiers = tiers
+        self._directory = directory
+        self._keep = keep
+        self._refresh_s = refresh_s
+        self._lock = threading.Lock()
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._ids: dict[int, BuildId] = {}
+        self._next = FIRST_ORDINAL
+        self._found: dict[bytes, dict[Kind, RemoteFile]] = {}
+        self._absent: dict[tuple[bytes, Kind], float] = {}
+        self._by_digest: dict[Digest, RemoteFile] = {}
+        self._asking: set[tuple[bytes, Kind]] = set()
+        self._answered = threading.Condition(self._lock)
+        self._open: OrderedDict[Digest, _Open] = OrderedDict()
+        self._ended = threading.Event()
+        self._refreshing: threading.Thread | None = None
+        self._loaded = threading.Event()
+        self._soon = ThreadPoolExecutor(_SOON_THREADS, "remote")
+        self._asked_soon = 0
+        self.transferred = 0
+        """Bytes of objects that were fetched."""
+
+    # --- what is known, without a request --------------------------------------------------------
+
+    def ordinal(self, build_id: bytes) -> int | None:
+        """The number of a build ID of which a file was found."""
+        return self._numbers.get(build_id) if build_id in self._found else None
+
+    def number(self, build_id: BuildId) -> int:
+        """The number of a build ID, whether or not there are files of it."""
+        with self._lock:
+            return self._number(build_id)
+
+    def _number(self, build_id: BuildId) -> int:
+        if build_id not in self._numbers:
+            if len(self._numbers) >= _MOST_IDS:
+                self._forget_oldest()
+            self._numbers[build_id] = self._next
+            self._ids[self._next] = build_id
+            self._next += 1
+        return self._numbers[build_id]
+
+    def build_id(self, ordinal: int) -> BuildId | None:
+        """The build ID with a number of ours."""
+        return self._ids.get(ordinal)
+
+    def found(self, build_id: bytes) -> dict[Kind, RemoteFile]:
+        """The files of a build ID that were found."""
+        return self._found.get(build_id, {})
+
+    def is_known(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
+        """Return True if no request is needed to tell which of these files there are.
+
+        Raises `RemoteUnavailable` while that cannot be found out.
+        """
+        found = self.found(build_id)
+        return all(kind in found or self._is_absent(build_id, kind) for kind in kinds)
+
+    def is_likely(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
+        """Return True if filters say that there is one of these files, without a request."""
+        return any(
+            kind not in self.found(build_id)
+            and all(tier.is_filtered for tier in self._tiers)
+            and any(tier.filter.may_have(build_id, kind) for tier in self._tiers)
+            for kind in kinds
+        )
+
+    def _is_absent(self, build_id: bytes, kind: Kind) -> bool:
+        asked = [tier for tier in self._tiers if tier.filter.may_have(build_id, kind)]
+        if not asked:
+            return True
+        until = self._absent.get((build_id, kind))
+        if until is not None and time.monotonic() < until:
+            return True
+        if all(tier.is_down for tier in asked):
+            raise RemoteUnavailable(f"{asked[0].bucket.url} does not answer")
+        return False
+
+    # --- look-ups --------------------------------------------------------------------------------
+
+    def ask(self, build_id: bytes, kinds: Iterable[Kind]) -> None:
+        """Find out which of these files there are. Waits for the buckets.
+
+        Several threads that ask for the same file make one request. Raises `RemoteUnavailable` if
+        no bucket is known to have a file, and one of them does not answer.
+        """
+        self.start()
+        self._loaded.wait(_FIRST_LOAD_S)
+        for kind in kinds:
+            key = (bytes(build_id), kind)
+            with self._answered:
+                while key in self._asking:
+                    self._answered.wait()
+                if kind in self.found(build_id) or self._is_absent(build_id, kind):
+                    continue
+                self._asking.add(key)
+            try:
+                self._ask_tiers(BuildId(build_id), kind)
+            finally:
+                with self._answered:
+                    self._asking.discard(key)
+                    self._answered.notify_all()
+
+    def ask_soon(self, build_id: bytes, kinds: Iterable[Kind]) -> None:
+        """`ask` in a thread of its own, unless many wait; never fails, and does not wait."""
+        if self._asked_soon >= _ASKED_SOON:
+            return
+        self._asked_soon += 1
+
+        def work() -> None:
+            self._asked_soon -= 1
+            with contextlib.suppress(RemoteError, OSError):  # who needs the file is told
+                self.ask(build_id, kinds)
+
+        self._soon.submit(work)
+
+    def _ask_tiers(self, build_id: BuildId, kind: Kind) -> None:
+        failure: RemoteError | None = None
+        for tier in self._tiers:
+            if not tier.filter.may_have(build_id, kind):
+                continue
+            try:
+                if tier.is_down:
+                    raise RemoteUnavailable(f"{tier.bucket.url} does not answer")
+                file = self._look(tier, build_id, kind)
+            except (RemoteUnavailable, RemoteDenied) as error:
+                tier.note_failure(error)
+                failure = error
+                continue
+            if file is not None:
+                self._remember(file)
+                return
+        if failure is not None:
+            raise RemoteUnavailable(str(failure)) from failure
+        with self._lock:
+            if len(self._absent) >= _MOST_IDS:
+                self._absent.clear()
+            self._absent[bytes(build_id), kind] = time.monotonic() + _NEGATIVE_S
+
+    def _look(self, tier: Tier, build_id: BuildId, kind: Kind) -> RemoteFile | None:
+        """Ask one bucket, and describe the file from its headers; None if it has none."""
+        key = objects.blob_key(build_id, kind)
+        got = tier.peek(key)
+        if got is None:
+            return None
+        head, first = got
+        self.transferred += len(first)
+        said = objects.described(head.metadata)
+        digest = said.digest or _stand_in(tier, key, head)
+        with self._lock:
+            known = self._open.get(digest)
+        reader = self._reader(tier, key, head, digest) if known is None else known.reader
+        if known is None:
+            reader.put_first(first)
+        try:
+            has = identity.describe(reader.read_at, head.size, build_id)
+        except OSError as error:
+            if known is None:
+                reader.close()
+            raise RemoteUnavailable(f"{tier.bucket.url}: {error.strerror}") from error
+        if not _fits(has, build_id, kind):
+            _log.error("%s/%s is not the file that its name says", tier.bucket.url, key)
+            if known is None:
+                reader.close()
+            return None
+        artifact = _artifact(tier, kind, digest, head, said, has)
+        file = RemoteFile(tier, build_id, artifact, key, head.etag, said, said.digest is not None)
+        if known is None:
+            with self._lock:
+                self._open[digest] = _Open(reader)
+            if reader.is_complete:
+                self._complete(file, reader)
+        return file
+
+    def _remember(self, file: RemoteFile) -> None:
+        with self._lock:
+            build_id = file.build_id
+            ordinal = self._number(build_id)
+            artifact = msgspec.structs.replace(file.artifact, ordinal=ordinal)
+            file = file._replace(artifact=artifact)
+            self._found.setdefault(build_id, {})[file.artifact.kind] = file
+            self._by_digest[file.artifact.digest] = file
+
+    def _forget(self, file: RemoteFile) -> None:
+        """Take a file for absent that is not what it should be."""
+        kind = file.artifact.kind
+        with self._lock:
+            self._found.get(file.build_id, {}).pop(kind, None)
+            self._by_digest.pop(file.artifact.digest, None)
+            self._absent[bytes(file.build_id), kind] = time.monotonic() + _WRONG_S
+
+    def _forget_oldest(self) -> None:
+        build_id, ordinal = self._numbers.popitem(last=False)
+        self._ids.pop(ordinal, None)
+        for file in self._found.pop(build_id, {}).values():
+            self._by_digest.pop(file.artifact.digest, None)
+
+    # --- bytes -----------------------------------------------------------------------------------
+
+    def has_digest(self, digest: Digest) -> bool:
+        """Return True for the digest of a file that was found."""
+        return digest in self._by_digest
+
+    def open(self, digest: Digest) -> RemoteBlob:
+        """Open a file that was found; makes no request. Raises OSError(ESTALE)."""
+        with self._lock:
+            file = self._by_digest.get(digest)
+            if file is None:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            opened = self._open.get(digest)
+            if opened is None:
+                head = Head(file.artifact.size, {}, 0.0, file.etag)
+                opened = self._open[digest] = _Open(self._reader(file.tier, file.key, head, digest))
+            opened.users += 1
+            self._open.move_to_end(digest)
+            self._close_idle()
+        return RemoteBlob(opened.reader, lambda: self._release(opened))
+
+    def _release(self, opened: _Open) -> None:
+        with self._lock:
+            opened.users -= 1
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close the readers that were used the longest time ago, if there are too many."""
+        kept = sum(each.reader.bytes_kept for each in self._open.values())
+        for digest, each in list(self._open.items()):
+            if len(self._open) <= _MOST_READERS and kept <= _MOST_KEPT:
+                return
+            if not each.users:
+                kept -= each.reader.bytes_kept
+                each.reader.close()
+                del self._open[digest]
+
+    def _reader(self, tier: Tier, key: str, head: Head, digest: Digest) -> RangeReader:
+        def fetch(offset: int, size: int) -> bytes:
+            if tier.is_down:
+                raise OSError(errno.EIO, f"{tier.bucket.url} does not answer")
+            try:
+                data = tier.bucket.get_range(key, offset, size, head.etag)
+            except FileNotFoundError:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
+            except RemoteError as error:
+                tier.note_failure(error)
+                raise OSError(errno.EIO, str(error)) from None
+            self.transferred += len(data)
+            return data
+
+        def done(reader: RangeReader) -> None:
+            file = self._by_digest.get(digest)
+            if file is not None:
+                self._complete(file, reader)
+
+        return RangeReader(head.size, fetch, done, self._directory)
+
+    def _complete(self, file: RemoteFile, reader: RangeReader) -> None:
+        """Verify a file of which all bytes are there, and hand it over to be kept."""
+        hasher = hashlib.sha256()
+        for offset in range(0, reader.size, _CHUNK):
+            hasher.update(reader.pread(_CHUNK, offset))
+        if file.has_digest and hasher.digest() != file.artifact.digest:
+            reader.failure = f"{file.tier.bucket.url}/{file.key} has other bytes than were pushed"
+            _log.error("%s", reader.failure)
+            self._forget(file)
+            return
+        self._keep(file, reader.fileno())
+
+    # --- the filter ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the filters, and load newer ones from time to time, in a thread."""
+        with self._lock:
+            if self._refreshing is not None:
+                return
+            self._refreshing = threading.Thread(
+                target=self._refresh, name="buildidfs-filter", daemon=True
+            )
+        self._refreshing.start()
+
+    def _refresh(self) -> None:
+        due = 0.0
+        while True:
+            is_due = time.monotonic() >= due
+            for tier in self._tiers:
+                if is_due or tier.is_down:
+                    tier.refresh()
+            self._loaded.set()
+            # Many hosts must not ask at the same moment.
+            if is_due:
+                due = time.monotonic() + self._refresh_s * random.uniform(0.8, 1.2)
+            if self._ended.wait(min(_DOWN_S, self._refresh_s)):
+                return
+
+    def close(self) -> None:
+        """End the thread, and close all files."""
+        self._ended.set()
+        self._soon.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for each in self._open.values():
+                each.reader.close()
+            self._open.clear()
+
+
+def _stand_in(tier: Tier, key: str, head: Head) -> Digest:
+    """A name for the bytes of an object whose digest nobody has told."""
+    text = f"{tier.bucket.url}/{key} {head.size} {head.etag}"
+    return Digest(hashlib.sha256(b"buildidfs: " + text.encode()).digest())
+
+
+def _fits(has: ElfFile | Absence, build_id: BuildId, kind: Kind) -> bool:
+    """Return True if a file has the build ID that was asked for, or needs none."""
+    if isinstance(has, Absence):
+        return kind is Kind.KALLSYMS
+    return build_id in (has.build_id, has.shared)
+
+
+def _artifact(
+    tier: Tier,
+    kind: Kind,
+    digest: Digest,
+    head: Head,
+    said: objects.Described,
+    has: ElfFile | Absence,
+) -> Artifact:
+    known = None if isinstance(has, Absence) else has
+    return Artifact(
+        0,
+        kind,
+        VARIANT,
+        digest,
+        head.size,
+        said.mtime_ns or int(head.modified * 1e9),
+        0o400 if tier.private else (0o555 if said.executable else 0o444),
+        0,
+        0,
+        said.quality if known is None else known.quality,
+        min(said.trust, tier.trust) if said.digest is not None else tier.trust,
+        said.first_seen_ns or int(head.modified * 1e9),
+        () if known is None else known.scripts,
+        0 if known is None else known.segments,
+        False if known is None else bool(known.truncated),
+        Standing.GIVEN,
+    )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TieredView`: the view over a store and the buckets of a fleet.
+
+Names of build IDs are looked up in the buckets if the store lacks them; listings have what the
+store has, and make no request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import names
+from buildidfs.errors import RemoteUnavailable
+from buildidfs.model import BuildId, Kind
+from buildidfs.resolve import FIRST_ORDINAL, VARIANT
+from buildidfs.resolve.tiered_store import TieredStore
+from buildidfs.view import nodes
+from buildidfs.view.attributes import NeedsRequest
+from buildidfs.view.tree import View
+
+if TYPE_CHECKING:
+    from buildidfs.store import Store
+    from buildidfs.view.layouts.id_dir import MayCome
+
+_BOTH: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+
+_OF_ALL: Final = dict.fromkeys((names.PATH, names.VARIANTS, names.SECTION), _BOTH)
+
+Wanted = tuple[BuildId, tuple[Kind, ...]]
+"""A build ID, and the kinds of files that are asked for."""
+
+
+def view_of(store: Store, *, zero_scripts: bool = True, may_come: MayCome | None = None) -> View:
+    """The view over a store of either kind; see `View`."""
+    if isinstance(store, TieredStore):
+        return TieredView(store, zero_scripts=zero_scripts, may_come=may_come)
+    return View(store, zero_scripts=zero_scripts, may_come=may_come)
+
+
+class TieredView(View):
+    """The tree of names over a store and buckets; see `View`."""
+
+    def __init__(
+        self, store: TieredStore, *, zero_scripts: bool = True, may_come: MayCome | None = None
+    ) -> None:
+        super().__init__(store, zero_scripts=zero_scripts, may_come=may_come)
+        self._remote = store.remote
+
+    def lookup(self, node: int, name: bytes) -> int:
+        """The node of an entry of a directory, 0 if there is none.
+
+        Raises `NeedsRequest` if only a bucket can tell, `RemoteUnavailable` if it does not answer.
+        """
+        found = super().lookup(node, name)
+        if found and not nodes.leads_to_wanted(found):
+            return found
+        # A bucket comes before servers that the file may be fetched from.
+        wanted = self._wanted(node, name)
+        if wanted is None or self._is_known(*wanted, found):
+            return found
+        if node < nodes.PERF_BUCKET + 256 and self._remote.is_likely(*wanted):
+            return self._likely(node, *wanted)
+        raise NeedsRequest
+
+    def _is_known(self, build_id: BuildId, kinds: tuple[Kind, ...], found: int) -> bool:
+        """Return True if no request is needed; raises `RemoteUnavailable` unless there is another
+        way to have the file, ``found``.
+        """
+        try:
+            return self._remote.is_known(build_id, kinds)
+        except RemoteUnavailable:
+            if not found:
+                raise
+            return True
+
+    def _likely(self, node: int, build_id: BuildId, kinds: tuple[Kind, ...]) -> int:
+        """The node of an entry of a directory that all share.
+
+        The kernel looks up one name of a directory at a time, so nothing may wait here for a
+        bucket. The entry leads to the directory of the build ID, where its own look-ups wait.
+        """
+        ordinal = self._store.index.ordinal(build_id)
+        if ordinal is None:
+            ordinal = self._remote.number(build_id)
+        if node == nodes.ROOT:
+            self._remote.ask_soon(build_id, kinds)  # so that a listing has its files
+            return nodes.of_id(ordinal)
+        if node >= nodes.PERF_BUCKET:
+            return nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
+        is_debug = kinds == (Kind.DEBUGINFO,)
+        return nodes.of_id(
+            ordinal, nodes.SLOT_DEBUGINFO_LINK if is_debug else nodes.SLOT_EXECUTABLE_LINK
+        )
+
+    def lookup_slowly(self, node: int, name: bytes) -> int:
+        """Look up an entry in the buckets, or one for which a file is read.
+
+        Raises `RemoteUnavailable`, OSError, `IntegrityError`.
+        """
+        wanted = self._wanted(node, name)
+        if wanted is None:
+            if nodes.slot_of(node) == nodes.SLOT_SECTIONS and nodes.any_ordinal_of(node):
+                build_id = self._store.index.build_id(nodes.ordinal_of(node))
+                if build_id is not None:
+                    self._remote.ask(build_id, _BOTH)
+            return super().lookup_slowly(node, name)
+        try:
+            self._remote.ask(*wanted)
+        except RemoteUnavailable:
+            found = super().lookup(node, name)
+            if not found:
+                raise
+            return found
+        return super().lookup(node, name)
+
+    def may_appear(self, node: int, name: bytes) -> bool:
+        """Return True for an absent name that another host may bring about at any time."""
+        return self._wanted(node, name) is not None
+
+    def is_remote(self, node: int) -> bool:
+        """Return True for a node that is gone when the process has ended, or the store has it."""
+        ordinal = nodes.any_ordinal_of(node)
+        if ordinal >= FIRST_ORDINAL:
+            return True
+        if node >> nodes.TAG_SHIFT != nodes.TAG_ID or not nodes.slot_of(node) & nodes.KIND_MASK:
+            return False
+        return node & nodes.DETAIL_MASK & VARIANT == VARIANT
+
+    def _wanted(self, node: int, name: bytes) -> Wanted | None:
+        """The files that a name stands for; None for a name that no bucket can bring about."""
+        if node == nodes.ROOT:
+            build_id = names.parse(name)
+            return None if build_id is None else (build_id, _BOTH)
+        if nodes.DEBUG_BUCKET <= node < nodes.PERF_BUCKET:
+            parsed = names.parse_split(node - nodes.DEBUG_BUCKET, name)
+            if parsed is None:
+                return None
+            return parsed[0], (Kind.DEBUGINFO if parsed[1] else Kind.EXECUTABLE,)
+        if nodes.PERF_BUCKET <= node < nodes.PERF_BUCKET + 256:
+            parsed = names.parse_split(node - nodes.PERF_BUCKET, name)
+            return None if parsed is None or parsed[1] else (parsed[0], (Kind.EXECUTABLE,))
+        if node >> nodes.TAG_SHIFT == nodes.TAG_ID and not node & nodes.SLOT_BITS:
+            kind = names.KIND_OF.get(name)
+            kinds = _OF_ALL.get(name, ()) if kind is None else (kind,)
+            found = self._store.index.build_id(nodes.ordinal_of(node)) if kinds else None
+            return None if found is None else (found, kinds)
+        return None
