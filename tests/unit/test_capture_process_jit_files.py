@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -266,6 +268,27 @@ def test_container_has_a_part_of_the_processes_that_are_followed(
         follower.met(compiler.pid)
         until(lambda: store.jit_maps.of(compiler.pid), "the map")
         follower.close()
+
+
+def test_follower_pauses_after_an_error_that_lasts(
+    finder: JitFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[float] = []
+
+    def fail(self: JitFollower) -> None:
+        turns.append(time.monotonic())
+        raise RuntimeError("a fault that lasts")
+
+    monkeypatch.setattr(JitFollower, "_turn", fail)
+    with Store.create(tmp_path / "store") as store:
+        follower = JitFollower(store, finder)
+        follower.start()
+        until(lambda: len(turns) >= 4, "some turns")
+        follower.close()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(turns)]
+    assert [pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=False)] == [
+        True
+    ] * 3
 
 
 def test_follower_leaves_out_what_is_not_wanted(

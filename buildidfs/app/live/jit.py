@@ -41,6 +41,7 @@ _MOST_FILES: Final = 4  # of a process, which may run one program after another
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
 _MOST_BYTES: Final = 256 << 20
 _END_S: Final = 5.0
+_PAUSE_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class JitFollower:
         self._bytes: Counter[str] = Counter()
         self._minute = 0.0
         self._due: list[tuple[float, int, int]] = []  # time, number, descriptor of the process
-        self._ending = False
+        self._ending = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-jit")
 
@@ -101,7 +102,7 @@ class JitFollower:
 
     def close(self) -> None:
         """Keep the new names of all processes, and end. Safe to call twice."""
-        self._ending = True
+        self._ending.set()
         self._notify()
         if self._wake < 0:
             return
@@ -121,12 +122,17 @@ class JitFollower:
     def _run(self) -> None:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        while not self._ending:
+        pause = _PAUSE_S
+        while not self._ending.is_set():
             try:
                 self._turn()
+                pause = _PAUSE_S
             except Exception:
                 # The top of this thread: names of one process must not end those of all others.
                 _log.exception("names of generated code could not be kept")
+                # A cause that lasts must not use a CPU and fill the log.
+                self._ending.wait(pause)
+                pause = min(2 * pause, EACH_S)
         for followed in list(self._followed.values()):
             self._end(followed)
         self._epoll.close()
@@ -138,9 +144,11 @@ class JitFollower:
                 os.eventfd_read(self._wake)
             elif (followed := self._by_fd.get(fd)) is not None:
                 self._end(followed)
+            else:
+                self._epoll.unregister(fd)
         while self._told:
             self._follow(self._told.popleft())
-        while self._due and self._due[0][0] <= time.monotonic() and not self._ending:
+        while self._due and self._due[0][0] <= time.monotonic() and not self._ending.is_set():
             _, pid, pidfd = heapq.heappop(self._due)
             followed = self._followed.get(pid)
             if followed is not None and followed.pidfd == pidfd:
