@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _New = TypeVar("_New", "NewCapture", NewSeen)
+
+_log = logging.getLogger(__name__)
 
 
 class _Crowd:
@@ -109,7 +112,7 @@ class Commits:
             seen = [each for each in seen if not each.noted]
         noted = [self._judged(each) for each in seen if each.noted]
 
-        def work(txn: Txn) -> tuple[CommitResult, int]:
+        def work(txn: Txn) -> tuple[CommitResult, Recorder]:
             recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, called)
             outcomes = tuple(
                 [
@@ -125,9 +128,9 @@ class Commits:
             self._write_journal(txn, [*seen, *crowd.entries()], keeper)
             changed = tuple(sorted(recorder.changed))
             size = sum(sizes[digest] for digest in added)
-            return CommitResult(outcomes, changed, len(added), size), recorder.counters.announced
+            return CommitResult(outcomes, changed, len(added), size), recorder
 
-        def attempt() -> tuple[CommitResult, int]:
+        def attempt() -> tuple[CommitResult, Recorder]:
             with coordination.naming(self._env.root) if staged else contextlib.nullcontext():
                 if keeper is not None and staged:
                     crowd.drop(keeper.losses())
@@ -138,11 +141,17 @@ class Commits:
         if not captures and not absent and not seen:
             return CommitResult()
         try:
-            result, count = self._with_room(attempt, staged, crowd.drop)
+            result, recorder = self._with_room(attempt, staged, crowd.drop)
         finally:
             for blob in staged:
                 blob.close()
-        self._announce(count, result.changed)
+        self._announce(recorder.counters.announced, result.changed)
+        for build_id in recorder.shared:
+            _log.warning(
+                "unrelated programs share build ID %s: nothing is served under it any more, and"
+                " each of them has an adopted ID (see buildidfs show)",
+                build_id,
+            )
         outcomes = result.outcomes
         if any(
             new.derive and each.new_variant for new, each in zip(captures, outcomes, strict=True)

@@ -147,13 +147,20 @@ def test_build_id_of_a_file_comes_before_an_equal_adopted_one(store: Store, tmp_
 # --- shared build IDs ----------------------------------------------------------------------------
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[BuildId]:
+    """The build IDs of which the log says that programs share them."""
+    records = [each for each in caplog.records if "share build ID" in each.message]
+    return [each.args[0] for each in records if isinstance(each.args, tuple)]  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("shared", [_BAZEL, BuildId(bytes(20)), BuildId(bytes(8))])
 def test_build_id_that_is_known_to_be_shared_is_never_served(
-    store: Store, tmp_path: Path, shared: BuildId
+    store: Store, tmp_path: Path, shared: BuildId, caplog: pytest.LogCaptureFixture
 ) -> None:
     programs = [program(b"%d" % number, build_id=shared) for number in range(2)]
     for data in programs:
         captured(store, tmp_path, data)
+    assert warnings(caplog) == [shared]
     ordinal = ordinal_of(store, shared)
     assert store.aliases.is_ambiguous(ordinal)
     assert served(store, shared) is None
@@ -164,11 +171,15 @@ def test_build_id_that_is_known_to_be_shared_is_never_served(
     assert store.stats().ambiguous == 1
 
 
-def test_build_id_of_three_programs_is_learned_to_be_shared(store: Store, tmp_path: Path) -> None:
+def test_build_id_of_three_programs_is_learned_to_be_shared(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     programs = [program(b"%d" % number, build_id=_ID) for number in range(4)]
     for number, data in enumerate(programs):
         assert (served(store, _ID) is not None) == (number in (1, 2))
+        assert not warnings(caplog) or number > 2
         captured(store, tmp_path, data)
+    assert warnings(caplog) == [_ID]
     ordinal = ordinal_of(store, _ID)
     assert store.aliases.is_ambiguous(ordinal)
     assert served(store, _ID) is None

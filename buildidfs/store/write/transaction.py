@@ -54,7 +54,8 @@ class Recorder:
 
     ``added`` has the blobs that were just written, with the data beside them. ``read`` has the
     file of each other blob that was read, and the form of its bytes. ``called`` is for
-    `ContainerWriter`.
+    `ContainerWriter`. ``shared`` are the build IDs that turned out to be those of unrelated
+    programs.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Recorder:
         self._seen = tables["seen"]
         self.counters = load_counters(environment, txn)
         self.changed: set[int] = set()
+        self.shared: list[BuildId] = []
         self._places = PlaceWriter(environment, txn, self.counters, self.changed, called)
         self._variants = VariantWriter(environment, txn, self.counters, self.changed)
         self._uses = UseWriter(environment, txn)
@@ -127,6 +129,7 @@ class Recorder:
         ordinal = self._named(build_id)[0]
         if not self._variants.is_ambiguous(ordinal):
             self._variants.make_ambiguous(ordinal)
+            self.shared.append(build_id)
         return ordinal
 
     def _learn(self, outcome: Outcome, digest: Digest, new: NewCapture) -> None:
@@ -147,6 +150,7 @@ class Recorder:
             for each in islice(self._variants.every(ordinal, kind), _ADOPTED_MAX)
         ]
         self._variants.make_ambiguous(ordinal)
+        self.shared.append(new.build_id)
         for each in kept:
             self._adopt(each.digest, (each.kind,), None)
 
