@@ -364,7 +364,7 @@ def _print_status(session: Session, found: Status, policy: Policy) -> None:
         remedy = _shown(session.as_given(finding.remedy))
         terminal.say(remedy, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
     held = found.store
-    taken = size(held.stored_bytes + held.index_bytes)
+    taken = size(found.disk_bytes)
     _say(
         "store",
         f"{session.store_path}: {counted(held.ids, 'build ID')}, {size(held.blob_bytes)};"
@@ -471,6 +471,7 @@ def _print_status_json(path: str, found: Status, policy: Policy) -> None:
             "build_ids": found.store.ids,
             "blob_bytes": found.store.blob_bytes,
             "stored_bytes": found.store.stored_bytes,
+            "jit_bytes": found.jit_bytes,
             "index_bytes": found.store.index_bytes,
             "free_bytes": found.store.free_bytes,
             "pins": found.store.pins,

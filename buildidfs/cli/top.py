@@ -186,7 +186,7 @@ def _head(view: View) -> Iterator[tuple[str, str]]:
         growth = f", {sign}{size(int(abs(view.growth)))} a second"
     yield (
         "store",
-        f"{counted(held.ids, 'build ID')}, {size(held.stored_bytes + held.index_bytes)}"
+        f"{counted(held.ids, 'build ID')}, {size(found.disk_bytes)}"
         f"{growth}; {size(held.free_bytes)} free;"
         f" {found.evictions.again + found.evictions.losses} removed for room",
     )

@@ -29,7 +29,7 @@ from buildidfs.model import JitProcess, fingerprint
 from buildidfs.store.errors import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DIRECTORY: Final = b"jit"
 
@@ -37,7 +37,8 @@ MAX_MAP_BYTES: Final = JitProcess.MOST_BYTES
 MAX_SHARE_BYTES: Final = 128 << 20
 MAX_BYTES: Final = 256 << 20
 MAX_MAPS: Final = 4096
-#: Of the filesystem of the store: what all maps may take, and what has to stay free.
+#: Of the filesystem of the store: what all maps may take, and what has to stay free. Of the largest
+#: size that the store may have: what all maps may take.
 _SHARE_OF_DISK: Final = 32
 
 _HEADER_MAX: Final = 32 << 10
@@ -75,8 +76,10 @@ class _Entry(NamedTuple):
 class JitMaps:
     """The maps in the store at ``root``. Methods may be called from any thread and process."""
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, max_size: Callable[[], int | None] = lambda: None) -> None:
+        """``max_size`` gives the number of bytes that the store may take, None for no limit."""
         self._root = root
+        self._max_size = max_size
         self._directory = os.path.join(root, DIRECTORY)
         self._lock = threading.Lock()
         self._counted_at = float("-inf")
@@ -205,6 +208,9 @@ class JitMaps:
         if disk.f_bavail * disk.f_frsize < part + more:
             return False
         limit = min(MAX_BYTES, part)
+        max_size = self._max_size()
+        if max_size is not None:
+            limit = min(limit, max_size // _SHARE_OF_DISK)
         now = time.monotonic()
         total = sum(self._share_bytes.values()) + more
         most = max(self._share_bytes.values(), default=0) + more
@@ -249,6 +255,16 @@ class JitMaps:
                 del shares[share], sizes[share]
         self._share_bytes = sizes
         self._count = count
+
+
+def disk_bytes(root: bytes) -> int:
+    """Return the number of bytes that the maps of the store at ``root`` take on the disk."""
+    size = 0
+    with contextlib.suppress(OSError), os.scandir(os.path.join(root, DIRECTORY)) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it made way for others
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+    return size
 
 
 def _name(process: JitProcess) -> bytes:

@@ -361,7 +361,11 @@ class Store:
         """The names of generated code; `list` does without them."""
         from buildidfs.store.jit_maps import JitMaps
 
-        return JitMaps(self.path)
+        def max_size() -> int | None:
+            keeper = self._keeping()
+            return None if keeper is None else keeper.policy.max_size
+
+        return JitMaps(self.path, max_size)
 
     @property
     def tally(self) -> Tally:

@@ -9,6 +9,7 @@ import pytest
 
 from buildidfs.store import Store, jit_maps
 from buildidfs.store.jit_maps import JitMaps
+from buildidfs.store.retention.policy import Policy
 from tests.support.jit import jit_process as process
 
 
@@ -114,3 +115,25 @@ def test_store_with_maps_is_a_store(tmp_path: Path) -> None:
     (tmp_path / "store/format").unlink()
     with Store.create(tmp_path / "store") as store:
         assert store.jit_maps.of(7)[0].text() == b"1 1 a\n"
+
+
+def test_maps_take_a_part_of_the_largest_size_of_the_store(tmp_path: Path) -> None:
+    line = b"1 1 function\n"
+    maps = JitMaps(os.fsencode(tmp_path), lambda: 32 * 4096)
+    for pid in range(1, 200):
+        assert maps.write(process(pid), 0, line * 10) > 0
+    _, size = maps.totals()
+    assert 0 < size <= 2 * 4096
+
+
+def test_maps_count_for_the_largest_size_of_the_store(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "store") as store:
+        store.jit_maps.write(process(1), 0, b"1 1 function\n" * 10_000)
+        taken = jit_maps.disk_bytes(store.path)
+        policy = Policy(max_size=0)
+        with_maps = store.exceeded(policy)["max-size"]
+    os.unlink(next((tmp_path / "store/jit").iterdir()))
+    with Store.open(tmp_path / "store") as store:
+        without = store.exceeded(policy)["max-size"]
+    assert taken >= 130_000
+    assert with_maps - without == taken

@@ -386,6 +386,7 @@ def _of_store(store: Store) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
     held, gone = store.stats(), store.evictions()
+    _, jit_bytes = store.jit_maps.totals()
     filesystem = os.statvfs(store.path)
     for name, text, value in (
         ("store_build_ids", "Build IDs in the store.", held.ids),
@@ -393,6 +394,7 @@ def _of_store(store: Store) -> Iterator[Metric]:
         ("store_content_bytes", "Bytes of their content.", held.blob_bytes),
         ("store_blob_bytes", "Bytes that they take on the disk.", held.stored_bytes),
         ("store_index_bytes", "Bytes that the index takes.", held.index_bytes),
+        ("store_jit_bytes", "Bytes of the names of generated code.", jit_bytes),
         ("store_pins", "Pins.", held.pins),
         ("store_free_bytes", "Free bytes of the filesystem.", held.free_bytes),
         ("store_free_inodes", "Free inodes of the filesystem.", filesystem.f_favail),

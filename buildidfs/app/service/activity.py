@@ -86,7 +86,7 @@ class Activity:
         mounts = [each.present for each in _running(status, up.MOUNT) if each.present is not None]
         now = _Sample(
             self._clock(),
-            status.store.stored_bytes + status.store.index_bytes,
+            status.disk_bytes,
             Counter({_text(each, "container"): _number(each, "captured") for each in sources}),
             Counter({each.pid: _number(each.facts, "requests") for each in mounts}),
         )

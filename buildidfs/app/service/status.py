@@ -85,13 +85,19 @@ class Status(msgspec.Struct, frozen=True):
     """A store and its processes, the supervisor first, then those that it runs.
 
     ``evictions`` are what the store had no room for; ``findings`` say what is amiss, the worst
-    first.
+    first. ``jit_bytes`` is the size of the names of generated code.
     """
 
     store: StoreStats
     processes: list[Running]
     findings: list[Finding]
     evictions: Evictions
+    jit_bytes: int = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that blobs, index and names of generated code take on the disk."""
+        return self.store.stored_bytes + self.store.index_bytes + self.jit_bytes
 
     @property
     def verdict(self) -> Verdict:
@@ -106,11 +112,12 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
     """
     with Store.open(store_path, read_only=True) as store:
         stats, evictions = store.stats(), store.evictions()
+        _, jit_bytes = store.jit_maps.totals()
         found = _processes(store_path)
         findings = sorted(
             _findings(found, Names(store)), key=lambda each: each.verdict, reverse=True
         )
-    return Status(stats, found, findings, evictions)
+    return Status(stats, found, findings, evictions, jit_bytes)
 
 
 def _processes(store_path: str | bytes | os.PathLike[str]) -> list[Running]:

@@ -47,7 +47,7 @@ _PIECE = 16 << 10
 #: Bytes that are allocated beyond the end of a file and freed at once.
 _EXCESS = 64 << 10
 
-_DIRECTORIES_S = 60.0
+_OTHERS_S = 60.0
 
 # linux/magic.h
 _XFS = 0x58465342
@@ -147,8 +147,8 @@ class Blobs:
             ) from error
         self._anonymous = anonymous
         self._no_reflink: set[int] = set()
-        self._directories_since = -math.inf
-        self._directory_bytes = 0
+        self._others_since = -math.inf
+        self._other_bytes = 0
         if writable:
             self._sweep()
 
@@ -281,14 +281,19 @@ class Blobs:
         usage = self.filesystem()
         return usage.f_bavail * usage.f_frsize
 
-    def directory_bytes(self) -> int:
-        """Bytes that the directories of blobs take, as they were within the minute."""
+    def other_bytes(self) -> int:
+        """Bytes that the directories of blobs and the names of generated code take, as they were
+        within the minute.
+        """
         now = time.monotonic()
-        if now - self._directories_since > _DIRECTORIES_S:
-            self._directories_since = now
+        if now - self._others_since > _OTHERS_S:
+            from buildidfs.store import jit_maps  # which readers do without
+
+            self._others_since = now
             with os.scandir(self._directory) as entries:
-                self._directory_bytes = sum(e.stat().st_blocks * 512 for e in entries if e.is_dir())
-        return self._directory_bytes
+                size = sum(e.stat().st_blocks * 512 for e in entries if e.is_dir())
+            self._other_bytes = size + jit_maps.disk_bytes(self.root)
+        return self._other_bytes
 
     # --- staging ---------------------------------------------------------------------------
 

@@ -94,10 +94,11 @@ _log = logging.getLogger(__name__)
 class Policy(msgspec.Struct, frozen=True):
     """Limits of a store. Sizes in bytes, ages in seconds; None is no limit.
 
-    ``max_size`` covers blobs, directories and index, ``keep_free`` is what the filesystem is to
-    have left, and of its inodes the same share: where it has less, a store that ``yields`` gives
-    room back, and one that does not ceases to grow. What was not used for ``max_age`` goes whatever
-    room there is; what was used or captured within ``min_age`` stays, unless it can be had again.
+    ``max_size`` covers blobs, directories, index and names of generated code, ``keep_free`` is what
+    the filesystem is to have left, and of its inodes the same share: where it has less, a store
+    that ``yields`` gives room back, and one that does not ceases to grow. What was not used for
+    ``max_age`` goes whatever room there is; what was used or captured within ``min_age`` stays,
+    unless it can be had again.
     """
 
     max_size: int | None = None
@@ -599,7 +600,7 @@ def look(env: Environment, blobs: Blobs) -> Usage:
         counters = load_counters(env, txn)
     usage = blobs.filesystem()
     return Usage(
-        Room(counters.stored_bytes + env.bytes_used() + blobs.directory_bytes(), counters.blobs),
+        Room(counters.stored_bytes + env.bytes_used() + blobs.other_bytes(), counters.blobs),
         Room(usage.f_bavail * usage.f_frsize, usage.f_favail),
         Room(usage.f_blocks * usage.f_frsize, usage.f_files),
     )
