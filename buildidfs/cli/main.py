@@ -70,6 +70,7 @@ _PLAIN = {
         },
         "Fleet": {
             "push": "push:push",
+            "fleet": "fleet:fleet",
         },
         "Keep and remove": {
             "pin": "pin:pin",

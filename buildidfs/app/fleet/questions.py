@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about all hosts that push to a bucket, answered from their manifests.
+
+No host has to run, or to have a store. What other hosts say is a claim, and text from strangers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
+from buildidfs.model import BuildId, Kind
+from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote.filters import Filter
+from buildidfs.remote.manifests import PRIVATE, PUSHED, VARIANT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from buildidfs.config import RemoteSettings
+    from buildidfs.remote.manifests import Seen
+
+_HEX: Final = re.compile(r"[0-9a-fA-F]{4,240}")
+_KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+_MOST_VARIANTS: Final = 1000
+_NS: Final = 1_000_000_000
+
+
+class Host(msgspec.Struct):
+    """A host: its manifests, and the files in them. ``last_ns`` is when the newest was written."""
+
+    name: str
+    manifests: int = 0
+    files: int = 0
+    bytes: int = 0
+    private: int = 0
+    last_ns: int = 0
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A place where a host saw a file; times are Unix time in nanoseconds."""
+
+    build_id: str
+    kind: str
+    host: str
+    path: str
+    container: str
+    state: str
+    first_ns: int
+    last_ns: int
+    sha256: str
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """What is known of one kind of file of a build ID, in words, and what to do."""
+
+    kind: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+class FilterState(msgspec.Struct, frozen=True):
+    """The filter of a bucket; ``generation`` is 0 if there is none. ``made_ns`` is Unix time."""
+
+    generation: int
+    files: int
+    runs: int
+    bytes: int
+    made_ns: int
+
+
+def bucket_of(settings: RemoteSettings) -> Bucket:
+    """Return the bucket of the fleet, which exists. Raises `UsageError`, `RemoteError`."""
+    if not settings.url:
+        raise UsageError("no bucket is configured: set url in [remote] of buildidfs.toml")
+    bucket = Bucket(settings.url)
+    bucket.identity()
+    return bucket
+
+
+def status(bucket: Bucket) -> list[Host]:
+    """Return all hosts that have pushed, the one that wrote last first. Raises `RemoteError`.
+
+    A file that a host lists in several manifests counts once.
+    """
+    hosts: dict[str, Host] = {}
+    known: dict[str, set[bytes]] = {}
+    for name, row in manifests.listed(bucket):
+        host = hosts.setdefault(name, Host(name))
+        host.manifests += 1
+        host.last_ns = max(host.last_ns, int(row.modified * _NS))
+    for seen in manifests.read(bucket):
+        host = hosts.setdefault(seen.host, Host(seen.host))
+        row_key = f"{seen.row.id}/{seen.row.kind}/{seen.row.sha256}".encode()
+        files = known.setdefault(seen.host, set())
+        if row_key in files:
+            continue
+        files.add(row_key)
+        if seen.row.state == PRIVATE:
+            host.private += 1
+        else:
+            host.files += 1
+            host.bytes += seen.row.size
+    return sorted(hosts.values(), key=lambda host: (-host.last_ns, host.name))
+
+
+def which(bucket: Bucket, pattern: str) -> list[Location]:
+    """Return the places at paths that fit a pattern, the one seen last first. ``*`` fits slashes,
+    too. Raises `RemoteError`.
+    """
+    fits = re.compile(fnmatch.translate(pattern)).match
+    return _newest(bucket, lambda each: fits(each.path) is not None)
+
+
+def where(bucket: Bucket, text: str) -> list[Location]:
+    """Return the places of a build ID, or the beginning of one, the one seen last first.
+
+    Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
+    """
+    prefix = _prefix(text)
+    found = _newest(bucket, lambda each: each.build_id.startswith(prefix))
+    ids = {each.build_id for each in found}
+    if len(ids) > 1 and prefix not in ids:
+        shown = ", ".join(sorted(ids)[:3]) + ", ..." * (len(ids) > 3)
+        raise AmbiguousBuildId(f"{prefix} is ambiguous: {shown}")
+    if not found:
+        raise ArtifactMissing(
+            f"no host has told of a place of {prefix}: buildidfs fleet why {prefix} says more"
+        )
+    return [each for each in found if prefix not in ids or each.build_id == prefix]
+
+
+def why(bucket: Bucket, text: str) -> list[Reason]:
+    """Say for each kind of a whole build ID if the bucket has it, and if not, why.
+
+    Raises `RemoteError`, `InvalidBuildId`.
+    """
+    build_id = BuildId.from_hex(text)
+    hidden = manifests.private(build_id, Kind.EXECUTABLE).id
+    rows = [seen for seen in manifests.read(bucket) if seen.row.id in (str(build_id), hidden)]
+    negative = Filter(bucket)
+    negative.refresh()
+    return [_reason(bucket, build_id, kind, rows, negative) for kind in _KINDS]
+
+
+def _reason(
+    bucket: Bucket, build_id: BuildId, kind: Kind, rows: list[Seen], negative: Filter
+) -> Reason:
+    name = kind.name.lower()
+    of_kind = [seen for seen in rows if seen.row.kind == name]
+    hosts = {
+        state: sorted({seen.host for seen in of_kind if seen.row.state == state})
+        for state in (PUSHED, VARIANT, PRIVATE)
+    }
+    head = bucket.head(objects.blob_key(build_id, kind))
+    if head is not None:
+        said = objects.described(head.metadata)
+        by = said.host or "another program"
+        others = _variants(bucket, build_id, kind)
+        more = f", and {others} with other bytes below variant/" if others else ""
+        if not negative.may_have(build_id, kind):
+            return Reason(
+                name,
+                "hidden",
+                f"it is in the bucket, pushed by {by}, but the filter does not have it",
+                "buildidfs fleet filter --rebuild adds it",
+            )
+        return Reason(name, "present", f"it is in the bucket, pushed by {by}{more}")
+    if bucket.head(objects.lease_key(build_id, kind)) is not None:
+        return Reason(name, "uploading", "a host is uploading it, or has begun to")
+    if hosts[PUSHED]:
+        return Reason(
+            name,
+            "removed",
+            f"{_some(hosts[PUSHED])} had pushed it, and it was removed from the bucket",
+            "buildidfs push --verify on such a host pushes it again",
+        )
+    if hosts[VARIANT]:
+        return Reason(
+            name, "variant", f"only variants of it are in the bucket, of {_some(hosts[VARIANT])}"
+        )
+    if hosts[PRIVATE]:
+        return Reason(
+            name,
+            "private",
+            f"{_some(hosts[PRIVATE])} has it, and not every user may read it there",
+            "private in [remote] names a bucket for such files",
+        )
+    if of_kind or not rows:
+        text = "no host has told of it"
+    else:
+        text = "hosts have other files of this build ID, and not this one"
+    remedy = "push it from a host that has it, or from the build: buildidfs add FILE, then push"
+    return Reason(name, "unknown", text, remedy)
+
+
+def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
+    """Return the state of the filter; with ``rebuild``, after it was made of what the bucket lists.
+
+    Raises `RemoteError`.
+    """
+    found = Filter(bucket)
+    if rebuild:
+        found.rebuild()
+    else:
+        found.refresh()
+    generation = found.generation
+    if generation is None:
+        return FilterState(0, 0, 0, 0, 0)
+    return FilterState(
+        generation.number,
+        found.count,
+        len(generation.runs),
+        found.count * 4,
+        min(generation.made, int(time.time())) * _NS,
+    )
+
+
+def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
+    """The places that fit: of several rows of one place, the last one."""
+    found: dict[tuple[str, str, str, str, str, str], Location] = {}
+    for each in _locations(bucket):
+        if fits(each):
+            key = (each.build_id, each.kind, each.host, each.path, each.container, each.sha256)
+            found[key] = each
+    return sorted(found.values(), key=lambda each: (-each.last_ns, each.host, each.path))
+
+
+def _locations(bucket: Bucket) -> Iterator[Location]:
+    for seen in manifests.read(bucket):
+        row = seen.row
+        for place in row.places:
+            yield Location(
+                row.id,
+                row.kind,
+                seen.host,
+                place.path,
+                place.container,
+                row.state,
+                place.first * _NS,
+                place.last * _NS,
+                row.sha256,
+            )
+
+
+def _variants(bucket: Bucket, build_id: BuildId, kind: Kind) -> int:
+    prefix = f"{objects.VARIANTS}/{build_id.hex()}/{kind.name.lower()}"
+    count = 0
+    for _ in bucket.list(prefix):
+        count += 1
+        if count == _MOST_VARIANTS:
+            break
+    return count
+
+
+def _prefix(text: str) -> str:
+    if _HEX.fullmatch(text) is None:
+        raise InvalidBuildId(f"not a build ID nor the start of one: {text!r}")
+    return text.lower()
+
+
+def _some(hosts: list[str]) -> str:
+    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+    return ", ".join(hosts[:3]) + more

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""buildidfs.cli.fleet: questions about two hosts, answered without a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from buildidfs import config
+from buildidfs.app.fleet.push import Options, Pusher
+from buildidfs.cli.main import cli
+from buildidfs.errors import ArtifactMissing, BuildIdFsError, RemoteDenied, UsageError
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, Kind
+from buildidfs.remote import Bucket, objects
+from buildidfs.store import Store
+from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.objectstorage import ObjectStorage, object_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+URL = "s3://fleet"
+LIBC, APP, SECRET = (BuildId(bytes([number]) * 20) for number in (0xAA, 0xAB, 0xCC))
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
+    """Object storage with an empty bucket."""
+    with object_storage("fleet") as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def hosts(storage: ObjectStorage, tmp_path: Path) -> Iterator[None]:
+    """Two hosts have pushed."""
+    libc = sighting(b"/usr/lib/libc.so.6")
+    in_container = sighting(
+        b"/lib/libc.so.6", container="docker:ab", seen_ns=NOW + 5 * SECOND, dev=9
+    )
+    app = sighting(b"/opt/app", seen_ns=NOW + SECOND)
+    secret = sighting(b"/root/secret", mode=0o100700)
+    for name in ("north", "south"):
+        with Store.create(tmp_path / name) as store:
+            commit(
+                store,
+                capture(store, b"libc", LIBC, at=libc),
+                capture(store, b"secret", SECRET, at=secret),
+            )
+            commit(store, capture(store, b"app of " + name.encode(), APP, at=app))
+            if name == "south":
+                commit(store, capture(store, b"libc", LIBC, at=in_container))
+            machine.call(name)
+            settings = config.RemoteSettings(url=URL)
+            with Pusher(store, settings, Options(patience_s=0)) as pusher:
+                assert pusher.run().failed == []
+    yield
+    machine.call("")
+
+
+def _run(tmp_path: Path, *words: str, url: str = URL) -> list[Any]:
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'[remote]\nurl = "{url}"\n' if url else "")
+    done = CliRunner().invoke(cli, ["--config", str(file), "fleet", *words, "--json"])
+    if isinstance(done.exception, BuildIdFsError):
+        raise done.exception
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.usefixtures("hosts")
+def test_status_lists_hosts(tmp_path: Path) -> None:
+    rows = _run(tmp_path, "status")
+    assert [row["host"] for row in rows] == ["south", "north"]
+    assert [(row["files"], row["private"], row["manifests"]) for row in rows] == [(2, 1, 1)] * 2
+
+
+@pytest.mark.usefixtures("hosts")
+def test_which_finds_paths_of_all_hosts(tmp_path: Path) -> None:
+    rows = _run(tmp_path, "which", "*/libc.so.6")
+    found = [(row["host"], row["container"], row["path"]) for row in rows]
+    assert found[0] == ("south", "docker:ab", "/lib/libc.so.6")
+    assert sorted(found[1:]) == [(host, "", "/usr/lib/libc.so.6") for host in ("north", "south")]
+    assert {row["build_id"] for row in rows} == {str(LIBC)}
+    assert _run(tmp_path, "which", "*secret*") == []
+
+
+@pytest.mark.usefixtures("hosts")
+def test_where_finds_hosts_of_a_build_id(tmp_path: Path) -> None:
+    rows = _run(tmp_path, "where", str(APP)[:8])
+    assert [(row["host"], row["state"]) for row in rows] == [
+        ("north", "pushed"),
+        ("south", "variant"),
+    ]
+    with pytest.raises(ArtifactMissing):
+        _run(tmp_path, "where", str(SECRET))
+    with pytest.raises(UsageError, match="not a build ID"):
+        _run(tmp_path, "where", "a")
+
+
+@pytest.mark.usefixtures("hosts")
+def test_why_names_the_reason(tmp_path: Path, storage: ObjectStorage) -> None:
+    def states(build_id: BuildId) -> list[str]:
+        return [row["state"] for row in _run(tmp_path, "why", str(build_id))]
+
+    assert states(LIBC) == ["present", "unknown"]
+    assert states(SECRET) == ["private", "unknown"]
+    assert states(BuildId(b"\1" * 20)) == ["unknown", "unknown"]
+    text = _run(tmp_path, "why", str(APP))[0]["text"]
+    assert "pushed by north" in text
+    assert "1 with other bytes" in text
+    del storage.buckets["fleet"][objects.blob_key(LIBC, Kind.EXECUTABLE)]
+    assert states(LIBC) == ["removed", "unknown"]
+    other = BuildId(b"\2" * 20)
+    Bucket(URL).create(objects.blob_key(other, Kind.DEBUGINFO), b"of another program", {})
+    assert states(other) == ["unknown", "hidden"]
+    (state,) = _run(tmp_path, "filter", "--rebuild")
+    assert state["files"] == 2  # the application, and the file of another program
+    assert states(other) == ["unknown", "present"]
+
+
+def test_empty_bucket(tmp_path: Path, storage: ObjectStorage) -> None:
+    assert _run(tmp_path, "status") == []
+    (state,) = _run(tmp_path, "filter")
+    assert state["generation"] == 0
+    (state,) = _run(tmp_path, "filter", "--rebuild")
+    assert state["generation"] == 1
+
+
+def test_missing_bucket(tmp_path: Path, storage: ObjectStorage) -> None:
+    with pytest.raises(RemoteDenied, match="no such bucket"):
+        _run(tmp_path, "status", url="s3://another")
+    with pytest.raises(UsageError, match=r"\[remote\]"):
+        _run(tmp_path, "status", url="")
