@@ -117,13 +117,15 @@ class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
 
-    A client may have ``rate`` requests answered a second, 0 is no limit.
+    A client may have ``rate`` requests answered a second, 0 is no limit. ``fetch`` asks the servers
+    of ``[upstream]``, if there are any, for what is not there.
     """
 
     listen: str = ""
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     cors: bool = False
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
+    fetch: bool = True
 
 
 TierTrust = Literal["unknown", "container", "package"]

@@ -17,7 +17,7 @@ from buildidfs import config, log
 from buildidfs.app import inputs, upkeep
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.upstream import agent
-from buildidfs.upstream.fetcher import Upstreams
+from buildidfs.upstream.fetcher import Upstreams, token_of
 from buildidfs.upstream.kinds import servers_of
 from buildidfs.upstream.options import Options, of_settings
 from buildidfs.upstream.server import Spool
@@ -144,7 +144,8 @@ def agent_of(
         msgspec.json.encode(settings).decode(),
         msgspec.json.encode(options).decode(),
     )
-    return agent.Agent(__name__, words, options.wait, options.absent_s)
+    token = token_of(os.fsencode(store_path))
+    return agent.Agent(__name__, words, options.wait, options.absent_s, token)
 
 
 def main(words: Sequence[str]) -> None:

@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buildidfs.upstream.agent import Agent
 
 
 @click.command(
@@ -41,8 +47,11 @@ from buildidfs.errors import UsageError
     help="Processes that answer.  [default: 1]",
 )
 @click.option("--cors", is_flag=True, help="Let web pages of other origins read the answers.")
+@click.option("--no-fetch", is_flag=True, help="Ask no upstream servers for what is not there.")
 @click.pass_obj
-def serve(session: Session, listen: str | None, workers: int | None, cors: bool) -> None:
+def serve(
+    session: Session, listen: str | None, workers: int | None, cors: bool, no_fetch: bool
+) -> None:
     """Serve what every user may read: debuginfod clients find it with DEBUGINFOD_URLS.
 
     Runs until it is told to end. What is captured later is served at once.
@@ -57,7 +66,12 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
 
     if not session.verbosity:
         session.start_logging()
-    given = {"listen": listen, "workers": workers, "cors": cors or None}
+    given = {
+        "listen": listen,
+        "workers": workers,
+        "cors": cors or None,
+        "fetch": False if no_fetch else None,
+    }
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
@@ -75,5 +89,27 @@ def serve(session: Session, listen: str | None, workers: int | None, cors: bool)
         lambda backend: Page(backend, session.settings),
         PublicSymbolizer,
         reading.opener(session.settings, private=False),
+        _agent_of(session) if settings.fetch else None,
     )
     server.run(chosen, os.environ, Notifier(os.environ).ready)
+
+
+def _agent_of(session: Session) -> Callable[[], Agent] | None:
+    """Return what makes the agent that fetches missing files; None without upstream servers.
+
+    Raises `UsageError`.
+    """
+    import logging
+    from functools import partial
+
+    from buildidfs.app import fetching
+
+    chosen = fetching.options_of(session.settings, os.environ)
+    if not chosen.urls:
+        return None
+    fetching.check(chosen)
+    if not os.access(session.store_path, os.W_OK):
+        log = logging.getLogger(__name__)
+        log.warning("asking no upstream servers: the store cannot be written by this user")
+        return None
+    return partial(fetching.agent_of, session.store_path, session.settings, chosen)

@@ -29,7 +29,7 @@ import httptools
 from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
-from buildidfs.serve.messages import RESET, Request, Response
+from buildidfs.serve.messages import RESET, Request, Response, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +73,16 @@ class Shared:
         most: Quota,
         executor: Executor,
         symbolizing: Executor,
+        fetching: Executor,
+        waits: Quota,
     ) -> None:
         """``most`` divides the number of connections among the clients.
 
-        ``symbolizing`` answers the requests with bodies, one after the other.
+        ``symbolizing`` answers the requests with bodies, one after the other. In ``fetching``
+        requests wait for upstream servers, whose number ``waits`` divides among the clients.
         """
+        self.fetching = fetching
+        self.waits = waits
         self.site = site
         self.rate = rate
         self.places = places
@@ -320,14 +325,23 @@ class Connection(asyncio.Protocol):
             self._shared.bodies -= len(request.body)
             self._respond(request, answer)
             return
-        self._busy = True
-        self._progress_made()
         shared = self._shared
         executor = shared.symbolizing if request.method == b"POST" else shared.executor
+        if isinstance(answer, Waiting):
+            if not shared.waits.take(request.client):
+                self._respond(request, answer.refusal)
+                return
+            executor = shared.fetching
+        self._busy = True
+        self._progress_made()
         future = self._loop.run_in_executor(executor, answer)
-        future.add_done_callback(lambda done: self._answered(request, done))
+        future.add_done_callback(
+            lambda done: self._answered(request, done, waited=isinstance(answer, Waiting))
+        )
 
-    def _answered(self, request: Request, done: asyncio.Future[Response]) -> None:
+    def _answered(self, request: Request, done: asyncio.Future[Response], *, waited: bool) -> None:
+        if waited:
+            self._shared.waits.give_back(request.client)
         self._busy = False
         self._shared.bodies -= len(request.body)
         self._since = self._loop.time()

@@ -20,7 +20,7 @@ from buildidfs.formats import source_archive
 from buildidfs.model import Kind, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
-from buildidfs.serve.messages import Response, header_text, lines, text
+from buildidfs.serve.messages import NotNow, Response, Waiting, header_text, lines, text
 from buildidfs.serve.sources import Sources
 from buildidfs.view import NeedsReading, View, nodes
 from buildidfs.view.permissions import PUBLIC, may_see
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.store import OriginRecord
+    from buildidfs.upstream.agent import Agent
     from buildidfs.view import FileContent
 
 _WHOLE: Final = frozenset(("executable", "debuginfo"))
@@ -66,7 +67,9 @@ _FIXED: Final = lines(
 class Debuginfod:
     """Answers requests below ``/buildid/``."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, agent: Agent | None = None) -> None:
+        """``agent`` fetches what is not here, if that is wanted."""
+        self._agent = agent
         self._backend = backend
         self._store = backend.store
         self._view = backend.view
@@ -123,17 +126,25 @@ class Debuginfod:
 
     # --- files -------------------------------------------------------------------------------
 
-    def _file(self, request: Request, name: bytes, what: bytes, *, wait: bool = False) -> Answer:
-        """The response with a file; with ``wait``, one that may have to be read whole first."""
+    def _file(
+        self,
+        request: Request,
+        name: bytes,
+        what: bytes,
+        *,
+        wait: bool = False,
+        asked: bool = False,
+    ) -> Answer:
+        """The response with a file; with ``wait``, one that may have to be read whole first.
+
+        With ``asked`` the upstream servers were asked already.
+        """
         kind = what.decode()
         for _ in range(_ATTEMPTS):
             try:
                 found = self._find(name, what, wait=wait)
                 if found is None:
-                    build_id = names.parse(name)
-                    if build_id is not None and not wait:
-                        self._view.misses.note_build_id(build_id, KINDS[what])
-                    return self.missing(request, kind)
+                    return self._not_here(request, name, what, wait=wait, asked=asked)
                 node, artifact, zeroed = found
                 tag = _tag(artifact, b"-z" if zeroed else b"")
                 early = self._early(request, artifact, zeroed, tag, kind)
@@ -141,17 +152,68 @@ class Debuginfod:
                     return early
                 file = (self._view.open if wait else self._view.open_now)(node)
             except NeedsReading:
-                return lambda: cast("Response", self._file(request, name, what, wait=True))
+                return self._later(
+                    lambda: cast(
+                        "Response", self._file(request, name, what, wait=True, asked=asked)
+                    ),
+                    kind,
+                )
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
                 continue  # removed meanwhile: another file may be served now
             if file is None:
-                return lambda: cast("Response", self._file(request, name, what, wait=True))
+                return lambda: cast(
+                    "Response", self._file(request, name, what, wait=True, asked=True)
+                )
             if not wait:
                 self._small.keep(artifact.digest, zeroed, file)
             return self._reply(request, file, artifact, tag, kind)
         raise _changing()
+
+    # --- upstream servers --------------------------------------------------------------------
+
+    def _later(self, work: Callable[[], Response], kind: str) -> Answer:
+        """A function that does ``work``, in a thread for long waits if that may ask servers."""
+        if self._agent is None:
+            return work
+        return Waiting(work, text(503, "too many requests wait for other servers", kind=kind))
+
+    def _not_here(
+        self, request: Request, name: bytes, what: bytes, *, wait: bool, asked: bool
+    ) -> Answer:
+        """The answer for a file that is not here: that it is missing, or a wait for servers.
+
+        Raises `NotNow`. With ``asked`` they were asked already, with ``wait`` it may wait itself.
+        """
+        kind, build_id, agent = what.decode(), names.parse(name), self._agent
+        if build_id is None or asked:
+            return self.missing(request, kind)
+        if not wait:  # a thread may not
+            self._view.misses.note_build_id(build_id, KINDS[what])
+        hops = request.header(b"x-forwarded-for")
+        if agent is None or agent.token.encode() in request.header(b"via"):
+            return self.missing(request, kind)  # a server that we have asked asks us
+        if hops.count(b",") >= _HOPS:
+            return self.missing(request, kind)
+        if wait or not agent.is_worth_asking(build_id, KINDS[what]):  # it is known why not
+            return self._fetched(request, build_id, what)
+        return self._later(lambda: self._fetched(request, build_id, what), kind)
+
+    def _fetched(self, request: Request, build_id: BuildId, what: bytes) -> Response:
+        """The response with a file that the upstream servers are asked for. Raises `NotNow`."""
+        agent = self._agent
+        assert agent is not None
+        passed = request.header(b"x-forwarded-for")
+        hops = passed.count(b",") + 2 if passed else 1
+        via = request.header(b"via").decode("ascii", "ignore")
+        state = agent.fetch(build_id, KINDS[what], hops, "".join(filter(str.isprintable, via)))
+        if agent.is_answer(state):
+            name = build_id.hex().encode()
+            return cast("Response", self._file(request, name, what, wait=True, asked=True))
+        raise NotNow("an upstream server that may have it does not answer")
+
+    # --- names -------------------------------------------------------------------------------
 
     def _lookup(self, node: int, name: bytes, *, wait: bool) -> int:
         """The node of an entry. Raises `NeedsReading` if that takes a request, unless ``wait``."""

@@ -93,9 +93,30 @@ class Response(msgspec.Struct):
 
 RESET: Final = 0
 
+
+class Waiting:
+    """A function that makes a response, and may wait for an upstream server.
+
+    ``refusal`` is the answer if too many requests wait already.
+    """
+
+    __slots__ = ("_work", "refusal")
+
+    def __init__(self, work: Callable[[], Response], refusal: Response) -> None:
+        self._work = work
+        self.refusal = refusal
+
+    def __call__(self) -> Response:
+        return self._work()
+
+
+class NotNow(Exception):
+    """A file is not here, and nobody knows now if it is elsewhere. ``str()`` is for the client."""
+
+
 if TYPE_CHECKING:
     Answer = Response | Callable[[], Response]
-    """A response, or a function that makes it and may wait for a disk."""
+    """A response, or a function that makes it and may wait for a disk, or (`Waiting`) longer."""
 
 
 def lines(*headers: tuple[bytes, bytes]) -> bytes:

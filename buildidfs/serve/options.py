@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.serve.symbolication import Engine
     from buildidfs.store import Store
+    from buildidfs.upstream.agent import Agent
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8002"
 """The port of debuginfod, on this machine alone."""
@@ -57,7 +58,7 @@ class ServeOptions:
     ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
     gives the pages over an open store, within a block; None is a server without. ``engine_of``
     makes what names addresses and disassembles. ``opened`` opens the store, if not in the usual
-    way.
+    way. ``agent_of`` makes what fetches missing files.
     """
 
     store: str | os.PathLike[str]
@@ -70,6 +71,7 @@ class ServeOptions:
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None
     engine_of: Callable[[Store], Engine] | None = None
     opened: Callable[[bytes], Store] | None = None
+    agent_of: Callable[[], Agent] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -99,6 +101,7 @@ def of_settings(
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None,
     engine_of: Callable[[Store], Engine] | None = None,
     opened: Callable[[bytes], Store] | None = None,
+    agent_of: Callable[[], Agent] | None = None,
 ) -> ServeOptions:
     """The options for a store. Raises `UsageError`."""
     return ServeOptions(
@@ -111,4 +114,5 @@ def of_settings(
         pages_of=pages_of,
         engine_of=engine_of,
         opened=opened,
+        agent_of=agent_of,
     )

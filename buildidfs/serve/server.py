@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from buildidfs.linux.child import Child
     from buildidfs.serve.options import Address, Pages, ServeOptions
+    from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ USES_S: Final = 300.0
 
 _BACKLOG: Final = 1024
 _THREADS: Final = 16
+_WAITS: Final = 64
+"""Requests that wait for upstream servers at a time."""
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
 _FIRST_RETRY_S: Final = 0.2
@@ -353,12 +356,20 @@ class Worker:
                 backend.store.remote.start()
             pages_of = self._options.pages_of
             pages = None if pages_of is None else stack.enter_context(pages_of(backend))
+            agent_of = self._options.agent_of
+            agent = None
+            if agent_of is not None:
+                agent = stack.enter_context(contextlib.closing(agent_of()))
             _collect_rarely()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(backend, pages, ready))
+                runner.run(self._serve(backend, pages, agent, ready))
 
     async def _serve(
-        self, backend: Backend, pages: Pages | None, ready: Callable[[], object]
+        self,
+        backend: Backend,
+        pages: Pages | None,
+        agent: Agent | None,
+        ready: Callable[[], object],
     ) -> None:
         options = self._options
         loop = asyncio.get_running_loop()
@@ -371,6 +382,7 @@ class Worker:
         with (
             ThreadPoolExecutor(_THREADS, "file") as executor,
             ThreadPoolExecutor(1, "symbols") as symbolizing,
+            ThreadPoolExecutor(_WAITS, "fetch") as fetching,
         ):
             site = Site(
                 backend,
@@ -379,6 +391,7 @@ class Worker:
                 metrics_of=options.metrics_of,
                 pages=pages,
                 engine_of=options.engine_of,
+                agent=agent,
             )
             shared = Shared(
                 site,
@@ -388,6 +401,8 @@ class Worker:
                 Quota(files // 2),
                 executor,
                 symbolizing,
+                fetching,
+                Quota(_WAITS),
             )
             servers = [await self._listen(loop, shared, each) for each in self._sockets]
             ready()
@@ -397,6 +412,8 @@ class Worker:
                 server.close()
             ticking.cancel()
             await _drain(shared)
+            if agent is not None:
+                agent.close()  # nothing waits for a server any more
             site.symbolication.stop()
             await loop.run_in_executor(symbolizing, site.symbolication.close)
             await loop.run_in_executor(executor, backend.store.flush_uses)

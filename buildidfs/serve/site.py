@@ -15,7 +15,7 @@ from buildidfs import __version__
 from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.debuginfod import Debuginfod
-from buildidfs.serve.messages import RESET, BadRequest, Response, text
+from buildidfs.serve.messages import RESET, BadRequest, NotNow, Response, Waiting, text
 from buildidfs.serve.metadata import Metadata
 from buildidfs.serve.symbolication import PATHS, Symbolication, failure
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.options import Pages
     from buildidfs.serve.symbolication import Engine
     from buildidfs.store import Store
+    from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +62,16 @@ class Site:
         metrics_of: Callable[[Store], bytes] = lambda store: b"",
         pages: Pages | None = None,
         engine_of: Callable[[Store], Engine] | None = None,
+        agent: Agent | None = None,
     ) -> None:
         """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
         of metrics; ``pages`` are those for people, if there are any; ``engine_of`` makes the engine
-        of the symbol server."""
+        of the symbol server; ``agent`` fetches what is not here."""
         self._pages = pages
         self._metrics_of = metrics_of
         self.counters = counters
         self._backend = backend
-        self._debuginfod = Debuginfod(backend)
+        self._debuginfod = Debuginfod(backend, agent)
         self._metadata = Metadata(backend)
         self.symbolication = Symbolication(backend, self._debuginfod, engine_of)
         self._cors = cors
@@ -97,6 +99,9 @@ class Site:
             assert isinstance(done, Response)
             return self._finished(done)
 
+        if isinstance(later, Waiting):
+            refusal = self._failure(request, 503, "too many requests wait for other servers")
+            return Waiting(finish, self._finished(refusal))
         return finish
 
     def _finished(self, response: Response) -> Response:
@@ -109,6 +114,8 @@ class Site:
             return work()
         except BadRequest as error:
             return self._refusal(request.path, 400, str(error))
+        except NotNow as error:
+            return self._failure(request, 503, str(error))
         except (BuildIdFsError, OSError) as error:
             log.warning("%s: %s", _shown(request), error)
             return self._failure(request, 503, "the store cannot be read now")

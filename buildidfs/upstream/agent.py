@@ -82,12 +82,20 @@ class Agent:
     """
 
     def __init__(
-        self, module: str, words: Sequence[str], wait_s: float, absent_s: float = _ABSENT_S
+        self,
+        module: str,
+        words: Sequence[str],
+        wait_s: float,
+        absent_s: float = _ABSENT_S,
+        token: str = "",
     ) -> None:
         """``module`` has the ``main`` of the process, which gets ``words``.
 
+        ``token`` is the name that its requests to servers have, see `fetcher.token_of`.
+
         A file that no server has is asked for again after ``absent_s`` seconds, or some minutes.
         """
+        self.token = token
         self._absent_s = min(absent_s, _ABSENT_S)
         self._command = module, tuple(words)
         self.wait_s = wait_s
@@ -106,6 +114,11 @@ class Agent:
         """Return False for a file that no server had a moment ago. Takes no lock."""
         known = self._missing.get((build_id, kind))
         return known is None or time.monotonic() >= known[0]
+
+    @staticmethod
+    def is_answer(state: str) -> bool:
+        """Return True if a state of `fetch` tells for certain: the file is here, or nowhere."""
+        return state in (FETCHED, HELD, ABSENT)
 
     def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
         """Have a file fetched; returns the state, after `wait_s` seconds at the latest.
