@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -17,8 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
+from buildidfs.cli.main import cli
 from buildidfs.linux.sdnotify import Inbox
 from tests.support import clients, packages
 from tests.support.children import copied_cat
@@ -50,6 +53,21 @@ UNITS = (
 def test_every_example_is_tested() -> None:
     tested = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.iterdir() if path.name not in tested] == []
+
+
+def test_pods_of_the_daemonset_see_the_host_and_run_commands_that_exist() -> None:
+    text = (EXAMPLES / "daemonset.yaml").read_text()
+    for needed in ("hostPID: true", "privileged: true", "mountPropagation: Bidirectional"):
+        assert f" {needed}" in text
+    commands = [json.loads(found) for found in re.findall(r"command: (\[.*\])", text)]
+    assert [words[0] for words in commands] == ["buildidfs", "sh"]
+    for words in (commands[0], shlex.split(commands[1][2].partition("||")[0])):
+        assert cli.make_context("buildidfs", [*words[1:], "--help"], resilient_parsing=True)
+        name = next(word for word in words[1:] if not word.startswith("-"))
+        rest = words[words.index(name) + 1 :]
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert command.make_context(name, rest)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from buildidfs.linux import machine
+from buildidfs.store import Store
 from tests.support.children import copied_cat
 from tests.support.clients import Argument, Result, run, tool
 from tests.support.commands import ROOT
@@ -128,6 +130,65 @@ def test_pod_without_them_says_so_and_has_its_own_name(directory: Path) -> None:
     assert UNSEEN in done.err
     python = Path(sys.executable).resolve()
     assert {row["host"] for row in _which(store, python)} == {NAME}
+
+
+# $1: work directory, $2: OCI runtime, $3: the directories of Python and of this checkout.
+# The image is the host's own /usr, for there is no registry to have one from. crun refuses the
+# hybrid layout of cgroups, so the engine is shown the unified hierarchy only.
+_PODMAN = """
+set -eu
+mount --make-rprivate /
+if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
+    umount -R /sys/fs/cgroup 2>/dev/null || :
+    mount -t cgroup2 none /sys/fs/cgroup
+fi
+for each in /var/lib/containers /run/containers /run/libpod; do
+    mkdir -p "$each"
+    mount -t tmpfs none "$each"
+done
+cd "$1"
+mkdir -p mnt store image/usr image/etc image/tmp image/var/lib image/buildid
+for each in bin sbin lib lib64; do ln -s "usr/$each" "image/$each"; done
+mount --bind mnt mnt && mount --make-shared mnt
+podman="podman --cgroup-manager cgroupfs --storage-driver vfs --runtime $2"
+trap '$podman rm -f -t 30 buildidfs >/dev/null' EXIT
+limits="--ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --net=host"
+paths="-v /usr:/usr:ro -v /etc:/etc:ro"
+for each in $3; do paths="$paths -v $each:$each:ro"; done
+@RUN@
+for _ in $(seq 300); do [ -e mnt/README ] && break; sleep 0.1; done
+cat mnt/README >/dev/null
+@EXEC@ | sed 's/^/inside: /'
+$podman stop -t 30 buildidfs >/dev/null
+[ ! -e mnt/README ]
+"""
+
+
+@pytest.mark.watch
+@pytest.mark.fuse
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_privileged_container_of_the_readme_captures_the_host(
+    directory: Path, runtime: str
+) -> None:
+    """The commands of README.md, with an image that is made of this host."""
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    (start,) = re.findall(r"^    (podman run .*)$", text, re.MULTILINE)
+    (status,) = re.findall(r"^    (podman exec .*)$", text, re.MULTILINE)
+    command = shlex.join([*COMMAND])
+    start = start.replace("podman run", "$podman run $limits $paths").replace(
+        "/var/lib/buildidfs:", f"{directory}/store:"
+    )
+    start = start.replace("/buildid:/buildid:", f"{directory}/mnt:/buildid:")
+    start = start.replace("IMAGE buildidfs", f"--rootfs {directory}/image {command}")
+    status = status.replace("podman", "$podman").replace(" buildidfs status", f" {command} status")
+    with_it = _PODMAN.replace("@RUN@", start).replace("@EXEC@", status)
+    places = dict.fromkeys([sys.prefix, sys.base_prefix, str(ROOT)])
+    words = [tool("sh"), "-c", with_it, "sh", directory, runtime, " ".join(places)]
+    done = run([tool("unshare"), "-m", *words], cwd=ROOT, timeout=120)
+    assert done.rc == 0, done
+    assert "inside: healthy: following, mounted at /buildid" in done.out
+    with Store.open(directory / "store", read_only=True) as store:
+        assert store.stats().ids > 10
 
 
 def test_pod_looks_for_engines_on_the_host(directory: Path) -> None:

@@ -213,7 +213,9 @@ def examples() -> Iterator[tuple[str, str]]:
             yield from ((line, page_path.name) for line in display.splitlines())
     for document in DOCUMENTS:
         blocks = re.findall(
-            r"^```sh\n(.*?)^```$|`(buildidfs [^`]+)`", document.read_text(), re.M | re.S
+            r"^```sh\n(.*?)^```$|`(buildidfs [^`]+)`|^    # (buildidfs [^\n]+)$",
+            document.read_text(),
+            re.M | re.S,
         )
         yield from ((line, document.name) for pair in blocks for line in "".join(pair).splitlines())
 
