@@ -138,7 +138,7 @@ def scan_tree(
     scanner = TreeScanner(
         StoreMemo(store), paths, container_namespaces=settings.container.namespaces
     )
-    return Ingest(store).run(scanner, progress)
+    return Ingest(store).run(scanner, progress, lambda: scanner.share)
 
 
 def identify_tree(

@@ -63,15 +63,29 @@ class Observer(Protocol):
 
 
 class _Level:
-    """A directory being walked; ``subdirectories`` are those still to come, the next one last."""
+    """A directory being walked; ``subdirectories`` are those still to come, the next one last.
 
-    __slots__ = ("entered", "fd", "prefix", "subdirectories")
+    It is the part of the whole walk from ``at`` on, ``step`` for each of its entries.
+    """
 
-    def __init__(self, fd: int, prefix: bytes) -> None:
+    __slots__ = ("at", "entered", "fd", "prefix", "step", "subdirectories")
+
+    def __init__(self, fd: int, prefix: bytes, at: float = 0.0, part: float = 1.0) -> None:
         self.fd = fd
         self.prefix = prefix
         self.entered = False
         self.subdirectories: list[str] = []
+        self.at = at
+        self.step = part  # until its entries are counted
+
+
+class Position:
+    """How far a walk is: ``share`` of it is behind, 0 to 1.
+
+    Nothing is counted beforehand: all entries of a directory weigh the same.
+    """
+
+    share: float = 0.0
 
 
 class Mounts:
@@ -116,7 +130,11 @@ def open_start(path: bytes) -> int:
 
 
 def files(
-    start_fd: int, path: bytes, known: Mounts, observer: Observer | None = None
+    start_fd: int,
+    path: bytes,
+    known: Mounts,
+    observer: Observer | None = None,
+    position: Position | None = None,
 ) -> Iterator[OpenFile | Unreadable]:
     """Every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
@@ -125,13 +143,13 @@ def files(
     the caller's.
     """
     try:
-        yield from _start(start_fd, path, known, observer)
+        yield from _start(start_fd, path, known, observer, position or Position())
     except OSError as error:
         yield unreadable(path, error)
 
 
 def _start(
-    start_fd: int, path: bytes, known: Mounts, observer: Observer | None
+    start_fd: int, path: bytes, known: Mounts, observer: Observer | None, position: Position
 ) -> Iterator[OpenFile | Unreadable]:
     status = os.fstat(start_fd)
     if fstype := known.refused(status.st_dev, start_fd):
@@ -145,13 +163,18 @@ def _start(
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
-        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known, observer)
+        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known, observer, position)
     else:
         yield Unreadable(path, "neither a regular file nor a directory")
 
 
 def _descend(
-    fd: int, prefix: bytes, real: bytes, known: Mounts, observer: Observer | None
+    fd: int,
+    prefix: bytes,
+    real: bytes,
+    known: Mounts,
+    observer: Observer | None,
+    position: Position,
 ) -> Iterator[OpenFile | Unreadable]:
     """Walk depth first; takes over ``fd``. ``real`` is what ``prefix`` is to the kernel."""
     shown = len(prefix)
@@ -160,11 +183,13 @@ def _descend(
         while levels:
             level = levels[-1]
             if not level.entered:
-                yield from _enter(level, known, observer)
+                yield from _enter(level, known, observer, position)
             if not level.subdirectories:
                 os.close(levels.pop().fd)
                 continue
             name = level.subdirectories.pop()
+            at = position.share = level.at
+            level.at += level.step
             path = level.prefix + os.fsencode(name)
             if known.refused_at(real + path[shown:]):
                 continue
@@ -180,7 +205,7 @@ def _descend(
                 os.close(fd)
                 yield Unreadable(path, f"more than {MAX_DEPTH} directories deep")
             else:
-                levels.append(_Level(fd, path + b"/"))
+                levels.append(_Level(fd, path + b"/", at, level.step))
     finally:
         for level in levels:
             os.close(level.fd)
@@ -195,7 +220,7 @@ def _is_refused(fd: int, known: Mounts) -> bool:
 
 
 def _enter(
-    level: _Level, known: Mounts, observer: Observer | None
+    level: _Level, known: Mounts, observer: Observer | None, position: Position
 ) -> Iterator[OpenFile | Unreadable]:
     """Yield the regular files of a directory, and note its subdirectories."""
     level.entered = True
@@ -215,7 +240,10 @@ def _enter(
         yield unreadable(level.prefix, error)
     regular.sort()
     level.subdirectories.sort(reverse=True)
+    level.step /= max(len(regular) + len(level.subdirectories), 1)
     for name in regular:
+        position.share = level.at
+        level.at += level.step
         path = level.prefix + os.fsencode(name)
         try:
             fd = _open(name, level.fd, known)

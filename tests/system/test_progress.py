@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,21 @@ def test_ctrl_c_says_how_many_files_are_kept(buildidfs: BuildIdFs, tree: Path) -
     again = buildidfs("scan", "tree", tree).out
     assert again.startswith(f"{_FILES - kept} captured (")
     assert f", {kept} already held" in again
+
+
+def test_progress_of_trees_has_a_share(buildidfs: BuildIdFs, tree: Path, tmp_path: Path) -> None:
+    """The share grows over directories and over the trees that are named, up to the end."""
+    top = tmp_path / "top"
+    for number, file in enumerate(sorted(tree.iterdir())):
+        directory = top / f"{number % 3}/{number % 5}"
+        directory.mkdir(parents=True, exist_ok=True)
+        os.link(file, directory / file.name)
+    words = (*COMMAND, "--store", buildidfs.store, "scan", "tree", top, top / "1")
+    shown = on_terminal(*words, columns=100)
+    assert shown.rc == 0
+    found = shares(shown.raw)
+    assert found == sorted(found)
+    assert found[0] < 30 < 50 < found[-1] <= 100, found
 
 
 def test_progress_of_packages_has_a_share(buildidfs: BuildIdFs, tree: Path, tmp_path: Path) -> None:
