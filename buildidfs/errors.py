@@ -11,7 +11,7 @@
     │   ├── StoreLocked            12   another process holds it in a way that excludes this one
     │   ├── StoreVersionError      13   written by a newer (or unknown) format
     │   ├── StoreFull              14   the filesystem or the quota is full
-    │   │   └── Recapturable       14   no room for a file that can be had again
+    │   │   └── Recapturable       14   no room for a recapturable file
     │   └── StoreDamaged           10   its index cannot be used any more
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID

@@ -54,14 +54,17 @@ _SHOWN = 10
     ),
 )
 @click.argument("what", metavar="FILE|ID|PATH...", nargs=-1, type=AnyPath())
-@container_option("Pack all that was captured of this container.", multiple=True)
+@container_option("Pack all files captured of this container.", multiple=True)
 @click.option(
-    "-o", "--output", metavar="FILE", required=True, type=AnyPath(), help="Where to; - is a pipe."
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    type=AnyPath(),
+    help="Write the bundle to FILE; - is standard output.",
 )
 @click.option("--include-inputs", is_flag=True, help="Pack the profiles and core files, too.")
-@click.option(
-    "--no-sources", is_flag=True, help="Do not list the source files that the debuginfo names."
-)
+@click.option("--no-sources", is_flag=True, help="Leave out the list of source files.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def bundle(
@@ -116,15 +119,15 @@ def bundle(
     for path, named in inputs.items():
         if named.is_resolved and not session.is_quiet:
             terminal.say(
-                f"{printable(path)} itself names not all of these build IDs: to read it elsewhere,"
-                " send what buildidfs repair makes of it",
+                f"{printable(path)} does not name all of these build IDs: to read it elsewhere,"
+                " send the output of buildidfs repair",
                 err=True,
             )
     reasons = [each.why for each in manifest.absent]
     has_profile = any(named.is_profile for named in inputs.values())
     if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
         terminal.say(
-            "buildidfs scan perf-data --all captures what a profile maps and no sample fell into",
+            "buildidfs scan perf-data --all also captures files that no sample fell into",
             err=True,
         )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
@@ -227,7 +230,7 @@ def _tell(manifest: Manifest) -> None:
 
 @click.command(
     "import",
-    short_help="Take what is in a bundle into the store.",
+    short_help="Take the files of a bundle into the store.",
     epilog=exit_status(
         ["buildidfs import crash.tar.zst", "buildidfs import --trust package ours.tar.zst"],
         {
@@ -244,7 +247,7 @@ def _tell(manifest: Manifest) -> None:
     type=click.Choice(["unknown", "container", "package"]),
     default="container",
     show_default=True,
-    help="How far it is believed at most, against other files with the same build IDs.",
+    help="The highest trust that the files get.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj

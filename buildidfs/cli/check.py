@@ -34,9 +34,11 @@ if TYPE_CHECKING:
         },
     ),
 )
-@click.option("--verify-data", is_flag=True, help="Read all blobs, too; goes on where it left off.")
+@click.option(
+    "--verify-data", is_flag=True, help="Read all blobs, too; continue an interrupted run."
+)
 @click.option("--from-start", is_flag=True, help="Read all blobs from the first on.")
-@click.option("--repair", is_flag=True, help="Put right what is wrong.")
+@click.option("--repair", is_flag=True, help="Repair the faults.")
 @click.option("--json", "json_", is_flag=True, help="JSON: a fault a line, and a summary.")
 @click.pass_obj
 def check(session: Session, verify_data: bool, from_start: bool, repair: bool, json_: bool) -> int:
@@ -126,9 +128,9 @@ def _summary(checked: Checked, options: Options) -> None:
     if checked.read_bytes:
         words.append(f"{size(checked.read_bytes)} read")
     if checked.unreferenced:
-        words.append(f"{checked.unreferenced} that nothing speaks of")
+        words.append(f"{checked.unreferenced} without a row")
     if checked.unknown:
-        words.append(f"{checked.unknown} of which nothing is known")
+        words.append(f"{checked.unknown} not identified")
     if checked.named:
         words.append(f"{checked.named} got the aliases that earlier versions did not write")
     words.append(counted(checked.faults, "fault") if checked.faults else "nothing is wrong")

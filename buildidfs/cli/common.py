@@ -304,7 +304,7 @@ namespaces_option = click.option(
     metavar="LIST",
     callback=_names,
     shell_complete=_complete,
-    help="Take for a container what has none of these namespaces from the host (pid,uts).",
+    help="A process is in a container if none of these namespaces is the host's (pid,uts).",
 )
 
 
@@ -320,7 +320,7 @@ class ContainerArgument(_OfStore):
 
 
 def container_option(
-    help_: str = "Only what was seen in this container: its name, pod, label, or start of its ID.",
+    help_: str = "Only files seen in this container: its name, pod, label, or start of its ID.",
     *,
     multiple: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -371,7 +371,10 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 
 
 since_option = click.option(
-    "--since", metavar="T", callback=_since, help="Only what was seen since (10m, 2h, 3d, a date)."
+    "--since",
+    metavar="T",
+    callback=_since,
+    help="Only files seen since this time (10m, 2h, 3d, a date).",
 )
 
 

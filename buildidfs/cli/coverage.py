@@ -51,7 +51,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 
 @click.command(
     "coverage",
-    short_help="Say how much of a profile, a core, or what runs, can be read.",
+    short_help="Show how much of a profile, a core or all processes can be read.",
     epilog=exit_status(
         [
             "buildidfs coverage perf.data",
@@ -67,12 +67,12 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
     ),
 )
 @click.argument("file", metavar="[FILE]", required=False, type=AnyPath())
-@click.option("--live", is_flag=True, help="What running processes have mapped now.")
+@click.option("--live", is_flag=True, help="Count the files that running processes map now.")
 @click.option(
     "--fail-under",
     metavar="PCT",
     type=click.FloatRange(0, 100),
-    help="Exit with 30 if less than so many per cent have symbols.",
+    help="Exit with 30 if less than this percentage has symbols.",
 )
 @table.options(_columns(0))
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
@@ -136,7 +136,7 @@ def show(
     if coverage.incomplete:
         terminal.complain(one_line(coverage.incomplete))
     if fail_under and not coverage.weight:
-        terminal.complain(f"there are no {coverage.unit}, wanted symbols for some")
+        terminal.complain(f"there are no {coverage.unit}, but --fail-under needs symbols for some")
         return ArtifactMissing.exit_code
     if fail_under is not None and 100 * coverage.symbols() < fail_under:
         terminal.complain(

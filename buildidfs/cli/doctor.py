@@ -32,7 +32,7 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
         ],
         {
             3: "something failed: captures are missing, or nothing can be mounted",
-            60: "a privilege is missing, from which whatever else failed may follow",
+            60: "a privilege is missing, which may have caused the other failures",
         },
     ),
 )

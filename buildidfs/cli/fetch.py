@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     multiple=True,
     type=AnyPath(),
-    help="All that the store lacks of a perf.data file or a core file.",
+    help="Fetch the files of a perf.data or core file that the store lacks.",
 )
 @click.option(
     "--kind",

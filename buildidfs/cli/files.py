@@ -90,11 +90,11 @@ def add(
     ),
 )
 @click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
-@container_option("Take for PATH what was seen there in this container.")
+@container_option("PATH means the file that was seen there in this container.")
 @click.option(
     "--kind",
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
-    help="Which file.  [default: the executable, else what there is]",
+    help="The kind of file.  [default: the executable, else any other]",
 )
 @click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
 @click.pass_obj

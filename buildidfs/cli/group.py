@@ -27,7 +27,7 @@ _CONFIG_HELP: Final = (
     " $XDG_CONFIG_HOME/buildidfs.toml when not root]"
 )
 _HOSTNAME_HELP: Final = (
-    "What to call this machine in what is captured.  [default: its own name; in a container"
+    "The name of this machine in captures.  [default: its own name; in a container"
     " $NODE_NAME, or the name of the host]"
 )
 
@@ -35,9 +35,7 @@ GLOBAL_OPTIONS: Final = (
     click.Option(["--store"], metavar="DIR", envvar="BUILDIDFS_STORE", help=_STORE_HELP),
     click.Option(["--config"], metavar="FILE", help=_CONFIG_HELP),
     click.Option(["--hostname"], metavar="NAME", help=_HOSTNAME_HELP),
-    click.Option(
-        ["-v", "--verbose"], count=True, help="Say what is being done; -vv for everything."
-    ),
+    click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
     click.Option(["-q", "--quiet"], count=True, help="Show errors only."),
 )
 """The options of the program, which stand before or behind the command."""

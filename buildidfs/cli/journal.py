@@ -93,10 +93,10 @@ _COLUMNS: Final = _columns(lost=False)
     metavar="GLOB",
     type=SeenPath(),
     multiple=True,
-    help="Only what was seen at such a path.",
+    help="Only files seen at a path of this pattern.",
 )
 @namespaces_option
-@click.option("--lost", is_flag=True, help="Only what was seen and lost, with the reason.")
+@click.option("--lost", is_flag=True, help="Only lost files, with the reason.")
 @table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -172,7 +172,7 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     """Return the reason why no row since ``since`` in containers with ``labels`` was shown."""
     if labels:
         some = ", ".join(sorted(label or "the host" for label in labels))
-        return f"no row fits what was asked for; there are some of {some}"
+        return f"no row matches; the journal has rows of {some}"
     last = history.last_in_journal(store, lost=lost)
     if not last and lost:
         return "no watch on this store has lost a file"

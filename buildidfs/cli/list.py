@@ -60,7 +60,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
 
 @click.command(
     "list",
-    short_help="List what is in the store.",
+    short_help="List the build IDs in the store.",
     epilog=exit_status(
         [
             "buildidfs list --path '*/libc.so.6'",
@@ -76,7 +76,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     "glob",
     metavar="GLOB",
     type=SeenPath(),
-    help="Only files seen at such a path ('*/libc*').",
+    help="Only files seen at a path of this pattern ('*/libc*').",
 )
 @container_option()
 @since_option
@@ -85,7 +85,9 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
     help="Only artifacts of this kind.",
 )
-@click.option("--conflicts", is_flag=True, help="Only what has several variants, with all of them.")
+@click.option(
+    "--conflicts", is_flag=True, help="Only artifacts with several variants, with all of them."
+)
 @table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj

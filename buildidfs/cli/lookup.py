@@ -160,9 +160,14 @@ def _place_fields(place: Place, names: Names) -> dict[str, object]:
 @container_option()
 @click.option("--live", is_flag=True, help="The processes that have it mapped now; needs no store.")
 @click.option(
-    "--path", "glob", metavar="GLOB", help="With --live: files at such a path ('*/libssl.so*')."
+    "--path",
+    "glob",
+    metavar="GLOB",
+    help="With --live: files at a path of this pattern ('*/libssl.so*').",
 )
-@click.option("--deleted", is_flag=True, help="With --live: files that lost the mapped path.")
+@click.option(
+    "--deleted", is_flag=True, help="With --live: files that are no longer at their mapped path."
+)
 @table.options(_PLACES, _MAPPERS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj

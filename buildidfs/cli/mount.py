@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 @click.option(
     "--gdb-scripts",
     type=click.Choice(["zero", "keep"]),
-    help="Whether .debug_gdb_scripts of files that are not the host's own read as zeros"
-    " (the default), or as they are: gdb may then run them.",
+    help="zero (the default): .debug_gdb_scripts of files that are not the host's own reads as"
+    " zeros. keep: it reads as it is, and gdb may run it.",
 )
 @click.option(
     "--list-all",
     is_flag=True,
-    help="List every build ID for every user, and not only those of which they may read a file.",
+    help="List all build IDs for all users, even those without a file that the user may read.",
 )
 @click.option(
     "--fetch",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     help="Fetch missing debuginfo from upstream servers when it is opened.",
 )
 @click.option(
-    "--bundle", metavar="FILE", type=AnyPath(), help="Show what is in a bundle; no store is needed."
+    "--bundle", metavar="FILE", type=AnyPath(), help="Mount a bundle; no store is needed."
 )
 @click.pass_obj
 def mount(

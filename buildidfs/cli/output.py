@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _encode = msgspec.json.Encoder().encode
-_SHOWN_RECAPTURABLE = 3  # evicted blobs that can be had again
+_SHOWN_RECAPTURABLE = 3  # recapturable blobs that were evicted
 _SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 _SHOWN_NAMELESS: Final = 20  # files that are named one by one
 
@@ -86,9 +86,9 @@ def eviction(what: Tally | Evictions) -> str:
     """Describe the blobs that were removed to make room; empty for none."""
     said = []
     if what.again:
-        said.append(f"{what.again} that can be had again ({size(what.again_bytes)})")
+        said.append(f"{what.again} that can be captured again ({size(what.again_bytes)})")
     if what.losses:
-        said.append(f"{what.losses} that cannot be had again ({size(what.lost_bytes)})")
+        said.append(f"{what.losses} that cannot be captured again ({size(what.lost_bytes)})")
     return ", ".join(said)
 
 
@@ -195,8 +195,8 @@ def _summary_text(summary: Summary, *, quiet: bool) -> None:
             click.echo(f"{count} without a build ID: {reason}")
         if summary.noted:
             terminal.say(
-                f"{summary.noted} only noted ({size(summary.noted_bytes)}), since there is no room"
-                " and they can be had again: buildidfs journal has them"
+                f"{summary.noted} only noted ({size(summary.noted_bytes)}) for lack of"
+                " room, and can be captured again: buildidfs journal has them"
             )
         if summary.removed.aged:
             click.echo(f"{summary.removed.aged} removed that were older than max-age")

@@ -56,8 +56,10 @@ class KeptArgument(BuildIdArgument):
     ),
 )
 @click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
-@container_option("Keep all that was captured of this container so far.", multiple=True)
-@click.option("--name", metavar="NAME", help="Say for what; unpin --name takes all of it back.")
+@container_option("Keep all files captured of this container so far.", multiple=True)
+@click.option(
+    "--name", metavar="NAME", help="The name of the pins; unpin --name removes all of them."
+)
 @click.option("--list", "list_", is_flag=True, help="List what is pinned.")
 @table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="With --list: one JSON object a line.")
@@ -84,7 +86,7 @@ def pin(
 
     if list_:
         if what or containers:
-            raise click.UsageError("--list goes without build IDs and files; with --name at most")
+            raise click.UsageError("--list takes no build IDs and no files, only --name")
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
             if not _list(store, json_, label, layout):
@@ -115,7 +117,7 @@ def pin(
     ),
 )
 @click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=KeptArgument())
-@click.option("--name", metavar="NAME", multiple=True, help="All that was pinned for that.")
+@click.option("--name", metavar="NAME", multiple=True, help="Remove all pins of this name.")
 @click.pass_obj
 def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int:
     """Take back pins: of a build ID that was given as such, or all of a FILE, which need not exist

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
 @click.option("--all", "all_", is_flag=True, help="Push all files of the store.")
-@click.option("--watch", is_flag=True, help="Push all, then what is captured, until told to end.")
+@click.option("--watch", is_flag=True, help="Push all files, then new captures, until stopped.")
 @click.option("--rate", metavar="SIZE", help="Bytes a second at most.  [default: no limit]")
 @click.option("--verify", is_flag=True, help="Compare all files with the bucket once more.")
 @click.option("--json", "json_", is_flag=True, help="Print the counts as a JSON object.")

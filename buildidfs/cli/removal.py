@@ -63,7 +63,7 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
 )
 @click.argument("wanted", metavar="ID|GLOB...", nargs=-1, required=True, type=BuildIdArgument())
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
-@click.option("--force", is_flag=True, help="Remove also what is pinned.")
+@click.option("--force", is_flag=True, help="Remove pinned files, too.")
 @table.options(_REMOVED)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -118,7 +118,7 @@ def _removed_json(each: Chosen) -> None:
 
 @click.command(
     "prune",
-    short_help="Remove what the limits leave no room for.",
+    short_help="Remove the files that exceed the limits.",
     epilog=exit_status(
         [
             "buildidfs prune --dry-run",
@@ -128,16 +128,22 @@ def _removed_json(each: Chosen) -> None:
         {
             2: "not a size, or not an age",
             11: "no store at that place; 13 unknown format",
-            14: "the limits cannot be met: what is left may not be removed",
+            14: "the limits cannot be met: no other file may be removed",
         },
     ),
 )
 @click.option("--dry-run", "-n", is_flag=True, help="Say what would be removed; change nothing.")
-@click.option("--max-size", metavar="SIZE", help="What blobs and index may take: 50G, 80%.")
-@click.option("--keep-free", metavar="SIZE", help="What the filesystem is to have left: 10G, 5%.")
-@click.option("--max-age", metavar="AGE", help="Remove what was not used for so long: 30d, 12h.")
-@click.option("--min-age", metavar="AGE", help="Keep what was used within that time.")
-@click.option("-v", "--verbose", is_flag=True, help="Name what stays as well, and why.")
+@click.option("--max-size", metavar="SIZE", help="The limit of blobs and index: 50G, 80%.")
+@click.option(
+    "--keep-free", metavar="SIZE", help="The space to keep free on the filesystem: 10G, 5%."
+)
+@click.option(
+    "--max-age", metavar="AGE", help="Remove files that were unused for this time: 30d, 12h."
+)
+@click.option("--min-age", metavar="AGE", help="Keep files that were used within this time.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="List the files that stay, too, with the reason."
+)
 @table.options(_CHOICES)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -152,11 +158,11 @@ def prune(
     layout: table.Layout,
     json_: bool,
 ) -> int:
-    """Remove blobs until the store is within its limits, and say of each why it goes.
+    """Remove blobs until the store is within its limits, and print each with the reason.
 
-    What can be had again goes first: the host has the very file still. Then what was not used for
-    longest. What is pinned stays. Limits that are not given are those of buildidfs.toml(5), which
-    scans and watches keep by themselves.
+    Files that this host still has go first, then the files that were unused for longest. Pinned
+    files stay. Limits that are not given are those of buildidfs.toml(5), which scans and watches
+    keep by themselves.
     """
     from msgspec.structs import replace
 
@@ -207,7 +213,7 @@ def _prune(
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
-    terminal.complain(f"{verb} exceeded: {what}: what is left may not be removed")
+    terminal.complain(f"{verb} exceeded: {what}: no other file may be removed")
     return StoreFull.exit_code
 
 
@@ -229,7 +235,7 @@ def _choice_json(choice: Choice) -> None:
 
 @click.command(
     "gc",
-    short_help="Remove what killed processes have left.",
+    short_help="Remove the remains of killed processes.",
     epilog=exit_status(
         ["buildidfs gc", "buildidfs gc --json"],
         {11: "no store at that place; 13 unknown format"},
@@ -261,8 +267,8 @@ def gc(session: Session, json_: bool) -> None:
         return
     if not session.is_quiet:
         click.echo(
-            f"removed {counted(found.blobs, 'blob')} that nothing spoke of ({size(found.bytes)}),"
-            f" what was left of {counted(found.ids, 'build ID')}, {counted(found.drafts, 'draft')}"
+            f"removed {counted(found.blobs, 'blob')} without a row ({size(found.bytes)}),"
+            f" the rest of {counted(found.ids, 'build ID')}, {counted(found.drafts, 'draft')}"
         )
     if found.quarantined:
         click.echo(
@@ -273,19 +279,19 @@ def gc(session: Session, json_: bool) -> None:
 
 @click.command(
     "compress",
-    short_help="Compress what was not used for long.",
+    short_help="Compress files that were unused for long.",
     epilog=exit_status(
         ["buildidfs compress", "buildidfs compress --unused-for 7d"],
         {10: "the Python package zstandard is missing", 11: "no store at that place"},
     ),
 )
 @click.option(
-    "--unused-for", metavar="AGE", help="For so long, e.g. 30d.  [default: as set, or 30d]"
+    "--unused-for", metavar="AGE", help="Unused for this time, e.g. 30d.  [default: as set, or 30d]"
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def compress(session: Session, unused_for: str | None, json_: bool) -> None:
-    """Compress what was not used for long. It is read as before, from any place.
+    """Compress files that were unused for long. All readers read them as before.
 
     A watch does the same once a day, if [retention] compress-after is set.
     """
@@ -302,4 +308,4 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     elif blobs and not session.is_quiet:
         click.echo(f"compressed {counted(blobs, 'blob')}, from {size(before)} to {size(now)}")
     elif not blobs:
-        session.say_why_empty(f"no blob that is not compressed was unused for {age(after)}")
+        session.say_why_empty(f"no uncompressed blob was unused for {age(after)}")

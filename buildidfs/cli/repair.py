@@ -46,7 +46,7 @@ _SHOWN: Final = 20  # files that are named one by one
     "assigned",
     metavar="PATH=ID",
     multiple=True,
-    help="What is mapped from PATH without a build ID had this one.",
+    help="Give mappings of PATH without a build ID this one.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj

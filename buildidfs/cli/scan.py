@@ -67,7 +67,7 @@ def scan() -> None:
 
 @scan.command(
     "proc",
-    short_help="Capture what running processes have mapped.",
+    short_help="Capture the files that running processes map.",
     epilog=exit_status(
         [
             "buildidfs scan proc",
@@ -122,7 +122,7 @@ def scan_proc(
     ),
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
-@click.option("--dry-run", is_flag=True, help="Say what would be captured; change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the files; change nothing.")
 @click.option(
     "--sources", is_flag=True, help="Capture the source files that the debuginfo names, too."
 )
@@ -230,7 +230,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     for reason, count in absent.most_common():
         click.echo(f"{count} without a build ID: {reason}", err=True)
     if not found and not unreadable and not absent:
-        session.say_why_empty("there is no regular file below what was given")
+        session.say_why_empty("there is no regular file below the given paths")
     return IncompleteError.exit_code if unreadable else 0
 
 
@@ -280,7 +280,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     ),
 )
 @_files
-@click.option("--all", "all_", is_flag=True, help="Also what was mapped but never sampled.")
+@click.option("--all", "all_", is_flag=True, help="Also files that were mapped but never sampled.")
 @_json_object
 @click.pass_obj
 def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: bool) -> int:
@@ -461,7 +461,7 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
             2: "no such image, or no such platform",
             3: "finished, but some images or files could not be read",
             10: "store error; 14 disk full",
-            20: "an image does not have its digests; of that nothing was captured",
+            20: "an image does not match its digests; none of its files was captured",
         },
     ),
 )
@@ -474,7 +474,9 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
     type=AnyPath(),
     help="Look for a REF here, and not where engines keep images.",
 )
-@click.option("--platform", metavar="OS/ARCH", help="Of images for several: this one, or all.")
+@click.option(
+    "--platform", metavar="OS/ARCH", help="Of images with several platforms: this one, or all."
+)
 @click.option("--again", is_flag=True, help="Read images that were read before, too.")
 @_json_summary
 @click.pass_obj

@@ -55,7 +55,7 @@ _INDENT = 9
 
 @click.command(
     "up",
-    short_help="Follow what starts to run, and mount the store.",
+    short_help="Follow programs that start, and mount the store.",
     epilog=exit_status(
         ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
         {
@@ -68,7 +68,7 @@ _INDENT = 9
 )
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", type=AnyPath(), required=False)
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
-@click.option("--no-mount", is_flag=True, help="Only follow what starts to run.")
+@click.option("--no-mount", is_flag=True, help="Only follow programs that start.")
 @click.option("--no-watch", is_flag=True, help="Only mount.")
 @click.option(
     "--metrics",
@@ -124,7 +124,7 @@ def up(
         daemon_up.start(path, programs, environ=os.environ, mountpoint=point, ready=ready)
         return 0
     if not session.is_quiet and sys.stderr.isatty():
-        click.echo("Starting; the first time, all that runs is copied.", err=True)
+        click.echo("Starting; the first time, all running programs are copied.", err=True)
     log = log and os.path.abspath(log)
     daemon_up.start(path, programs, environ=os.environ, mountpoint=point, log_file=log)
     return _report_up(session, is_new=True)
@@ -259,7 +259,7 @@ def _scan_instead(session: Session) -> None:
 
 @click.command(
     "down",
-    short_help="End what up has started.",
+    short_help="End the processes that up has started.",
     epilog=exit_status(
         ["buildidfs down"],
         {
@@ -273,7 +273,7 @@ def _scan_instead(session: Session) -> None:
     type=click.FloatRange(min=0),
     default=60,
     metavar="SECONDS",
-    help="How long to wait until everything has ended.  [default: 60]",
+    help="Seconds to wait until everything has ended.  [default: 60]",
 )
 @click.pass_obj
 def down(session: Session, timeout: float) -> None:
@@ -325,7 +325,7 @@ def _name_others(stores: list[bytes]) -> None:
 
 @click.command(
     "status",
-    short_help="Show what runs, and how it does.",
+    short_help="Show the running parts and their health.",
     epilog=exit_status(
         ["buildidfs status", "buildidfs status --json | jq .processes"],
         {
@@ -406,7 +406,7 @@ def _print_evictions(what: Evictions) -> None:
     if removed := eviction(what):
         said.append(f"removed to make room: {removed}")
     if what.noted:
-        said.append(f"{counted(what.noted, 'file')} only noted, which can be had again")
+        said.append(f"{counted(what.noted, 'file')} only noted, which can be captured again")
     if said:
         _say("room", "; ".join(said))
     for each in what.last[:_LOST]:

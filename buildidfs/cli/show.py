@@ -30,7 +30,7 @@ _PLACES: Final = 20
 
 @click.command(
     "show",
-    short_help="Show all that is known of a build ID.",
+    short_help="Show everything known about a build ID.",
     epilog=exit_status(
         [
             "buildidfs show 8e9f",
@@ -45,7 +45,7 @@ _PLACES: Final = 20
     ),
 )
 @click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
-@container_option("Take for PATH what was seen there in this container.")
+@container_option("PATH means the file that was seen there in this container.")
 @click.option("--all", "all_", is_flag=True, help="Print all variants and places.")
 @namespaces_option
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")

@@ -68,7 +68,7 @@ class _Program(click.types.StringParamType):
 )
 @click.argument("requests", metavar="ID+0xADDR...", nargs=-1)
 @click.option("--file-offset", is_flag=True, help="ADDR is an offset in the file, as in perf.")
-@click.option("--perf-script", is_flag=True, help="Name what is [unknown] in perf script's output.")
+@click.option("--perf-script", is_flag=True, help="Name each [unknown] in perf script's output.")
 @click.option(
     "--buildid-list",
     metavar="FILE",
@@ -81,7 +81,7 @@ class _Program(click.types.StringParamType):
     "program",
     metavar="PROGRAM",
     type=_Program(),
-    help="Which program to ask: llvm-symbolizer, eu-addr2line, or one with its version behind"
+    help="The program to ask: llvm-symbolizer, eu-addr2line, or one with its version behind"
     " (llvm-symbolizer-19).  [default: the newest that is installed]",
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object for each address.")

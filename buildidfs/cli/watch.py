@@ -44,8 +44,8 @@ _LOST = (
     ("records_lost", "events lost"),
     ("restarts", "restarts"),
     ("noted", "only noted for lack of room"),
-    ("evicted", "removed that can be had again"),
-    ("evicted_for_good", "removed that cannot be had again"),
+    ("evicted", "removed that can be captured again"),
+    ("evicted_for_good", "removed that cannot be captured again"),
 )
 """Counters of losses, and their words in the line of counts, which buildidfs(1) explains."""
 
@@ -67,21 +67,26 @@ _LOST = (
         },
     ),
 )
-@click.option("--no-scan", is_flag=True, help="Leave out what runs already.")
+@click.option("--no-scan", is_flag=True, help="Leave out programs that run already.")
 @container_option(
     "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option(
-    "--exclude", metavar="GLOB", multiple=True, help="Not what has such a path in its container."
+    "--exclude",
+    metavar="GLOB",
+    multiple=True,
+    help="Leave out files with this path in their container.",
 )
 @click.option(
     "--pin-seconds",
     metavar="N",
     type=click.FloatRange(0.1, 3600),
-    help="Keep a file that is not copied yet open for so long.  [default: 30]",
+    help="Seconds to keep a file open until it is copied.  [default: 30]",
 )
 @click.option(
-    "--pin-bytes", metavar="SIZE", help="Keep files open of so many bytes.  [default: 2GiB]"
+    "--pin-bytes",
+    metavar="SIZE",
+    help="The bytes of all files that are kept open.  [default: 2GiB]",
 )
 @click.option(
     "--metrics",

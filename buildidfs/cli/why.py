@@ -26,7 +26,7 @@ _SINGULAR: Final = {"binaries": "binary"}
 
 @click.command(
     "why",
-    short_help="Say why a frame or a file has no name, and what to do.",
+    short_help="Explain why a frame or a file has no name.",
     epilog=exit_status(
         [
             "buildidfs why perf.data",
@@ -45,7 +45,7 @@ _SINGULAR: Final = {"binaries": "binary"}
 )
 @click.argument("what", metavar="FILE|ID|PATH", type=BuildIdArgument())
 @click.argument("frame", metavar="[FRAME]", required=False)
-@container_option("Take for PATH what was seen there in this container.")
+@container_option("PATH means the file that was seen there in this container.")
 @click.option("--all", "all_", is_flag=True, help="Not only the heaviest reasons and files.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object for each file.")
 @click.pass_obj

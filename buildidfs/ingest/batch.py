@@ -224,9 +224,9 @@ class Results(msgspec.Struct):
     """Counts that every pipeline keeps; each may be read at any time.
 
     ``captured`` counts files whose bytes are new to the store (``copied_bytes`` of them), ``held``
-    files whose bytes it had, ``new_ids`` build IDs it did not know, ``noted`` files that there is
-    no room for and that can be had again. ``journaled`` counts entries of the journal, and
-    ``unjournaled`` those that had to be dropped.
+    files whose bytes it had, ``new_ids`` build IDs it did not know, ``noted`` recapturable files
+    that there is no room for. ``journaled`` counts entries of the journal, and ``unjournaled``
+    those that had to be dropped.
     """
 
     captured: int = 0

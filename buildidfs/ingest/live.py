@@ -371,7 +371,7 @@ class Live(Pipeline):
                 self._release([job])
 
     def _forgotten(self, sighting: Sighting) -> None:
-        """Its bytes made way for others then, which is no loss while they can be had again."""
+        """Count a file whose bytes were removed for others: no loss while it is recapturable."""
         if self._store.can_be_had(sighting.origin):
             self._count(noted=1)
         else:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
-"""The fate of a file; `NewSeen`: there is no room, and it can be had again where it was seen."""
+"""The result for a file; `NewSeen` if it is recapturable and there is no room for it."""
 
 WRITTEN_TO: Final = "a process keeps writing to it"
 """Said with ETXTBSY of a file that may be captured later."""

@@ -78,9 +78,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of committing one `NewCapture`.
 
     ``refused`` is empty, or says in words why nothing was recorded for it. ``noted`` says that its
-    bytes were dropped, since there is no room and they can be had again. ``gone`` says that it
-    was given as a digest, and that the store has removed those bytes meanwhile: nothing was
-    recorded, and the file has to be read again.
+    bytes were dropped for lack of room, because the file is recapturable. ``gone`` says that it was
+    given as a digest, and that the store has removed those bytes meanwhile: nothing was recorded,
+    and the file has to be read again.
     """
 
     ordinal: int

@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def is_sound(self) -> bool:
-        """False if a program is lost while something is kept that can be had again."""
+        """Return False if a program is lost while the store keeps a recapturable file."""
         return not (self.lost and self.recapturable)
 
 

@@ -80,7 +80,7 @@ def test_pins_of_another_name(filled: BuildIdFs) -> None:
 def test_tree_without_files(empty: BuildIdFs, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     words = ["scan", "tree", "--dry-run", str(tmp_path / "tree")]
-    _is_empty(empty, words, "there is no regular file below what was given")
+    _is_empty(empty, words, "there is no regular file below the given paths")
 
 
 def test_no_address_on_standard_input(filled: BuildIdFs) -> None:
@@ -151,7 +151,7 @@ def test_bundle_tells_a_missing_file_and_what_captures_the_rest(
     profile.write_bytes(write.file(records))
     done = filled("bundle", profile, "-o", out, check=False)
     assert done.rc == 3
-    assert "scan perf-data --all captures what a profile maps" in done.err
+    assert "scan perf-data --all also captures files that no sample" in done.err
 
 
 @pytest.mark.root

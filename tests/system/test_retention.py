@@ -173,7 +173,7 @@ def test_what_is_pinned_is_not_removed_for_others(
     assert held(buildidfs.store) >= set(range(100, 120))
 
 
-# --- what can be had again, and what cannot -------------------------------------------------------
+# --- recapturable files, and others ---------------------------------------------------------------
 
 
 @pytest.mark.host
@@ -255,7 +255,7 @@ def test_all_that_can_be_had_again_goes_before_what_is_gone(
     foreign = others(directory / "new", range(200, 200 + len(room) - 2))
     done = buildidfs("add", *foreign)
     assert held(buildidfs.store) >= {*range(4), *range(200, 200 + len(room) - 2)}
-    assert "that can be had again" in done.out
+    assert "that can be captured again" in done.out
     assert str(directory / "here") in done.out, "and which they were"
 
     time.sleep(1.1)
@@ -265,13 +265,13 @@ def test_all_that_can_be_had_again_goes_before_what_is_gone(
     assert left >= set(range(300, 310))
     assert not left & set(range(100, 130)), "none of them, while others were lost"
     lost = {*range(4), *range(200, 200 + len(room) - 2)} - left
-    assert f"{len(lost)} that cannot be had again" in done.err
+    assert f"{len(lost)} that cannot be captured again" in done.err
     shown = json.loads(buildidfs("status", "--json", check=False).out)["evicted"]
     named = {int(bytes.fromhex(each["build_id"])) for each in shown["named"]}
     assert (shown["lost"], named) == (len(lost), lost)
     assert all(each["path"].startswith(str(directory)) for each in shown["named"])
     told = buildidfs("status", check=False).out
-    assert "that cannot be had again" in told
+    assert "that cannot be captured again" in told
     assert " lost " in told
     known = {row["build_id"] for row in objects(buildidfs("journal", "--json").out)}
     assert known >= {str(build_id(number)) for number in lost}

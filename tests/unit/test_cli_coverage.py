@@ -22,7 +22,7 @@ def test_nothing_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(nothing, json_=False, fail_under=1) == 30
     said = capsys.readouterr()
     assert said.out == "0 samples\n"
-    assert said.err == "buildidfs: there are no samples, wanted symbols for some\n"
+    assert said.err == "buildidfs: there are no samples, but --fail-under needs symbols for some\n"
     assert show(nothing, json_=True, fail_under=None) == 0
     assert show(nothing, json_=False, fail_under=0) == 0
 

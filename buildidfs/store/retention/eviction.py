@@ -305,7 +305,7 @@ class Candidates:
         return self._links[artifact.digest]
 
 
-# --- what can be had again ------------------------------------------------------------------------
+# --- recapturable blobs ---------------------------------------------------------------------------
 
 
 def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
@@ -326,7 +326,7 @@ def had_again(origins: list[OriginRecord]) -> str:
 
 
 def recapturable(origin: Origin) -> str:
-    """Where the file seen at a place can be had now, in words; empty if it may be gone.
+    """Return in words where the host has the file seen at a place; empty if it may be gone.
 
     Only a place that is trusted is asked, by statx(2), and nothing is opened.
     """
@@ -348,7 +348,7 @@ def recapturable(origin: Origin) -> str:
 
 
 def can_be_had(env: Environment, origin: Origin) -> str:
-    """Where the file seen at a place can be had now, in words; empty if it may be gone."""
+    """Return in words where the host has the file seen at a place; empty if it may be gone."""
     return recapturable(origin) or had_by_host(env, origin)
 
 
@@ -414,7 +414,7 @@ _FOREMOST: Final = 10
 _LATELY_S: Final = 86_400
 
 #: A file that is in use, and was made this lately, may be gone in a moment: it takes the place of
-#: whatever can be had again.
+#: any recapturable one.
 _FRESH_NS: Final = 3600 * 1_000_000_000
 
 #: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They

@@ -68,7 +68,7 @@ _EACH_BYTES: Final = 12 << 10
 #: Of that, its rows, which are written when it is committed.
 _INDEX_BYTES: Final = 6 << 10
 
-#: Of what a store may take, so much is left to files that cannot be had again; and bounds of that.
+#: The share of a store that is left to files that are not recapturable, and the bounds of it.
 _HEADROOM: Final = 32
 _LEAST_HEADROOM: Final = 1 << 20
 _MOST_HEADROOM: Final = 1 << 30
@@ -98,7 +98,7 @@ class Policy(msgspec.Struct, frozen=True):
     the filesystem is to have left, and of its inodes the same share: where it has less, a store
     that ``yields`` gives room back, and one that does not ceases to grow. What was not used for
     ``max_age`` goes whatever room there is; what was used or captured within ``min_age`` stays,
-    unless it can be had again.
+    unless it is recapturable.
     """
 
     max_size: int | None = None
@@ -228,7 +228,7 @@ class Keeper:
     ) -> T:
         """Run ``work``, which commits staged bytes, after making room for their rows.
 
-        ``drop`` lets go of those that can be had again, and is True if there were any. Raises what
+        ``drop`` drops the recapturable ones, and returns True if there were any. Raises what
         ``work`` does, and `StoreFull` when nothing may be removed.
         """
         lack = self._lack(Room(0, 0))
@@ -325,7 +325,7 @@ class Keeper:
         if origin is not None and can_be_had(self._env, origin):
             idle_s = 0 if eviction.is_fresh(origin) else _DISPLACED_S
             if not self._displace(lack + headroom, idle_s):
-                raise Recapturable(f"no room for {size} bytes that can be had again")
+                raise Recapturable(f"no room for {size} bytes that can be captured again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
             at_rest = origin is not None and origin.scanner == eviction.AT_REST
@@ -477,8 +477,8 @@ class Keeper:
     def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
         """Remove other blobs if that frees enough; return the amount that was removed.
 
-        Nothing that can be had again is in the store at that moment: if others have just committed
-        some, nothing is removed.
+        The store has no recapturable blob at that moment: if others have just committed one,
+        nothing is removed.
         """
         chosen = self._chosen(lack, idle_s, in_part)
         if chosen is None:
@@ -700,8 +700,8 @@ def _tell(gone: Sequence[Evicted]) -> None:
     again = [each for each in gone if each.again]
     if again:
         size = sum(each.size for each in again)
-        _log.info("removed %d blobs, %d bytes, that can be had again", len(again), size)
+        _log.info("removed %d blobs, %d bytes, that can be captured again", len(again), size)
     for each in gone:
         if not each.again:
             what = (each.build_id.hex(), show(each.path), each.size)
-            _log.info("removed %s %s, %d bytes, which cannot be had again", *what)
+            _log.info("removed %s %s, %d bytes, which cannot be captured again", *what)
