@@ -347,8 +347,9 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     assert done.rc == 14, "the pins are in the way"
     assert "still exceeded: max-size by" in done.err
     assert held(buildidfs.store) == {1, 2}
-    assert buildidfs("prune").out == "0 blobs, 0 B, removed\n"
-    assert buildidfs("prune", "-n").out == "0 blobs, 0 B, would go\n"
+    within = ": the store is within its limits ("
+    assert buildidfs("prune").out.startswith(f"0 blobs, 0 B, removed{within}")
+    assert buildidfs("prune", "-n").out.startswith(f"0 blobs, 0 B, would go{within}")
     assert buildidfs("prune", "-n", "--max-size", "1G").rc == 0
     assert buildidfs("prune", "--max-age", "x", check=False).rc == 2
     assert is_sound(buildidfs.store)
