@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tests.support.vanished import Vanished
 
 pytestmark = pytest.mark.client
+
+_BAZEL = "498919aff001d8366249403a2544fba2d833084f"
 
 PROGRAMS = ("llvm-symbolizer", "eu-addr2line")
 
@@ -93,6 +96,54 @@ def test_inlined_functions(tmp_path: Path, asked: str) -> None:
     ]  # fmt: skip
     assert {frame["file"] for frame in answer["frames"]} == {str(source)}
     assert "(inlined)\n" in made("symbolize", "--with", asked, request).out
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
+@pytest.mark.parametrize("has_debug_file", [False, True])
+def test_programs_that_share_a_build_id_are_told_apart(
+    tmp_path: Path, asked: str, has_debug_file: bool
+) -> None:
+    """Both have the build ID of all Go programs that Bazel builds, and code at one address."""
+    made = BuildIdFs(tmp_path)
+    root = tmp_path / "root"
+    root.mkdir()
+    addresses = set()
+    for name in ("first", "second"):
+        _build_shared(root / name, name, has_debug_file=has_debug_file)
+        named = root / (f"{name}.debug" if has_debug_file else name)
+        symbols = run([tool("nm"), named], check=True).out
+        found = re.search(rf"(\w+) T {name}_code\n", symbols)
+        assert found is not None
+        addresses.add(f"+0x{found[1]}")
+    assert "share build ID" in made("scan", "tree", root).err
+    (address,) = addresses
+    shared = made("symbolize", "--with", asked, f"{_BAZEL}{address}", check=False)
+    assert shared.rc == 30
+    assert shared.out == f"{_BAZEL}{address} ?? ??:0\n"
+    assert "adopted IDs tell them apart" in shared.err
+    for name in ("first", "second"):
+        digest = hashlib.sha256((root / name).read_bytes()).hexdigest()
+        listed = made("list", "--json", "--path", root / name).out.splitlines()
+        ids = {json.loads(line)["build_id"] for line in listed} - {_BAZEL}
+        assert len(ids) == 1
+        for each in (digest, *ids):
+            answer = made("symbolize", "--with", asked, f"{each}{address}")
+            assert answer.out.split()[1] == f"{name}_code"
+
+
+def _build_shared(path: Path, name: str, *, has_debug_file: bool) -> None:
+    """Build a program with the build ID, perhaps with its names in a debug file beside it."""
+    source = path.with_suffix(".c")
+    source.write_text(
+        f"__attribute__((noinline)) int {name}_code(int x) {{ return x * {len(name)}; }}\n"
+        f"int main(int argc, char **argv) {{ return argv ? {name}_code(argc) : 1; }}\n"
+    )
+    build_id = f"-Wl,--build-id=0x{_BAZEL}"
+    run([tool("gcc"), "-g", "-O1", build_id, "-o", path, source], check=True)
+    if has_debug_file:
+        debug = f"{path}.debug"
+        run([tool("objcopy"), "--only-keep-debug", path, debug], check=True)
+        run([tool("objcopy"), "--strip-all", f"--add-gnu-debuglink={debug}", path], check=True)
 
 
 @pytest.mark.parametrize("asked", PROGRAMS)
