@@ -132,7 +132,7 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
 
 
 def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -> str:
-    """The reason of `Holdings.of`, or that only DWARF is missing; empty if nothing is."""
+    """Return the reason of `Holdings.of`, or that only DWARF is missing; empty for nothing."""
     if why or debuginfo or not executable or symbols is not Quality.SYMTAB:
         return why
     return remedies.NO_DEBUGINFO

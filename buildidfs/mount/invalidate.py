@@ -55,8 +55,8 @@ class Absences:
     that matters. ``moment`` changes with every commit: a lookup that began before must be
     repeated, or the answer "absent" might arrive after the news that it exists.
 
-    ``keeps_names`` says whether `take_all` is to return them, which takes twice the memory; it is
-    set before there are any. Without, two names may be taken for one, and one is told in vain.
+    ``keeps_names``: `take_all` returns the names, which takes twice the memory; set it before there
+    are any. Without it two names may share an entry, and the kernel is told of one in vain.
     """
 
     def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:

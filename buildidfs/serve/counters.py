@@ -40,7 +40,7 @@ class Counters:
         self._base = 0
 
     def choose(self, worker: int) -> None:
-        """Count in the row of a worker, from 0."""
+        """Count in the row of a worker, a number from 0."""
         self._base = worker * _ROW
 
     def response(self, kind: str, status: int, size: int, seconds: float) -> None:

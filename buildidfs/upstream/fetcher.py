@@ -4,9 +4,8 @@
     the store -> what is known to be absent -> one server after the other -> stage -> identify
     -> commit
 
-Nothing that a server says of a file is believed. The build ID must be in the file, and the file has
-to be whole and of the kind that was asked for. Otherwise it is dropped, and the next server is
-asked.
+No claim of a server about a file is believed. The build ID must be in the file, and the file has to
+be whole and of the kind that was asked for. Otherwise it is dropped, and the next server is asked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads over HTTP, bounded in time, bytes and redirects whatever the server does.
 
-A server has so many seconds from the request to the end of the head of its answer, redirects
+A server has a limited time from the request to the end of the head of its answer, redirects
 included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
-a timer shuts the sockets of a request down whose head does not come. Each thread has connections of
-its own, because the library does not tell which of them a request uses.
+a timer closes the sockets of a request if the head is late. Each thread has connections of its own,
+because the library does not tell which of them a request uses.
 
 A body is complete if it has the length that the server claimed, in whatever header. One that is
 compressed is unpacked piece by piece, and counts unpacked.

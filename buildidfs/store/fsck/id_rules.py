@@ -64,7 +64,7 @@ def _next_variant(rows: Rows, ordinal: int, kind: int) -> int:
 
 
 def ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A number has the kinds, the places and the path that are counted in its row."""
+    """The row of an ordinal matches the kinds, origins and paths of its build ID."""
     (ordinal,) = schema.U64.unpack(key)
     if not 0 < ordinal <= schema.MAX_NUMBER:
         raise ValueError("there is no such number")

@@ -322,7 +322,8 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
 def aliases_of(
     opened: Blob, described: ElfFile | None, kept: tuple[Alias, ...] = ()
 ) -> tuple[Alias, ...]:
-    """The aliases of an open blob; those for which it has to be read are ``kept`` if known."""
+    """Return the aliases of an open blob. ``kept`` has known ones, which spares a read of the
+    blob."""
     if described is None:
         return ()
     known = tuple(each for each in kept if each.type in (AliasType.CODE, AliasType.CRC32))
