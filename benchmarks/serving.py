@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -19,12 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks import stores
 from benchmarks.bench import Bench, Unusable
 from benchmarks.report import Row
 from tests.support.clients import run, tool
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mounts import COMMAND
-from tests.support.servers import free_port, serving
+from tests.support.servers import Server, free_port, serving
 
 if TYPE_CHECKING:
     from benchmarks.bench import Benchmark
@@ -145,4 +147,37 @@ def _status(url: str) -> int:
         return 0
 
 
-ROWS: dict[str, Benchmark] = {"serving": serving_rows}
+def page_rows(bench: Bench) -> Iterator[Row]:
+    """Rows for the time of pages over a store of 100,000 build IDs, one request after another."""
+    count = bench.size(100_000, 10_000)
+    store = stores.synthetic(bench, count)
+    ids = stores.opened_ids(count)
+    with serving(store, config="[serve]\nrate = 0\n") as server:
+        deadline = time.monotonic() + 120
+        while b'"counted":null' in server.ask("/api/overview").body:
+            if time.monotonic() > deadline:
+                raise Unusable("the server does not count its build IDs")
+            time.sleep(0.5)
+        for name, targets, pause in (
+            # The overview is kept for two seconds: only what is made anew counts.
+            ("overview", ["/"] * 9, 2.1),
+            ("page of a build ID", [f"/id/{each}" for each in ids[:200]], 0.0),
+            ("search by ID", [f"/search?q={each[:12]}" for each in ids[:200]], 0.0),
+            ("search by name", [f"/search?q=lib{n}.so" for n in range(200)], 0.0),
+            ("search by part of a name", [f"/search?q={n}.so" for n in range(200)], 0.0),
+        ):
+            times = [_milliseconds(server, target, pause) for target in targets]
+            title = f"page, {count} build IDs, {name}, median"
+            yield Row(title, "<=", 50, statistics.median(times), "ms")
+
+
+def _milliseconds(server: Server, target: str, pause: float) -> float:
+    time.sleep(pause)
+    begin = time.perf_counter()
+    reply = server.ask(target, Accept="text/html")
+    if reply.status != 200:
+        raise Unusable(f"the server answers {reply.status} to {target}")
+    return (time.perf_counter() - begin) * 1000
+
+
+ROWS: dict[str, Benchmark] = {"serving": serving_rows, "page": page_rows}

@@ -118,7 +118,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
 
     A client may have ``rate`` requests answered a second, 0 is no limit. ``fetch`` asks the servers
-    of ``[upstream]``, if there are any, for what is not there.
+    of ``[upstream]``, if there are any, for what is not there. With ``drop`` the page takes
+    profiles and core files.
     """
 
     listen: str = ""
@@ -126,6 +127,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     cors: bool = False
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
     fetch: bool = True
+    drop: bool = False
 
 
 TierTrust = Literal["unknown", "container", "package"]

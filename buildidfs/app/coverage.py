@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import msgspec
 
@@ -13,6 +13,7 @@ from buildidfs.app.remedies import (
     NO_KALLSYMS,
     NO_SYMBOLS,
     NOT_CAPTURED,
+    NOT_SERVED,
     SHARED,
     STRIPPED,
 )
@@ -21,7 +22,9 @@ from buildidfs.model import BuildId, Kind, Quality
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from buildidfs.model import Artifact
     from buildidfs.store import Store
+    from buildidfs.view import Viewer
 
 
 _KALLSYMS: Final = b"[kernel.kallsyms]"
@@ -97,10 +100,14 @@ class Coverage(msgspec.Struct):
 
 
 class Holdings:
-    """Looks up the files that a store holds for build IDs, each once."""
+    """Looks up the files that a store holds for build IDs, each once.
 
-    def __init__(self, store: Store) -> None:
+    For a ``viewer`` it finds only what they may read, and nothing else looks held.
+    """
+
+    def __init__(self, store: Store, viewer: Viewer | None = None) -> None:
         self._store = store
+        self._viewer = viewer
         self._known: dict[BuildId, tuple[bool, Quality, bool, str]] = {}
 
     def row(
@@ -120,8 +127,12 @@ class Holdings:
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
-            return False, Quality.NONE, False, NOT_CAPTURED
+            return False, Quality.NONE, False, self._absent
         return self.of(ordinal)
+
+    @property
+    def _absent(self) -> str:
+        return NOT_CAPTURED if self._viewer is None else NOT_SERVED
 
     def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:
         """``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row`, by the number of a
@@ -129,11 +140,11 @@ class Holdings:
         """
         store = self._store
         found = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
-        held = {kind: artifact for kind, artifact in found.items() if artifact is not None}
-        if not held and store.aliases.is_ambiguous(ordinal):
+        held = {kind: each for kind, each in found.items() if self._is_there(each)}
+        if not held and self._viewer is None and store.aliases.is_ambiguous(ordinal):
             return False, Quality.NONE, False, SHARED
         if not held:
-            return False, Quality.NONE, False, NOT_CAPTURED
+            return False, Quality.NONE, False, self._absent
         if Kind.KALLSYMS in held:
             return True, Quality.SYMTAB, False, ""
         symbols = max(artifact.quality for artifact in held.values())
@@ -147,3 +158,8 @@ class Holdings:
             return executable, symbols, debuginfo, ""
         why = STRIPPED if symbols is Quality.DYNSYM else NO_SYMBOLS
         return executable, symbols, debuginfo, why
+
+    def _is_there(self, artifact: Artifact | None) -> TypeGuard[Artifact]:
+        if artifact is None or self._viewer is None:
+            return artifact is not None
+        return self._viewer.may_read(artifact.mode, artifact.uid, artifact.gid)

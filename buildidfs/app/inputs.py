@@ -164,6 +164,14 @@ def _own(path: bytes) -> BuildId:
     return found
 
 
+def build_id_of_binary(path: bytes) -> BuildId:
+    """The build ID of a binary. Raises `UsageError` for a file that has none."""
+    try:
+        return _own(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+
+
 def coverage_of_file(
     store: Store,
     path: bytes,

@@ -89,7 +89,7 @@ class Explainer:
         self._store = store
         self._viewer = viewer
         self._names = Names(store)
-        self._holdings = Holdings(store)
+        self._holdings = Holdings(store, viewer)
         self._packages = PackageNotes()
         self._lost: dict[str, Lost] | None = None
         self._scan = "perf-data"
@@ -156,6 +156,8 @@ class Explainer:
     def _findings(self, row: Row, file: str) -> list[Finding]:
         if row.build_id is None:
             return [self._finding(row.why, row, file)]
+        if row.why == remedies.NOT_SERVED:
+            return [self._finding(row.why, row, file)]
         if row.why == remedies.NOT_CAPTURED:
             return self._missed(row, file)
         if row.why:
@@ -179,8 +181,6 @@ class Explainer:
     def _missed(self, row: Row, file: str) -> list[Finding]:
         """The findings on a build ID that the store has no bytes of."""
         assert row.build_id is not None
-        if self._viewer is not None:
-            return [self._finding(remedies.NOT_SERVED, row, file)]
         records = self._store.journal.of(row.build_id)
         found: list[Finding] = []
         here = self._still_here(row.build_id, row.path, records)

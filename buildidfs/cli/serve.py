@@ -48,9 +48,15 @@ if TYPE_CHECKING:
 )
 @click.option("--cors", is_flag=True, help="Let web pages of other origins read the answers.")
 @click.option("--no-fetch", is_flag=True, help="Ask no upstream servers for what is not there.")
+@click.option("--drop", is_flag=True, help="Let visitors of the page upload profiles and cores.")
 @click.pass_obj
 def serve(
-    session: Session, listen: str | None, workers: int | None, cors: bool, no_fetch: bool
+    session: Session,
+    listen: str | None,
+    workers: int | None,
+    cors: bool,
+    no_fetch: bool,
+    drop: bool,
 ) -> None:
     """Serve what every user may read: debuginfod clients find it with DEBUGINFOD_URLS.
 
@@ -71,6 +77,7 @@ def serve(
         "workers": workers,
         "cors": cors or None,
         "fetch": False if no_fetch else None,
+        "drop": drop or None,
     }
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
@@ -86,7 +93,7 @@ def serve(
         session.store_path,
         settings,
         metrics.of_store,
-        lambda backend: Page(backend, session.settings),
+        lambda backend: Page(backend, session.settings, drop=settings.drop),
         PublicSymbolizer,
         reading.opener(session.settings, private=False),
         _agent_of(session) if settings.fetch else None,

@@ -30,6 +30,7 @@ from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
+from buildidfs.serve.symbolication import PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,6 +211,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._is_body = False
         self._body = bytearray()
+        self._most_body = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
 
@@ -235,7 +237,9 @@ class Connection(asyncio.Protocol):
         length = self._headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in self._headers:
             return
-        if self._parser.get_method() != b"POST" or not self._shared.site.takes_body(self._target):
+        is_post = self._parser.get_method() == b"POST"
+        self._most_body = self._shared.site.most_body(self._target) if is_post else 0
+        if not self._most_body:
             self._refuse(413, "no request has a body here")
             raise _Refused
         self._make_room(messages.number(length) or 0)
@@ -251,8 +255,8 @@ class Connection(asyncio.Protocol):
 
     def _make_room(self, more: int) -> None:
         """Refuse the request if there is no room for so many more bytes of its body."""
-        if len(self._body) + more > messages.MAX_BODY:
-            self._refuse(413, f"the body is longer than {messages.MAX_BODY} bytes")
+        if len(self._body) + more > self._most_body:
+            self._refuse(413, f"the body is longer than {self._most_body} bytes")
             raise _Refused
         if self._shared.bodies + more > _MOST_BODIES:
             self._refuse(503, "too many requests at once")
@@ -326,7 +330,7 @@ class Connection(asyncio.Protocol):
             self._respond(request, answer)
             return
         shared = self._shared
-        executor = shared.symbolizing if request.method == b"POST" else shared.executor
+        executor = shared.symbolizing if request.path in PATHS else shared.executor
         if isinstance(answer, Waiting):
             if not shared.waits.take(request.client):
                 self._respond(request, answer.refusal)

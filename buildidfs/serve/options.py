@@ -34,7 +34,13 @@ class Pages(Protocol):
     """The pages for people, which a layer above makes."""
 
     def answer(self, request: Request) -> Answer | None:
-        """The answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`."""
+        """The answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`.
+
+        Also the answer to a POST to a path that takes a body.
+        """
+
+    def most_body(self, path: bytes) -> int:
+        """Return the bytes that the body of a POST to a path may have; 0 for none."""
 
 
 class Address(msgspec.Struct, frozen=True):

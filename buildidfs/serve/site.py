@@ -76,9 +76,12 @@ class Site:
         self.symbolication = Symbolication(backend, self._debuginfod, engine_of)
         self._cors = cors
 
-    def takes_body(self, target: bytes) -> bool:
-        """Return True if a POST to a request target may have a body."""
-        return target.partition(b"?")[0] in PATHS
+    def most_body(self, target: bytes) -> int:
+        """Return the bytes that the body of a POST to a request target may have; 0 for none."""
+        path = target.partition(b"?")[0]
+        if path in PATHS:
+            return messages.MAX_BODY
+        return 0 if self._pages is None else self._pages.most_body(path)
 
     def refusal(self, target: bytes, status: int, message: str) -> Response:
         """The answer to a request that is not read to its end."""
@@ -137,7 +140,10 @@ class Site:
             return Response(204, b"", _ALLOW + (_PREFLIGHT if self._cors else b""))
         if path in PATHS:
             return self.symbolication.answer(request)
-        if request.method not in (b"GET", b"HEAD"):
+        takes_post = self._pages is not None and self._pages.most_body(path) > 0
+        if request.method not in (b"GET", b"HEAD") and not (
+            takes_post and request.method == b"POST"
+        ):
             return text(405, "only GET, HEAD and OPTIONS", _ALLOW)
         if path.startswith(b"/buildid/"):
             return self._debuginfod.answer(request)

@@ -17,6 +17,7 @@ from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.browser import Browser, browsing
 from tests.support.commands import ROOT
+from tests.support.elfwriter import TEXT, elf_file
 from tests.support.mounts import BuildIdFs
 from tests.support.pagestore import COMPLETE, HOSTILE, STRIPPED, TWICE
 from tests.support.servers import Server, serving
@@ -34,6 +35,7 @@ PAGES = {
     "search-in-vain": "/search?q=nothing-like-it",
     "container": "/container/3f2a91c05b77",
     "compare": "",
+    "drop": "/drop",
 }
 
 
@@ -48,7 +50,7 @@ def server(scratch: Path) -> Iterator[Server]:
         variants = store.index.variants(store.index.ordinal(TWICE) or 0, 1)
     digests = "/".join(each.digest.hex() for each in variants)
     PAGES["compare"] = f"/compare/{TWICE.hex()}/{digests}"
-    with serving(buildidfs.store, config="[serve]\nrate = 0\n") as server:
+    with serving(buildidfs.store, "--drop", config="[serve]\nrate = 0\n") as server:
         server.ask(f"/buildid/{'ab' * 20}/debuginfo")
         until(lambda: STRIPPED.hex().encode() in server.ask("/api/overview").body, "the survey")
         yield server
@@ -88,6 +90,21 @@ def test_search_form_leads_to_the_result(server: Server, browser: Browser) -> No
     browser.follow("document.querySelector('form').submit()")
     assert browser.run("location.pathname + location.search") == "/search?q=server"
     assert "/app/server" in browser.run("document.body.innerText")
+
+
+@pytest.mark.root
+@pytest.mark.client
+def test_upload_leads_to_the_coverage_of_the_file(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    upload = tmp_path / "upload"
+    upload.write_bytes(elf_file([TEXT], build_id=STRIPPED))
+    browser.show(f"{server.url}/drop", width=390, dark=False)
+    browser.choose("input[type=file]", upload)
+    browser.follow("document.querySelector('form.drop').submit()")
+    assert browser.run("document.querySelector('h1').innerText") == "The coverage of your file"
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert browser.violations(AXE.read_text()) == []
 
 
 @pytest.mark.root

@@ -74,6 +74,12 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def choose(self, selector: str, path: Path) -> None:
+        """Choose a file in the field of a form."""
+        root = self._ask("DOM.getDocument")["root"]["nodeId"]
+        node = self._ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self._ask("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+
     def picture(self, path: Path) -> None:
         """Write all of the page into a PNG file."""
         found = self._ask("Page.captureScreenshot", captureBeyondViewport=True)

@@ -329,6 +329,34 @@ class Compared(msgspec.Struct):
     differences_total: int
 
 
+class DroppedFile(msgspec.Struct):
+    """A file that an upload names; ``weight`` is that of `Dropped`."""
+
+    path: str
+    build_id: str
+    weight: int
+    quality: str
+    why: str
+    remedy: str
+
+
+class Dropped(msgspec.Struct):
+    """The share of an upload that every user can have named, and its files, the worst first.
+
+    ``weight`` counts samples, mappings or files, as ``unit`` says. ``incomplete`` says what could
+    not be read of the upload.
+    """
+
+    unit: str
+    weight: int
+    executable: float
+    symbols: float
+    debuginfo: float
+    incomplete: str
+    files: list[DroppedFile]
+    files_total: int
+
+
 class Problem(msgspec.Struct):
     """The answer to a request that cannot be answered otherwise."""
 

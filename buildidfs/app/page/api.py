@@ -22,6 +22,7 @@ class Route(NamedTuple):
     answer: type
     parameters: tuple[tuple[str, str, str], ...] = ()
     absent: type | None = None
+    method: str = "get"
 
 
 _ID: Final = ("id", "path", "The build ID in hexadecimal digits, in full")
@@ -62,6 +63,13 @@ ROUTES: Final = (
         ),
         answers.NotServed,
     ),
+    Route(
+        "/api/drop",
+        "The coverage of an uploaded profile, core file or binary, where the server allows it",
+        answers.Dropped,
+        absent=answers.Problem,
+        method="post",
+    ),
 )
 
 
@@ -87,7 +95,7 @@ def description() -> bytes:
                 "summary": "What a store holds and lacks, as every user may know it",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            "paths": {route.path: {"get": _operation(route, refs)} for route in ROUTES},
+            "paths": {route.path: {route.method: _operation(route, refs)} for route in ROUTES},
             "components": {"schemas": components},
         }
     )
@@ -106,7 +114,7 @@ def _operation(route: Route, refs: dict[type, dict[str, Any]]) -> dict[str, Any]
     problem = content(answers.Problem)
     responses["400"] = {"description": "The request means nothing", "content": problem}
     responses["503"] = {"description": "The store cannot be read now", "content": problem}
-    return {
+    operation = {
         "summary": route.summary,
         "operationId": route.answer.__name__,
         "parameters": [
@@ -121,3 +129,10 @@ def _operation(route: Route, refs: dict[type, dict[str, Any]]) -> dict[str, Any]
         ],
         "responses": responses,
     }
+    if route.method == "post":
+        upload = {"type": "string", "contentMediaType": "application/octet-stream"}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": upload}},
+        }
+    return operation

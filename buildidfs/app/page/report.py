@@ -45,4 +45,5 @@ def as_html(taken: Overview) -> bytes:
         style=html.style().decode(),
         style_hash=html.style_hash(),
         refresh=False,
+        drops=False,
     )

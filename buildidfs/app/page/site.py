@@ -11,7 +11,17 @@ from urllib.parse import quote
 from buildidfs import names
 from buildidfs.app import upkeep
 from buildidfs.app.containers import Names
-from buildidfs.app.page import answers, api, build_id, compare, container, html, overview, search
+from buildidfs.app.page import (
+    answers,
+    api,
+    build_id,
+    compare,
+    container,
+    drop,
+    html,
+    overview,
+    search,
+)
 from buildidfs.app.page.trends import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
@@ -59,15 +69,19 @@ _CSS: Final = _SAFE + lines(
 )
 _RETRY: Final = lines((b"Retry-After", b"2"))
 _MOST_HOST: Final = 255
+_DROPS: Final = (b"/drop", b"/api/drop")
 
 
 class Page:
     """The page over the store of one worker; a context manager, within which it counts."""
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
+    def __init__(self, backend: Backend, settings: Settings, *, drop: bool = False) -> None:
+        """With ``drop`` visitors may upload files."""
         self._backend = backend
         self._store = backend.store
         self._settings = settings
+        self._drops = drop
+        self._dropping = threading.BoundedSemaphore()
         self._surveyor = Surveyor(backend.store)
         self._trends = Trends(backend.store)
         self._files = search.FileNameList(backend.store)
@@ -104,6 +118,8 @@ class Page:
         if path == b"/api/overview":
             return self._limited(lambda: self._overview(as_json=True))
         rest = path.removeprefix(b"/api") if is_api else path
+        if rest == b"/drop" and self._drops:
+            return self._drop(request, is_api)
         if rest == b"/search":
             return self._limited(lambda: self._search(request, is_api))
         if rest.startswith(b"/id/"):
@@ -128,7 +144,9 @@ class Page:
                 body = self._rendered[as_json] = (
                     api.encode(kept)
                     if as_json
-                    else _page("overview.html", o=kept, refresh=kept.counted is None)
+                    else _page(
+                        "overview.html", o=kept, refresh=kept.counted is None, drops=self._drops
+                    )
                 )
         return Response(200, body, _JSON if as_json else _HTML, "api" if as_json else "page")
 
@@ -185,10 +203,8 @@ class Page:
         found = container.page(self._store, name)
         if found is None:
             self._backend.check()
-            problem = answers.Problem("no container of that name is known to every user")
-            if is_api:
-                return _json(problem, 404)
-            return _html("problem.html", 404, heading="No such container", error=problem.error)
+            error = "no container of that name is known to every user"
+            return _problem("No such container", error, 404, is_api)
         return _json(found) if is_api else _html("container.html", c=found)
 
     def _compare(self, rest: bytes, is_api: bool) -> Response:
@@ -201,6 +217,33 @@ class Page:
         if found is None:
             return self._not_served(parsed, is_api)
         return _json(found) if is_api else _html("compare.html", c=found)
+
+    def most_body(self, path: bytes) -> int:
+        """Return the bytes that the body of a POST to a path may have; 0 for none."""
+        return drop.MOST_BYTES if self._drops and path in _DROPS else 0
+
+    def _drop(self, request: Request, is_api: bool) -> Answer:
+        """The form for uploads, or the result of one."""
+        if request.method != b"POST":
+            if is_api:
+                return _json(answers.Problem("only POST"), 405)
+            return _html("drop.html", most=drop.MOST_BYTES)
+        if request.header(b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
+            return _problem("Not from here", "a form of another site cannot upload", 400, is_api)
+
+        def work() -> Response:
+            if not self._dropping.acquire(blocking=False):
+                return text(503, "another upload is being read", _RETRY, "page")
+            try:
+                content = drop.file_in(request.body, request.header(b"content-type"))
+                found = drop.measure(self._store, content)
+            except BadRequest as error:
+                return _problem("This cannot be read", str(error), 400, is_api)
+            finally:
+                self._dropping.release()
+            return _json(found) if is_api else _html("dropped.html", d=found)
+
+        return work
 
     # --- limits ------------------------------------------------------------------------------
 
@@ -230,6 +273,7 @@ def _page(template: str, **values: object) -> bytes:
         "style_hash": "",
         "style_version": html.style_version(),
         "refresh": False,
+        "drops": False,
         "query": "",
     }
     return html.render(template, **{**shared, **values})
@@ -237,6 +281,12 @@ def _page(template: str, **values: object) -> bytes:
 
 def _html(template: str, status: int = 200, **values: object) -> Response:
     return Response(status, _page(template, **values), _HTML, "page")
+
+
+def _problem(heading: str, error: str, status: int, is_api: bool) -> Response:
+    if is_api:
+        return _json(answers.Problem(error), status)
+    return _html("problem.html", status, heading=heading, error=html.sentence(error) + ".")
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A profile, core file or binary that a visitor uploads, and how much of it the store can name.
+
+A process of its own reads the file, with bounds on its memory and time. It has an empty store and
+not that of the server: what a profile does not say itself, the journal would, which knows the
+private files of this host. The server then looks up the build IDs that were found, as far as every
+user may read their files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.app import coverage, inputs, remedies
+from buildidfs.app.coverage import Coverage, Holdings
+from buildidfs.app.page import answers
+from buildidfs.app.page.overview import text
+from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.linux import child
+from buildidfs.model import BuildId
+from buildidfs.serve.messages import BadRequest
+from buildidfs.store import Store
+from buildidfs.view.permissions import PUBLIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.linux.child import Child
+
+MOST_BYTES: Final = 16 << 20
+"""Bytes of an upload, with the form around it."""
+
+MOST_ROWS: Final = 500
+_LIMIT_S: Final = 20.0
+_MEMORY_BYTES: Final = 1 << 30
+_MOST_FILES: Final = 64
+_MOST_WRITTEN: Final = 64 << 20
+_MOST_REPLY: Final = 8 << 20
+_MOST_PARTS: Final = 8
+_MOST_HEAD: Final = 4096
+_GRACE_S: Final = 5.0
+
+_BOUNDARY: Final = re.compile(rb'multipart/form-data\s*;.*?boundary="?([^"\s;,]{1,70})', re.I)
+_NAME: Final = re.compile(rb'\bname="([^"\r\n]*)"')
+
+
+class Found(msgspec.Struct):
+    """A file that an upload names, see `coverage.Row`."""
+
+    path: bytes
+    build_id: bytes
+    weight: int
+    why: str
+
+
+class Reading(msgspec.Struct):
+    """The files that an upload names, or the ``error`` in words."""
+
+    unit: str = ""
+    rows: list[Found] = []
+    incomplete: str = ""
+    error: str = ""
+
+
+# --- in the server -------------------------------------------------------------------------------
+
+
+def file_in(body: bytes, content_type: bytes) -> bytes:
+    """The file in the body of a request: that of a form, or all of another body.
+
+    Raises `BadRequest`.
+    """
+    if not content_type.lower().startswith(b"multipart/"):
+        return body
+    found = _BOUNDARY.match(content_type)
+    if found is None:
+        raise BadRequest("the form has no boundary between its parts")
+    for part in (b"\r\n" + body).split(b"\r\n--" + found[1], _MOST_PARTS)[1:]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = _NAME.search(head[:_MOST_HEAD])
+        if name is not None and name[1] == b"file":
+            return content
+    raise BadRequest("the form has no part with the name file")
+
+
+def measure(store: Store, content: bytes) -> answers.Dropped:
+    """Read an upload, and tell what share of it every user can have named.
+
+    Raises `BadRequest` for what cannot be read, `StoreError`, `IntegrityError`.
+    """
+    if not content:
+        raise BadRequest("choose a file first: this one is empty")
+    reading = _read(content)
+    if reading.error:
+        raise BadRequest(reading.error)
+    holdings = Holdings(store, PUBLIC)
+    rows = [
+        holdings.row("", each.path, BuildId(each.build_id), each.weight)
+        if each.build_id
+        else coverage.Row("", each.path, None, each.weight, why=each.why)
+        for each in reading.rows
+    ]
+    found = Coverage(rows, reading.unit, incomplete=reading.incomplete)
+    return answers.Dropped(
+        unit=found.unit,
+        weight=found.weight,
+        executable=round(found.executable(), 6),
+        symbols=round(found.symbols(), 6),
+        debuginfo=round(found.debuginfo(), 6),
+        incomplete=reading.incomplete,
+        files=[
+            answers.DroppedFile(
+                path=text(row.path),
+                build_id="" if row.build_id is None else row.build_id.hex(),
+                weight=row.weight,
+                quality=row.symbols.name.lower(),
+                why=row.why,
+                remedy=remedies.of_reason(row.why).text if row.why else "",
+            )
+            for row in found.worst_first()[:MOST_ROWS]
+        ],
+        files_total=len(rows),
+    )
+
+
+def _read(content: bytes) -> Reading:
+    """The answer of the process that reads an upload."""
+    fd = os.memfd_create("upload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        program = child.python(__name__, str(fd), paths=list(filter(None, sys.path)))
+        process = child.start(
+            [sys.executable, "-I", *program],
+            cwd="/",
+            stdout=child.PIPE,
+            stderr=child.DEVNULL,
+            pass_fds=[fd],
+            new_session=True,
+            end_with_us=signal.SIGKILL,
+        )
+    finally:
+        os.close(fd)
+    try:
+        said = _said(process)
+    finally:
+        process.end(_GRACE_S)
+    try:
+        return msgspec.json.decode(said, type=Reading)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Reading(error="the file takes too much time or memory to read")
+
+
+def _said(process: Child) -> bytes:
+    """What the process writes until it ends, or its time is over."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + _LIMIT_S
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    said = b""
+    while len(said) < _MOST_REPLY:
+        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+            return b""
+        piece = os.read(process.stdout.fileno(), 1 << 16)
+        if not piece:
+            break
+        said += piece
+    return said
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+def main(words: Sequence[str]) -> None:
+    """Read the file with a descriptor, and write a `Reading` as JSON."""
+    _limit()
+    path = b"/proc/self/fd/%d" % int(words[0])
+    try:
+        reading = _reading(path)
+    except UsageError as error:
+        reading = Reading(error=str(error).replace(path.decode(), "the file"))
+    except (BuildIdFsError, OSError, MemoryError) as error:
+        reading = Reading(error=f"the file cannot be read: {type(error).__name__}")
+    sys.stdout.buffer.write(msgspec.json.encode(reading))
+
+
+def _reading(path: bytes) -> Reading:
+    """The files that the file at a path names. Raises `UsageError`."""
+    if not inputs.is_profile_or_core(path):
+        return Reading("files", [Found(b"", bytes(inputs.build_id_of_binary(path)), 1, "")])
+    with (
+        tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory,
+        Store.create(directory) as empty,
+    ):
+        found = inputs.coverage_of_file(empty, path)
+    rows = [Found(row.path, bytes(row.build_id or b""), row.weight, row.why) for row in found.rows]
+    return Reading(found.unit, rows, found.incomplete)
+
+
+def _limit() -> None:
+    """Bound what a hostile file can make this process use."""
+    for limit, most in (
+        (resource.RLIMIT_CPU, int(_LIMIT_S)),
+        (resource.RLIMIT_DATA, _MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
+        (resource.RLIMIT_NOFILE, _MOST_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (bounded, bounded))
