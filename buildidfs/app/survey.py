@@ -2,9 +2,9 @@
 """Count the build IDs of a store that can be named: of all, of the host, of containers and images.
 
 A survey reads a few rows for each build ID and each file of the containers seen last, which takes
-seconds for 100,000 of them. So whoever shows it keeps it (`Surveyor`), and counts again when that
-is due. The shares of a container are those of `containers.contents`, the reasons those of
-`coverage.Holdings`: the page, the history and the commands say the same.
+seconds for 100,000 of them. So a process that shows a survey keeps it (`Surveyor`), and counts
+again when that is due. The shares of a container are those of `containers.contents`, the reasons
+those of `coverage.Holdings`: the page, the history and the commands say the same.
 """
 
 from __future__ import annotations

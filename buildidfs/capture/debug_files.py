@@ -286,7 +286,7 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
 
 
 class _Proof(NamedTuple):
-    """How a file proves that it is the one sought; ``build_id`` is what it is kept under."""
+    """A proof that a file is the one sought; ``build_id`` is the ID that it is kept under."""
 
     build_id: BuildId
     belongs: Callable[[Companion], bool]

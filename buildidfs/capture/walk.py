@@ -80,7 +80,7 @@ class _Level:
 
 
 class Position:
-    """How far a walk is: ``share`` of it is behind, 0 to 1.
+    """The progress of a walk: ``share`` of it is done, 0 to 1.
 
     Nothing is counted beforehand: all entries of a directory weigh the same.
     """

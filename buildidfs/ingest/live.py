@@ -281,7 +281,7 @@ class Live(Pipeline):
         return entries
 
     def _put_off(self, pending: PendingFile, wait: float, reason: str) -> None:
-        """It is too early for this one, for a ``reason`` that may not pass, or for none."""
+        """Put a file off because it is too early, for a ``reason`` that may last, or for none."""
         if reason:
             wait = min(_FIRST_DELAY_S * 2.0 ** min(pending.tries, 16), _LAST_DELAY_S)
             pending.tries += 1

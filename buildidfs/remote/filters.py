@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The filter that says of nearly all absent files that the bucket does not have them.
 
-Most look-ups of debuggers are for files that nobody has. A reader keeps a fingerprint of 40 bits
+Most look-ups of debuggers are for files that no host has. A reader keeps a fingerprint of 40 bits
 for each (build ID, kind) in the bucket, and makes no request for one that is not among them.
 
     filter/<number>.json        the runs of that generation; created once, never changed

@@ -64,7 +64,7 @@ class Row(msgspec.Struct, frozen=True):
 def private(build_id: bytes, kind: Kind) -> Row:
     """The row of a file that not everybody could read: a hash of its build ID and nothing more.
 
-    It answers those who know the build ID, and tells nobody else of it.
+    It answers only those who know the build ID.
     """
     return Row(f"~{fingerprint(build_id).hex()}", kind.name.lower(), "", 0, PRIVATE)
 

@@ -66,7 +66,7 @@ def parse_blob_key(key: str) -> tuple[BuildId, Kind] | None:
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What the host that uploaded a file says of it; a claim, which a reader verifies.
+    """The description of a file by the host that uploaded it: a claim, which a reader verifies.
 
     ``digest`` is None for an object that another program has uploaded. ``path`` is a place where
     everybody could read the file, empty if there is none. Times are Unix time in nanoseconds.

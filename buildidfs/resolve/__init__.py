@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a file comes from: the store first, then the buckets of the fleet.
+"""The sources of a file: the store first, then the buckets of the fleet.
 
 `tiered_store.TieredStore` is a store that also knows the files of buckets which were looked up. Its
 index answers from memory and makes no request; `remote_files.RemoteFiles` makes them, and is the

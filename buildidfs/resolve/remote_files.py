@@ -128,7 +128,7 @@ class _Open:
 
 
 class RemoteFiles:
-    """What is known of the files in buckets. May be used from several threads."""
+    """The known files of buckets. May be used from several threads."""
 
     def __init__(
         self,
@@ -444,7 +444,7 @@ class RemoteFiles:
 
 
 def _stand_in(tier: Tier, key: str, head: Head) -> Digest:
-    """A name for the bytes of an object whose digest nobody has told."""
+    """Return a name for the bytes of an object without a known digest."""
     text = f"{tier.bucket.url}/{key} {head.size} {head.etag}"
     return Digest(hashlib.sha256(b"buildidfs: " + text.encode()).digest())
 

@@ -111,7 +111,8 @@ class Waiting:
 
 
 class NotNow(Exception):
-    """A file is not here, and nobody knows now if it is elsewhere. ``str()`` is for the client."""
+    """A file is not in the store, and no server can say now if it has the file. ``str()`` is for
+    the client."""
 
 
 if TYPE_CHECKING:

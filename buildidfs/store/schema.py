@@ -602,7 +602,7 @@ class HistoryGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
-    """How much a store held at ``time_ns`` (Unix), and what happened since the row before.
+    """The contents of a store at ``time_ns`` (Unix), and the events since the row before.
 
     ``counted`` build IDs were looked at, of which so many had an ``executable``, ``symbols`` and
     ``debuginfo``; none were if it is 0. ``captured`` and ``lost`` files are those since the row

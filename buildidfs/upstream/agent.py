@@ -63,7 +63,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of it: a `fetcher.State`, and why."""
+    """The result of a request: a `fetcher.State`, and the reason."""
 
     number: int
     state: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this store has pushed to a bucket: `Ledger`, a file beside the store's index.
+"""The record of files that this store has pushed: `Ledger`, a file beside the store's index.
 
 It spares requests and nothing more: the bucket has the last word. A ledger that is lost, or that is
 of a bucket which was made anew, costs a comparison of each file.

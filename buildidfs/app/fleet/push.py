@@ -79,7 +79,7 @@ _NS: Final = 1_000_000_000
 
 
 Put = Literal["sent", "same", "other", "leased"]
-"""What became of a file: it was written; the bucket has the same bytes, or other bytes, under that
+"""The result for a file: it was written; the bucket has the same bytes, or other bytes, under that
 key; another host is uploading it."""
 
 _DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"

@@ -57,7 +57,7 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """What is known of one kind of file of a build ID, in words, and what to do."""
+    """One kind of file of a build ID: its state in words, and the remedy."""
 
     kind: str
     state: str

@@ -90,7 +90,7 @@ class Asked(msgspec.Struct):
 
 
 class Missing(msgspec.Struct):
-    """What is missing: by reason, the most important build IDs, and what clients asked for."""
+    """The missing files: by reason, the most important build IDs, and the requests of clients."""
 
     reasons: list[Reason] = []
     build_ids: list[Lacking] = []
@@ -98,7 +98,7 @@ class Missing(msgspec.Struct):
 
 
 class Holdings(msgspec.Struct):
-    """What the store holds, and the room that it takes and has."""
+    """The contents of the store, and the room that it takes and has."""
 
     build_ids: int
     executables: int
@@ -166,7 +166,7 @@ class Health(msgspec.Struct):
 
 
 class Overview(msgspec.Struct):
-    """All that the first page shows. ``counted`` is when coverage was counted, None for not yet.
+    """The contents of the first page. ``counted`` is the time of the coverage, None for not yet.
 
     ``left_out`` containers were not counted.
     """
@@ -250,7 +250,7 @@ class Download(msgspec.Struct):
 
 
 class BuildIdPage(msgspec.Struct):
-    """All that a caller without an account may know of a build ID.
+    """The facts about a build ID that a caller without an account may know.
 
     ``sections`` and ``functions`` are those of the served executable, else of the debuginfo;
     ``functions_total`` counts all of them.
@@ -310,7 +310,7 @@ class Contents(msgspec.Struct):
 
 
 class Difference(msgspec.Struct):
-    """What differs between two variants; ``name`` is a field, a section or a function."""
+    """A difference between two variants; ``name`` is a field, a section or a function."""
 
     what: str
     name: str

@@ -80,7 +80,7 @@ def _artifact(store: Store, ordinal: int, digest: Digest) -> Artifact | None:
 
 
 def _variant(store: Store, build_id: BuildId, artifact: Artifact) -> answers.Variant:
-    """What the page of the build ID says of a file."""
+    """Return the entry of a file as the page of the build ID has it."""
     kept = public_variants(store, artifact.ordinal, artifact.kind)
     if artifact not in kept:
         kept.append(artifact)

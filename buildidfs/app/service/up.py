@@ -250,7 +250,7 @@ def _clear(mountpoint: bytes) -> None:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """For the programs: nothing that was meant for us alone, and they find the package."""
+    """Return the environment of the programs: without our own variables, with the package path."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM")
     found = {name: value for name, value in environ.items() if name not in ours}
     parent = os.path.dirname(os.path.dirname(os.path.abspath(buildidfs.__file__)))

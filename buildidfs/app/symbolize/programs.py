@@ -453,7 +453,7 @@ class SymbolizerProcess:
         return os.read(self._out, 1 << 16)
 
     def _end(self) -> str:
-        """How it ended, in words."""
+        """Return in words how the program ended."""
         status = self._process.wait(1)
         if status is None:
             return "it has closed its output"

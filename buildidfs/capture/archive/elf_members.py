@@ -283,7 +283,7 @@ class Members:
         return Known(answer)
 
     def _remember_units(self, fd: int, build_id: BuildId, names: list[bytes]) -> None:
-        """For the .dwp file that may come later, as it does where names are sorted."""
+        """Remember the units for a .dwp file that may come later, as it does in sorted archives."""
         package_id = spellings.package_id(build_id)
         dwo_ids = debug_files.dwo_ids(fd)
         if package_id is not None and dwo_ids:
@@ -318,7 +318,7 @@ class Members:
             self.missed.setdefault(elf.number, []).append(path)
 
     def _sightings(self, number: int, member: Member, names: list[bytes]) -> list[Sighting]:
-        """Of everybody who sees it, by every name."""
+        """Yield the sightings of all viewers, under each name."""
         identity = FileIdentity(
             0,
             number,

@@ -124,7 +124,8 @@ class KernelScanner:
             return Unreadable(path, error.strerror or str(error), error.errno or 0)
 
     def _symbols_identity(self, build_id: BuildId) -> FileIdentity:
-        """They stay the same in one boot, as long as the same modules are in the same places."""
+        """Return an identity that is the same in one boot while the modules stay in their
+        places."""
         state = build_id + statx.boot_id()
         try:
             with open(self._root + b"/proc/modules", "rb") as file:

@@ -242,7 +242,7 @@ class _Steps(dict[bytes, tuple[bytes, int]]):
 
 
 class _Code(dict[bytes, int]):
-    """How far the code goes on in the same pairs."""
+    """The difference of the code in a pair, remembered by pair."""
 
     def __missing__(self, pair: bytes) -> int:
         found = pair[0] if pair[0] < 0x80 else _unsigned(pair[: _end(pair)])
@@ -252,7 +252,7 @@ class _Code(dict[bytes, int]):
 
 
 class _Value(dict[bytes, int]):
-    """How far the value goes on in the same pairs."""
+    """The difference of the value in a pair, remembered by pair."""
 
     def __missing__(self, pair: bytes) -> int:
         found = _signed(pair[_end(pair) :])
