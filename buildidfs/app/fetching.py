@@ -18,9 +18,9 @@ from buildidfs.app import inputs, upkeep
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import Upstreams, token_of
-from buildidfs.upstream.kinds import servers_of
 from buildidfs.upstream.options import Options, of_settings
 from buildidfs.upstream.server import Spool
+from buildidfs.upstream.urls import servers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -40,8 +40,8 @@ from buildidfs.model import (
 from buildidfs.upstream.absences import Absences
 from buildidfs.upstream.breaker import Breaker
 from buildidfs.upstream.flights import Flights
-from buildidfs.upstream.kinds import servers_of
 from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
+from buildidfs.upstream.urls import servers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that a URL of the settings means."""
+"""The servers that the URLs of the settings name: debuginfod servers and directories."""
 
 from __future__ import annotations
 
