@@ -119,7 +119,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
     A client may have ``rate`` requests answered a second, 0 is no limit. ``fetch`` asks the servers
     of ``[upstream]``, if there are any, for what is not there. With ``drop`` the page takes
-    profiles and core files.
+    profiles and core files. With ``home_redirect`` a browser that asks for ``/`` is sent there.
     """
 
     listen: str = ""
@@ -128,6 +128,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
     fetch: bool = True
     drop: bool = False
+    home_redirect: Annotated[str, msgspec.Meta(pattern=r"\A([\x21-\x7e]{1,2000})?\Z")] = ""
 
 
 TierTrust = Literal["unknown", "container", "package"]

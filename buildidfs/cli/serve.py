@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.upstream.agent import Agent
+
+_URL: Final = re.compile(r"[\x21-\x7e]{1,2000}")
 
 
 @click.command(
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 @click.option("--cors", is_flag=True, help="Let web pages of other origins read the answers.")
 @click.option("--no-fetch", is_flag=True, help="Ask no upstream servers for what is not there.")
 @click.option("--drop", is_flag=True, help="Let visitors of the page upload profiles and cores.")
+@click.option("--home-redirect", metavar="URL", help="Send browsers that ask for / to this page.")
 @click.pass_obj
 def serve(
     session: Session,
@@ -57,6 +61,7 @@ def serve(
     cors: bool,
     no_fetch: bool,
     drop: bool,
+    home_redirect: str | None,
 ) -> None:
     """Serve what every user may read: debuginfod clients find it with DEBUGINFOD_URLS.
 
@@ -72,12 +77,15 @@ def serve(
 
     if not session.verbosity:
         session.start_logging()
+    if home_redirect is not None and not _URL.fullmatch(home_redirect):
+        raise UsageError(f"not an address for a browser: {home_redirect!r}")
     given = {
         "listen": listen,
         "workers": workers,
         "cors": cors or None,
         "fetch": False if no_fetch else None,
         "drop": drop or None,
+        "home_redirect": home_redirect,
     }
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}

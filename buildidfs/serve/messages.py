@@ -20,8 +20,8 @@ from buildidfs.serve.content import Content
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_TARGET: Final = 8 << 10
-"""Bytes of the longest request target: PATH_MAX, percent-encoded where need be, and an ID."""
+MAX_TARGET: Final = 13 << 10
+"""Bytes of the longest request target: PATH_MAX, all of it percent-encoded, and an ID."""
 
 MAX_BODY: Final = 2 << 20
 """Bytes of the longest body of a request: stacks of a hundred thousand frames."""
@@ -37,6 +37,7 @@ REASONS: Final = {
     200: b"OK",
     204: b"No Content",
     206: b"Partial Content",
+    302: b"Found",
     304: b"Not Modified",
     400: b"Bad Request",
     404: b"Not Found",

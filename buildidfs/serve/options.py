@@ -64,7 +64,7 @@ class ServeOptions:
     ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
     gives the pages over an open store, within a block; None is a server without. ``engine_of``
     makes what names addresses and disassembles. ``opened`` opens the store, if not in the usual
-    way. ``agent_of`` makes what fetches missing files.
+    way. ``agent_of`` makes what fetches missing files. A request for ``/`` is sent to ``home``.
     """
 
     store: str | os.PathLike[str]
@@ -78,6 +78,7 @@ class ServeOptions:
     engine_of: Callable[[Store], Engine] | None = None
     opened: Callable[[bytes], Store] | None = None
     agent_of: Callable[[], Agent] | None = None
+    home: str = ""
 
 
 def parse_address(text: str) -> Address:
@@ -121,4 +122,5 @@ def of_settings(
         engine_of=engine_of,
         opened=opened,
         agent_of=agent_of,
+        home=settings.home_redirect,
     )

@@ -392,6 +392,7 @@ class Worker:
                 pages=pages,
                 engine_of=options.engine_of,
                 agent=agent,
+                home=options.home,
             )
             shared = Shared(
                 site,

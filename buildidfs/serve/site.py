@@ -63,10 +63,13 @@ class Site:
         pages: Pages | None = None,
         engine_of: Callable[[Store], Engine] | None = None,
         agent: Agent | None = None,
+        home: str = "",
     ) -> None:
         """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
         of metrics; ``pages`` are those for people, if there are any; ``engine_of`` makes the engine
-        of the symbol server; ``agent`` fetches what is not here."""
+        of the symbol server; ``agent`` fetches what is not here; ``home`` is where a request for
+        ``/`` is sent to."""
+        self._home = messages.lines((b"Location", home.encode())) if home else b""
         self._pages = pages
         self._metrics_of = metrics_of
         self.counters = counters
@@ -153,6 +156,8 @@ class Site:
             return self._metrics
         if path == b"/healthz":
             return self._health
+        if self._home and path == b"/":
+            return text(302, "see the home page", self._home, kind="/")
         if self._pages is not None and (answer := self._pages.answer(request)) is not None:
             return answer
         if path == b"/":

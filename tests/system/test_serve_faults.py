@@ -390,6 +390,20 @@ def test_counts_of_all_workers_are_added_up(store: Path) -> None:
 # --- starting and ending --------------------------------------------------------------------------
 
 
+def test_browser_is_sent_to_the_home_page(directory: Path, store: Path) -> None:
+    where = "https://example.org/debuginfod?a=b"
+    with serving(store, "--home-redirect", where, config=NO_RATE) as server:
+        reply = server.ask("/")
+        assert (reply.status, reply.headers["location"]) == (302, where)
+        assert server.ask(GOOD).body == b"small"
+    config = f'[serve]\nrate = 0\nhome-redirect = "{where}"\n'
+    with serving(store, config=config) as server:
+        assert server.ask("/", "HEAD").headers["location"] == where
+    argv = [*COMMAND, "--store", store, "serve", "--home-redirect", "x\r\nSet-Cookie: a=b"]
+    refused = run(argv, check=False)
+    assert (refused.rc, "not an address for a browser" in refused.err) == (2, True)
+
+
 def test_start_fails_with_one_line(directory: Path, store: Path) -> None:
     buildidfs = BuildIdFs(directory, store)
     with socket.socket() as taken:

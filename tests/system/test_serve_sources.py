@@ -164,6 +164,38 @@ def test_a_stranger_names_no_file_of_the_host(buildidfs: BuildIdFs, directory: P
             assert server.ask(f"/buildid/{build_id}/source{path}").status == 404
 
 
+def test_source_with_the_longest_path_is_served(buildidfs: BuildIdFs, directory: Path) -> None:
+    """As long as the kernel allows, and with each byte percent-encoded."""
+    place = directory / "src"
+    longest = os.pathconf("/", "PC_PATH_MAX") - 200
+    names = ["d" * 200] * ((longest - len(str(place))) // 201)
+    place.mkdir()
+    at = os.open(place, os.O_RDONLY)
+    for name in names:
+        os.mkdir(name, 0o755, dir_fd=at)
+        below = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    path = "/".join([str(place), *names, "long.c"])
+    assert len(path) > 3500
+    with os.fdopen(os.open("long.c", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=at), "w") as file:
+        file.write("int main(void) { return 0; }\n")
+    program = directory / "long"
+    run([tool("gcc"), "-g", "-Wl,--build-id", "-o", program, path], check=True)
+    os.close(at)
+    counts = json.loads(buildidfs("scan", "tree", "--json", "--source-dir", place, program).out)[
+        "sources"
+    ]
+    assert counts["files"] == 1
+    encoded = "".join(f"%{byte:02x}" for byte in path.encode())
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        for target in (path, encoded):
+            reply = server.ask(f"/buildid/{build_id_of(program)}/source/{target}")
+            assert (reply.status, reply.body) == (200, b"int main(void) { return 0; }\n")
+        refused = server.ask("/buildid/" + "00" * 20 + "/source/" + "x" * 14_000)
+        assert refused.status == 414
+
+
 def test_counts_are_told_in_words(buildidfs: BuildIdFs, tree: Tree) -> None:
     result = buildidfs("scan", "tree", "--source-dir", tree.sources, tree.program)
     assert "2 source files of 1 build ID" in result.out, result
