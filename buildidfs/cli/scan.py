@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from buildidfs.app.cores import CoreScan, Dump
     from buildidfs.app.profile.scan import Binary as ProfileBinary
     from buildidfs.app.profile.scan import ProfileScan
+    from buildidfs.app.sources import SourceCounts
     from buildidfs.cli.progress import Line
     from buildidfs.ingest import Summary
     from buildidfs.store import Store
@@ -170,8 +171,6 @@ def _scan_sources(
     json_: bool,
 ) -> dict[str, object]:
     """Capture the sources of what is below paths, and print counts; returns fields for JSON."""
-    import msgspec
-
     from buildidfs.app import capture
     from buildidfs.app import sources as app_sources
     from buildidfs.model import BuildId
@@ -181,6 +180,17 @@ def _scan_sources(
     found = (answer for _, answer in capture.identify_tree(paths))
     build_ids = (answer for answer in found if isinstance(answer, BuildId))
     counts = app_sources.capture_sources(store, session.settings, build_ids, roots)
+    return _tell_sources(
+        session, counts, "in no directory that was given: name it with --source-dir", json_=json_
+    )
+
+
+def _tell_sources(
+    session: Session, counts: SourceCounts, elsewhere: str, *, json_: bool
+) -> dict[str, object]:
+    """Print counts, with what to say of files that are ``elsewhere``; returns fields for JSON."""
+    import msgspec
+
     if json_:
         return {"sources": msgspec.structs.asdict(counts)}
     if not session.is_quiet:
@@ -188,7 +198,7 @@ def _scan_sources(
             f"{counted(counts.files, 'source file')} of {counted(counts.build_ids, 'build ID')}"
         )
     for count, why in (
-        (counts.elsewhere, "in no directory that was given: name it with --source-dir"),
+        (counts.elsewhere, elsewhere),
         (counts.absent, "absent, or not readable for all users"),
         (counts.different, "not captured: the MD5 is not that of the debuginfo"),
         (counts.large, "too large"),
@@ -431,9 +441,16 @@ def _whose(dump: Dump, called: Mapping[str, str]) -> str:
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 @click.option("--again", is_flag=True, help="Read packages that were read before, too.")
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Capture the source files in them that the debuginfo names, too.",
+)
 @_json_summary
 @click.pass_obj
-def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: bool) -> int:
+def scan_package(
+    session: Session, files: tuple[str, ...], again: bool, sources: bool, json_: bool
+) -> int:
     """Capture every ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
 
     A FILE may be a directory: all packages below it are read. What is a package is told by its
@@ -444,8 +461,14 @@ def scan_package(session: Session, files: tuple[str, ...], again: bool, json_: b
     wanted = [os.fsencode(path) for path in files]
     with _capturing(session, "Unpacking") as (store, show):
         scan = capture.scan_packages(store, wanted, again=again, progress=show)
+        more: dict[str, object] = {}
+        if sources:
+            from buildidfs.app.sources import capture_packaged_sources
+
+            found = capture_packaged_sources(store, session.settings, wanted)
+            more = _tell_sources(session, found, "in no package that was given", json_=json_)
     counts = {"packages": scan.packages, "unchanged": scan.unchanged}
-    return _report_archives(session, scan.summary, counts, json_=json_)
+    return _report_archives(session, scan.summary, counts, json_=json_, **more)
 
 
 @scan.command(
@@ -518,14 +541,14 @@ def scan_image(
 
 
 def _report_archives(
-    session: Session, summary: Summary, counts: dict[str, int], *, json_: bool
+    session: Session, summary: Summary, counts: dict[str, int], *, json_: bool, **more: object
 ) -> int:
     """Print the number of capture and the summary; returns the exit status."""
     (nouns, total), (_, unchanged) = counts.items()
     if not json_ and not session.is_quiet:
         known = f", {unchanged} of them unchanged" if unchanged else ""
         click.echo(f"{counted(total, nouns.removesuffix('s'))}{known}")
-    return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts, **more)
 
 
 def _existing_roots() -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
+from tests.support import packages
 from tests.support.clients import Result, run, tool
 from tests.support.programs import build_id_of, gdb_script
 from tests.support.servers import Server, serving
@@ -201,3 +202,82 @@ def test_counts_are_told_in_words(buildidfs: BuildIdFs, tree: Tree) -> None:
     assert "2 source files of 1 build ID" in result.out, result
     elsewhere = buildidfs("scan", "tree", "--sources", tree.program)
     assert "name it with --source-dir" in elsewhere.err, elsewhere
+
+
+# --- packages -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["deb-xz", "rpm-zstd", "arch-zstd"])
+def packaged(request: pytest.FixtureRequest, directory: Path) -> tuple[list[Path], str, Path]:
+    """Packages of a program, its debug file and its sources; build ID and path of a source."""
+    sources = Path("/usr/src/debug/packaged-1.0")
+    made = Tree(directory, f"-ffile-prefix-map={directory / 'build+dir'}={sources}")
+    parts = {}
+    for part in ("app", "debug", "source"):
+        parts[part] = directory / part
+        parts[part].mkdir()
+    program = parts["app"] / "usr/bin/prog"
+    program.parent.mkdir(parents=True)
+    debug = (
+        parts["debug"] / f"usr/lib/debug/.build-id/{made.build_id[:2]}/{made.build_id[2:]}.debug"
+    )
+    debug.parent.mkdir(parents=True)
+    run([tool("objcopy"), "--only-keep-debug", made.program, debug], check=True)
+    run([tool("strip"), "-o", program, made.program], check=True)
+    kept = parts["source"] / sources.relative_to("/")
+    shutil.copytree(made.sources, kept)
+    (kept / "other.c").write_text("nothing names it")
+    packer = packages.PACKERS[request.param]
+    found = []
+    for name, root in parts.items():
+        out = directory / f"out-{name}"
+        out.mkdir()
+        found.append(packer(root, out))
+    return found, made.build_id, sources
+
+
+def test_sources_in_packages_are_served(
+    buildidfs: BuildIdFs, packaged: tuple[list[Path], str, Path]
+) -> None:
+    files, build_id, sources = packaged
+    without = buildidfs("scan", "package", "--sources", *files[:2])
+    assert "in no package that was given" in without.err, without
+    done = buildidfs("scan", "package", "--sources", "--json", *files)
+    assert json.loads(done.out)["sources"]["files"] == 2
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        for name, text in (("ma%20in.c", MAIN), ("part.h", PART)):
+            reply = server.ask(f"/buildid/{build_id}/source{sources}/{name}")
+            assert (reply.status, reply.body) == (200, text.encode())
+        assert server.ask(f"/buildid/{build_id}/source{sources}/other.c").status == 404
+
+
+def test_sources_in_packages_that_not_all_may_read_are_not_captured(
+    buildidfs: BuildIdFs, tree: Tree, directory: Path
+) -> None:
+    root = directory / "root"
+    shutil.copytree(tree.sources, root / tree.sources.relative_to("/"))
+    (root / tree.sources.relative_to("/") / "part.h").chmod(0o600)
+    debug = root / f"usr/lib/debug/.build-id/{tree.build_id[:2]}/{tree.build_id[2:]}.debug"
+    debug.parent.mkdir(parents=True)
+    shutil.copy(tree.program, debug)
+    done = buildidfs("scan", "package", "--sources", "--json", packages.deb(root, directory))
+    assert json.loads(done.out)["sources"]["files"] == 1
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(tree.target("part.h")).status == 404
+        assert server.ask(tree.target("ma in.c")).body == MAIN.encode()
+
+
+def test_package_brings_no_sources_for_debuginfo_that_it_lacks(
+    buildidfs: BuildIdFs, tree: Tree, directory: Path
+) -> None:
+    """A name in it is a claim."""
+    buildidfs("scan", "tree", tree.program)
+    root = directory / "root"
+    shutil.copytree(tree.sources, root / tree.sources.relative_to("/"))
+    link = root / f"usr/lib/debug/.build-id/{tree.build_id[:2]}/{tree.build_id[2:]}.debug"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/usr/lib/debug/elsewhere.debug")
+    done = buildidfs("scan", "package", "--sources", "--json", packages.deb(root, directory))
+    assert json.loads(done.out)["sources"]["files"] == 0
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(tree.target("ma in.c")).status == 404

@@ -98,7 +98,9 @@ class PackageScanner:
     def __iter__(self) -> Generator[Found, None, None]:
         if self._measured:
             self._total_bytes = self._measure()
-        run = _Run(self._workers, self._files(), self._read, Spool(self._spool_directory))
+        run = _Run(
+            self._workers, files_below(self._paths), self._read, Spool(self._spool_directory)
+        )
         self._run = run
         try:
             for item in run.items():
@@ -115,27 +117,13 @@ class PackageScanner:
     def _measure(self) -> int:
         """Return the size of all files; 0 if there are too many to be looked at at once."""
         deadline, total = time.monotonic() + _MEASURING_S, 0
-        for file in self._files():
+        for file in files_below(self._paths):
             if isinstance(file, walk.OpenFile):
                 total += os.fstat(file.fd).st_size
                 os.close(file.fd)
             if time.monotonic() > deadline:
                 return 0
         return total
-
-    def _files(self) -> Iterator[walk.OpenFile | Unreadable]:
-        """Files that may be packages; the receiver closes them."""
-        known = walk.Mounts()
-        for path in self._paths:
-            try:
-                start_fd = walk.open_start(path)
-            except OSError as error:
-                yield walk.unreadable(path, error)
-                continue
-            try:
-                yield from walk.files(start_fd, path, known)
-            finally:
-                os.close(start_fd)
 
     def _read(self, file: walk.OpenFile, spool: Spool) -> Iterator[Found | _Done]:
         """Yield the files in one file, if that is a package. Raises `Ended`."""
@@ -152,7 +140,7 @@ class PackageScanner:
                 yield Unreadable(file.path, "not a package")
             return
         except (Damaged, CannotDecompress, OSError) as error:
-            yield _unreadable(file.path, error)
+            yield unreadable(file.path, error)
             return
         complete = True
         try:
@@ -160,7 +148,7 @@ class PackageScanner:
                 complete = complete and not isinstance(item, Unreadable)
                 yield item
         except (Damaged, CannotDecompress, OSError) as error:
-            yield _unreadable(file.path, error)
+            yield unreadable(file.path, error)
             complete = False
         unchanged = statx.identity(file.fd) == identity
         yield _Done(mark if complete and unchanged else None)
@@ -175,12 +163,27 @@ class PackageScanner:
     ) -> Iterator[Found]:
         name = os.fsdecode(os.path.basename(file.path))
         archive = _lasting(file.path, identity)
-        whose = Whose(f"package:{package.name or name}", name, Trust.PACKAGE, "package", archive)
+        whose = Whose(container_of(package, file.path), name, Trust.PACKAGE, "package", archive)
         members = Members(
             _scope(identity), file.path, lambda _: (whose,),
             memo=self._memo, spool=spool, limits=self._limits, access=access,
         )  # fmt: skip
         return members.scan(package.members, package.stream)
+
+
+def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
+    """Files at or below paths that may be packages; the receiver closes them."""
+    known = walk.Mounts()
+    for path in paths:
+        try:
+            start_fd = walk.open_start(path)
+        except OSError as error:
+            yield walk.unreadable(path, error)
+            continue
+        try:
+            yield from walk.files(start_fd, path, known)
+        finally:
+            os.close(start_fd)
 
 
 class _Done(msgspec.Struct, frozen=True):
@@ -287,7 +290,8 @@ def _close(item: object) -> None:
         item.close()
 
 
-def _unreadable(path: bytes, error: Exception) -> Unreadable:
+def unreadable(path: bytes, error: Exception) -> Unreadable:
+    """What tells of a package that was not read, and why."""
     if isinstance(error, OSError):
         return walk.unreadable(path, error)
     return Unreadable(path, str(error))
@@ -340,6 +344,11 @@ class Package(NamedTuple):
     name: str
     members: Iterator[Member]
     stream: Stream
+
+
+def container_of(package: Package, path: bytes) -> str:
+    """The container that sightings in the package at a path have."""
+    return f"package:{package.name or os.fsdecode(os.path.basename(path))}"
 
 
 def open_package(fd: int, size: int, limits: Limits) -> Package:
