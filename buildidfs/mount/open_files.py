@@ -80,7 +80,8 @@ class OpenFiles:
         return self.add(node, self._view.open(node), uid) if handle is None else handle
 
     def open_now(self, node: int, uid: int = 0) -> int | None:
-        """A handle for a file; None if it takes `View.open`, whose answer is for `add`.
+        """Return a handle for a file; None if the caller must call `View.open` and pass the result
+        to `add`.
 
         Raises OSError(ENFILE) if the user ``uid`` has too many files open.
         """

@@ -604,10 +604,10 @@ class HistoryGroup(msgspec.Struct, frozen=True, array_like=True):
 class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
     """The contents of a store at ``time_ns`` (Unix), and the events since the row before.
 
-    ``counted`` build IDs were looked at, of which so many had an ``executable``, ``symbols`` and
-    ``debuginfo``; none were if it is 0. ``captured`` and ``lost`` files are those since the row
-    before. The file that waited longest to be copied had waited ``lag_ms``. Sizes are in bytes. Of
-    ``groups`` there are at most `MAX_HISTORY_GROUPS`.
+    ``counted`` is the number of build IDs that were counted, 0 for none; ``executable``,
+    ``symbols`` and ``debuginfo`` are the numbers of them that have these. ``captured`` and ``lost``
+    files are those since the row before. The file that waited longest to be copied had waited
+    ``lag_ms``. Sizes are in bytes. Of ``groups`` there are at most `MAX_HISTORY_GROUPS`.
     """
 
     time_ns: int

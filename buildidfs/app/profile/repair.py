@@ -351,7 +351,7 @@ class Fix(NamedTuple):
 
 
 class Renaming:
-    """Decides for all mappings of a profile.
+    """The decisions for all mappings of a profile.
 
     ``known`` and ``resolved`` count files (by name, device and inode) that had a build ID in the
     profile, and that have one now. ``renamed`` are all new names with the build IDs they stand for.

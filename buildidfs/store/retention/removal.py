@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking blobs away, and with them every row that nothing speaks of any more.
+"""Remove blobs, and with them every row to which no other row refers any more.
 
-It takes two steps, since the mounts have to be told in between. First, while no process names
-blobs: the artifacts go from the index, and then the files; who has one open keeps it. What depends
-on a build ID without being content (its places, its paths) says which names the kernel has to
-forget, so it stays until the listeners have heard: the second step removes it. A crash leaves rows
-in *gone*, and `clear` is called again for them.
+It takes two steps, since the mounts have to be told in between. The first step, while no process
+names blobs, removes the artifacts from the index and then the files; a reader that has one open
+keeps it. The places and paths of a build ID say which names the kernel has to forget, so they stay
+until the listeners have heard: the second step removes them. A crash leaves rows in *gone*, and
+`clear` is called again for them.
 
 Done in batches, so that captures get their turn.
 """
