@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import UsageError
 from buildidfs.upstream.directory import Directory
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from buildidfs.upstream.http_client import HttpClient
     from buildidfs.upstream.options import Options
     from buildidfs.upstream.server import Server, Spool
+
+
+PREFIX: Final = "apt:"
 
 
 def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
@@ -30,9 +33,21 @@ def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> 
         elif url.startswith(("/", "file:///")):
             path = urllib.parse.unquote(url.removeprefix("file://")) if url[0] != "/" else url
             servers.append(Directory(os.fsencode(path), options.timeout))
+        elif url.startswith(PREFIX):
+            servers.append(_mirror(url, options, spool, directory, token))
         else:
             raise _unknown(url)
     return servers
+
+
+def _mirror(url: str, options: Options, spool: Spool, directory: bytes, token: str) -> Server:
+    from buildidfs.upstream.apt import AptMirror, parse
+
+    suite = parse(url)
+    is_remote = suite.url.startswith("http")
+    if is_remote:
+        _checked(suite.url)
+    return AptMirror(suite, _client(options) if is_remote else None, spool, directory, token)
 
 
 def _client(options: Options) -> HttpClient:
