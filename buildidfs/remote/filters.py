@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import logging
+import random
 import struct
 import sys
 import time
@@ -47,7 +48,8 @@ _OFFSETS: Final = struct.Struct("<257I")
 _HEADER: Final = len(_MAGIC) + _OFFSETS.size
 _WIDTH: Final = 4
 _ATTEMPTS: Final = 20
-_KEPT: Final = 8
+_KEPT: Final = 16
+_MOST_PAUSE_S: Final = 0.1
 _MOST_RUN_BYTES: Final = 2 << 30
 _MOST_GENERATIONS: Final = 10**8
 
@@ -164,8 +166,10 @@ class Filter:
         before = self.generation
         for attempt in range(_ATTEMPTS):
             newest = self._newest(self.generation)
+            if newest is None:
+                self.generation, self._runs = None, {}
             if newest is None or newest == before:
-                return False
+                return newest != before
             runs = {name.key: self._runs.get(name.key) or self._load(name) for name in newest.runs}
             if None not in runs.values():
                 self._runs = {key: run for key, run in runs.items() if run is not None}
@@ -177,13 +181,16 @@ class Filter:
         )
 
     def _newest(self, known: Generation | None) -> Generation | None:
-        newest = self._last_listed() if known is None else known
-        while newest is not None:
-            following = self._read(newest.number + 1)
-            if following is None:
-                break
-            newest = following
-        return newest
+        """The newest generation, which takes two requests if it is ``known``."""
+        if known is None:
+            return self._last_listed("")
+        following = self._read(known.number + 1)
+        if following is not None:
+            return self._last_listed(following.key) or following
+        if self._bucket.head(known.key) is not None:
+            return known
+        # It was deleted because there are many newer ones, or with all of the bucket.
+        return self._last_listed("")
 
     def add(self, members: Iterable[Member]) -> int:
         """Add files that are in the bucket; returns how many the filter did not have.
@@ -202,6 +209,7 @@ class Filter:
                 return 0
             if self._publish(self._merged(Run.of(new)), self.generation):
                 return len(new)
+            time.sleep(random.uniform(0, _MOST_PAUSE_S))
         raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
 
     def rebuild(self) -> int:
@@ -253,6 +261,10 @@ class Filter:
         made = Generation(number, int(time.time()), tuple(names))
         if not self._bucket.create(made.key, msgspec.json.encode(made), {}):
             return False
+        if before is not None and self._bucket.head(before.key) is None:
+            # Others were faster by so many generations that they have deleted this one, too.
+            self._bucket.delete(made.key)
+            return False
         self._runs = {name.key: run for name, run in zip(names, runs, strict=True)}
         self.generation = made
         self._clear(number - _KEPT)
@@ -270,12 +282,14 @@ class Filter:
             if name.key not in kept:
                 self._bucket.delete(name.key)
 
-    def _last_listed(self) -> Generation | None:
+    def _last_listed(self, after: str) -> Generation | None:
+        """The newest generation behind a key; runs are listed behind all generations."""
         found = None
-        for row in self._bucket.list(_PREFIX):
+        for row in self._bucket.list(_PREFIX, after):
             name = row.key.removeprefix(f"{_PREFIX}/")
-            if name.endswith(".json") and name[:-5].isdigit():
-                found = int(name[:-5])
+            if not (name.endswith(".json") and name[:-5].isdigit()):
+                break
+            found = int(name[:-5])
         return None if found is None else self._read(found)
 
     def _read(self, number: int) -> Generation | None:
