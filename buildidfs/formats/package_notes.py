@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notes of package managers on installed files: dpkg and apk.
+"""The notes of package managers on installed files: dpkg, apk and rpm.
 
 Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list); distroless,
-private/pkg (status.d); apk-tools, src/database.c (installed).
+private/pkg (status.d); apk-tools, src/database.c (installed); rpm, lib/backend/sqlite.c.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.formats.archive.packages import RpmHeader
+from buildidfs.formats.sqlite import Database, Unusable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~^-]", re.ASCII)
 _TEXT_MAX: Final = 128
+_MOST_NAMESAKES: Final = 64  # files with one name that are looked at
 
 
 class Package(msgspec.Struct, frozen=True):
     """An installed package; all is empty if none is known, and fit to be shown on a terminal.
 
-    ``manager`` is dpkg or apk.
+    ``manager`` is dpkg, apk or rpm.
     """
 
     name: str = ""
@@ -94,6 +98,42 @@ def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
                 return Package(shown(fields.get(b"P", b"")), shown(fields.get(b"V", b"")), "apk")
             start = installed.find(above, end) if end >= 0 else -1
     return UNKNOWN
+
+
+class RpmDatabase:
+    """The packages that rpm has installed; ``read(size, offset)`` reads rpmdb.sqlite.
+
+    Methods raise `Unusable`, and what ``read`` raises.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._database = Database(read)
+        roots = self._database.roots()
+        try:
+            self._names = roots[b"index", b"Basenames_key_idx"]
+            self._files = roots[b"table", b"Basenames"]
+            self._packages = roots[b"table", b"Packages"]
+        except KeyError as error:
+            raise Unusable("no database of rpm") from error
+
+    def owner(self, paths: Iterable[bytes]) -> Package:
+        """Return the package that has one of the paths."""
+        for path in paths:
+            name = path.rpartition(b"/")[2]
+            for number in self._database.matches(self._names, name)[:_MOST_NAMESAKES]:
+                match self._database.row(self._files, number):
+                    case [_, int(package), int(file)]:
+                        header = self._header(package)
+                        if header.path(file) == path:
+                            name, version, _ = header.name
+                            return Package(shown(name), shown(version), "rpm")
+        return UNKNOWN
+
+    def _header(self, number: int) -> RpmHeader:
+        match self._database.row(self._packages, number):
+            case [_, bytes(blob)]:
+                return RpmHeader.of_database(blob)
+        return RpmHeader.of_database(b"")
 
 
 def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import os
+import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.debug_files import Companions
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
-from buildidfs.formats import package_notes
+from buildidfs.formats import package_notes, sqlite
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
@@ -297,9 +298,39 @@ def _check_package_notes(text: bytes) -> None:
         package_notes.dpkg_version(text, b"coreutils:amd64"),
         package_notes.apk_owner(text, _PACKAGED),
     ):
-        for part in (package.name, package.version):
-            assert not part or part.isprintable()
-            assert len(part) <= 128
+        _check_package(package)
+    with contextlib.suppress(sqlite.Unusable):
+        database = package_notes.RpmDatabase(lambda size, offset: text[offset : offset + size])
+        _check_package(database.owner(_PACKAGED))
+
+
+def _check_package(package: package_notes.Package) -> None:
+    for part in (package.name, package.version):
+        assert not part or part.isprintable()
+        assert len(part) <= 128
+
+
+def _rpm_database() -> bytes:
+    """A database as rpm has it, with one package of one file."""
+    strings = b"coreutils\x009.4\x001\0true\0/usr/bin/\0\0\0\0\0"
+    entries = [(1000, 6, 0, 1), (1001, 6, 10, 1), (1002, 6, 14, 1), (1117, 8, 16, 1),
+               (1118, 8, 21, 1), (1116, 4, 32, 1)]  # fmt: skip
+    header = struct.pack(">II", len(entries), 36) + b"".join(
+        struct.pack(">IIII", *entry) for entry in entries
+    )
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA page_size=512")
+    connection.execute("CREATE TABLE 'Packages' (hnum INTEGER PRIMARY KEY, blob BLOB NOT NULL)")
+    connection.execute("CREATE TABLE 'Basenames' (key 'TEXT', hnum INTEGER, idx INTEGER)")
+    connection.execute("CREATE INDEX 'Basenames_key_idx' ON 'Basenames'(key ASC)")
+    blob = header + strings.ljust(32, b"\0") + struct.pack(">I", 0)
+    connection.execute("INSERT INTO Packages VALUES (1, ?)", (blob,))
+    connection.execute("INSERT INTO Basenames VALUES ('true', 1, 0)")
+    connection.commit()
+    raw = connection.serialize()
+    database = package_notes.RpmDatabase(lambda size, offset: raw[offset : offset + size])
+    assert database.owner(_PACKAGED) == package_notes.Package("coreutils", "9.4-1", "rpm")
+    return raw
 
 
 def _seed_package_notes() -> Iterator[bytes]:
@@ -310,6 +341,7 @@ def _seed_package_notes() -> Iterator[bytes]:
         b"Package: coreutils\nArchitecture: arm64\nVersion: 9.4-2\n\n"
         b"Package: coreutils\nArchitecture: amd64\nVersion: 9.4-3\n"
     )
+    yield _rpm_database()
     yield b"C:Q1\nP:bash\nV:5\nF:bin\nR:bash\n\nC:Q1\nP:coreutils\nV:9.4-r1\nF:bin\nR:true\n"
 
 
@@ -325,7 +357,7 @@ def _huge_package_notes() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "packagenotes": Target(
-        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes",)
+        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes", "sqlite")
     ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),

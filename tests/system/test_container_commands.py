@@ -13,8 +13,9 @@ import pytest
 
 from buildidfs.model import BuildId, ContainerNames, Quality
 from buildidfs.store import Store
+from tests.support import packages
 from tests.support.captures import capture, commit, sighting
-from tests.support.clients import tool
+from tests.support.clients import Argument, run, tool
 from tests.support.elfwriter import elf_file
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.waiting import lines
@@ -142,7 +143,7 @@ _APK = "P:musl\nV:1.2.5-r0\nF:lib\nR:other\n\nP:libx\nV:2.0-r1\nF:bin\nR:busybox
 # $1 is the root, and the rest is run in it, in a mount namespace of its own
 _IN_ROOT = """
 mount --bind "$1" "$1"; cd "$1"; mkdir -p old; pivot_root . old; umount -l /old
-echo ready; exec /bin/busybox cat
+exec /bin/busybox sh -c 'echo ready; read -r _'
 """
 
 
@@ -182,6 +183,32 @@ def test_package_of_a_mapped_file(
             (root / path).symlink_to(text[2:])
         else:
             (root / path).write_text(text)
+    found = package_of_a_program(buildidfs, root)
+    assert found == package
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["var/lib/rpm", "usr/lib/sysimage/rpm"])
+def test_package_in_the_database_of_rpm(
+    buildidfs: BuildIdFs, root: Path, tmp_path: Path, place: str
+) -> None:
+    made = packages.rpm(root, tmp_path / "made")
+    words: list[Argument] = [tool("rpm"), "--root", root, "--dbpath", f"/{place}"]
+    words += ["--define", "_db_backend sqlite"]
+    run([*words, "--initdb"], check=True)
+    run([*words, "-i", "--justdb", "--nodeps", "--nosignature", made], check=True)
+    assert (root / place / "rpmdb.sqlite").exists()
+    found = package_of_a_program(buildidfs, root)
+    assert found == (packages.NAME, packages.VERSION)
+    # A database that makes no sense is passed over.
+    with (root / place / "rpmdb.sqlite").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 65536)
+    assert package_of_a_program(buildidfs, root) == (None, None)
+
+
+def package_of_a_program(buildidfs: BuildIdFs, root: Path) -> tuple[str | None, str | None]:
+    """Name and version of the package of the program that runs in a root."""
     words = [tool("unshare"), "-m", "sh", "-ec", _IN_ROOT, "sh", os.fspath(root)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -190,4 +217,4 @@ def test_package_of_a_mapped_file(
         found = [json.loads(line) for line in done.out.splitlines()]
         process.kill()
     (row,) = [each for each in found if each["pid"] == process.pid]
-    assert (row["package"], row["package_version"]) == package
+    return row["package"], row["package_version"]

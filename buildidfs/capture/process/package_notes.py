@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from buildidfs import names
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_notes
 from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats.sqlite import Unusable
 from buildidfs.linux import openat2
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _DPKG_LISTS: Final = b"/var/lib/dpkg/info"
 _DPKG_STATUS: Final = b"/var/lib/dpkg/status"
 _DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
+_RPM: Final = (b"/var/lib/rpm/rpmdb.sqlite", b"/usr/lib/sysimage/rpm/rpmdb.sqlite")
 _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 
 _WAIT_S: Final = 5.0
@@ -36,6 +39,7 @@ _MOST_BYTES: Final = 64 << 20  # of all lists of a root
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
+_T = TypeVar("_T")
 _Root = tuple[int, int, int]
 _Owner: TypeAlias = "Callable[[list[bytes]], Package]"
 
@@ -78,19 +82,24 @@ class PackageNotes:
             if len(self._known) >= _MOST_ANSWERS:
                 self._known.clear()
             paths = [path, *names.merged(path)]  # a package has one of them in its list
-            found = (owner(paths) for owner in self._read(root_fd, root))
-            known = next((each for each in found if each != UNKNOWN), UNKNOWN)
+            owners = self._read(root_fd, root)
+            known = self._ask(root, lambda: _first(owners, paths), UNKNOWN)
             self._known[root, path] = known
         return known
+
+    def _ask(self, root: _Root, question: Callable[[], _T], otherwise: _T) -> _T:
+        """Return an answer that may need the filesystem of a root."""
+        try:
+            return self._patience.ask((0, root[2]), question, lambda answer: None)
+        except (TimeoutError, RuntimeError):
+            return otherwise
 
     def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
         if notes is None:
             fd = os.dup(root_fd)  # a thread that waits for an answer keeps it
-            try:
-                notes = self._patience.ask((0, root[2]), lambda: _all(fd), lambda answer: None)
-            except (TimeoutError, RuntimeError):
-                notes = []
+            none: list[_Owner] = []
+            notes = self._ask(root, lambda: _all(fd), none)
             while len(self._roots) >= _MOST_ROOTS:
                 del self._roots[next(iter(self._roots))]
             self._roots[root] = notes
@@ -100,7 +109,7 @@ class PackageNotes:
 def _all(root_fd: int) -> list[_Owner]:
     """Read the notes of all package managers below a root, and close its descriptor."""
     try:
-        return [*_dpkg(root_fd), *_apk(root_fd)]
+        return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
     finally:
         os.close(root_fd)
 
@@ -131,6 +140,33 @@ def _apk(root_fd: int) -> Iterator[_Owner]:
         installed = _content(root_fd, path)
         if installed:
             yield functools.partial(package_notes.apk_owner, installed)
+
+
+def _rpm(root_fd: int) -> Iterator[_Owner]:
+    """Open the databases of rpm, which may be too large to be read as a whole."""
+    for path in _RPM:
+        with contextlib.suppress(OSError):
+            file = open(openat2.open_regular_in_root(root_fd, path), "rb", buffering=0)  # noqa: SIM115
+            read = functools.partial(os.pread, file.fileno())
+            try:
+                database = package_notes.RpmDatabase(read)
+            except (OSError, Unusable):
+                file.close()
+                continue
+            weakref.finalize(database, file.close)
+            yield functools.partial(_rpm_owner, database)
+
+
+def _rpm_owner(database: package_notes.RpmDatabase, paths: list[bytes]) -> Package:
+    try:
+        return database.owner(paths)
+    except (OSError, Unusable):
+        return UNKNOWN
+
+
+def _first(owners: list[_Owner], paths: list[bytes]) -> Package:
+    found = (owner(paths) for owner in owners)
+    return next((each for each in found if each != UNKNOWN), UNKNOWN)
 
 
 def _content(root_fd: int, path: bytes) -> bytes:
