@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.view.attributes import blank, stale
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 PIECE: Final = 256 << 10
 LAST_PIECE: Final = 64 << 10
 _SENT_AT_ONCE: Final = 1 << 20
-_MOST_AT_ONCE: Final = 8 << 20
+_LONG: Final = 4 << 20
+_FAST_MS: Final = 5
+_TURN_S: Final = 0.05
+"""A thread stays with a client of a long file that takes more within `_FAST_MS`, since the way to
+the loop and back takes as long, but for one turn only: others wait for the thread."""
 
 
 class Content:
@@ -67,14 +73,16 @@ class Content:
         """Send from byte ``done`` on as much as a non-blocking socket takes; return the new
         ``done``.
 
-        Returns after some megabytes. Raises OSError, `IntegrityError`.
+        Returns if the client is slower than this thread, or after a turn. Raises OSError,
+        `IntegrityError`.
         """
-        enough = min(self.size, done + _MOST_AT_ONCE)
-        try:
-            while done < enough:
+        end = time.monotonic() + _TURN_S
+        while done < self.size and time.monotonic() < end:
+            try:
                 done += self._send_some(socket, done)
-        except BlockingIOError:
-            pass
+            except BlockingIOError:
+                if self.size < _LONG or not _takes_more(socket):
+                    break
         return done
 
     def _send_some(self, socket: int, done: int) -> int:
@@ -113,3 +121,10 @@ class Content:
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         self._file.close()
+
+
+def _takes_more(socket: int) -> bool:
+    """Return True if a socket takes more in a moment."""
+    poll = select.poll()
+    poll.register(socket, select.POLLOUT)
+    return bool(poll.poll(_FAST_MS))
