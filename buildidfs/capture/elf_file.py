@@ -54,7 +54,7 @@ def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile |
     return identity.describe(reader(fd), os.fstat(fd).st_size, build_id)
 
 
-def memory_file(name: bytes, data: bytes) -> int:
+def memory_file(name: bytes, data: bytes | bytearray) -> int:
     """Make a file in memory with ``data``, and return its descriptor. Raises OSError."""
     fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
     try:
@@ -73,7 +73,7 @@ def scratch_file() -> int:
         return memory_file(b"buildidfs-copy", b"")
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | bytearray) -> None:
     """Write all of ``data`` where the file offset is. Raises OSError."""
     view = memoryview(data)
     while view:

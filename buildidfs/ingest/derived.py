@@ -38,7 +38,11 @@ _LOCK: Final = b"run/derive.lock"
 
 
 def _staged(
-    store: Store, data: bytes, described: ElfFile, sighting: Sighting, quality: Quality
+    store: Store,
+    data: bytes | bytearray,
+    described: ElfFile,
+    sighting: Sighting,
+    quality: Quality,
 ) -> NewCapture | None:
     """Stage a debug file that was made of an executable seen at that place.
 
@@ -138,7 +142,7 @@ def unpacked(
         return _staged(store, data, described, sighting, Quality.DYNSYM)
 
 
-def _completed(fd: int, described: ElfFile) -> bytes | None:
+def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
     """The debug file with all symbols of the executable; None if it is none. Raises OSError."""
     where = described.mini
     if where is None or where.size > PACKED_MAX_BYTES:
@@ -209,6 +213,7 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
         described = identity.describe(blob.read_at, blob.size, build_id)
         if isinstance(described, Absence) or described.build_id != build_id:
             return
+        data: bytes | bytearray | None
         data = go_debug.debug_file(blob.read_at, blob.size, build_id, digest)
         dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size)
         if data is not None and dynamic is not None:

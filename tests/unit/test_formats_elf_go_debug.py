@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import random
 import struct
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -253,3 +254,18 @@ def test_a_table_that_ends_early_gives_what_is_whole(magic: int) -> None:
         if debug is not None:
             for name in symbols(opened(debug)):
                 assert any(whole.startswith(name) for whole in wanted), name
+
+
+def test_memory_is_a_small_multiple_of_the_table() -> None:
+    """The table, the parts of the file, and the file are never in memory all at once."""
+    row = [Row(8, "/src/main.go", 12)]
+    data = go_program(
+        [Function(f"main.f{n:04}{'x' * 8000}", row) for n in range(1000)], Form(GO_1_20)
+    )
+    tracemalloc.start()
+    try:
+        made(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5 * len(data)

@@ -88,7 +88,7 @@ class _Section(NamedTuple):
 
     name: bytes
     type: int
-    contents: bytes = b""
+    contents: bytes | bytearray = b""
     flags: int = 0
     address: int = 0
     offset: int = 0
@@ -116,7 +116,10 @@ def debug_file(read_at: ReadAt, size: int, build_id: bytes, source: bytes) -> by
     sections = Sections(read_at, size)
     loads = _segments(read_at, layout, header)
     kept = _kept(sections, loads)
-    return _Writer(layout, kept, loads).file(head, table, build_id, source)
+    writer = _Writer(layout, kept, loads)
+    made = writer.sections(table, build_id, source)
+    del table  # it may have more bytes than the file
+    return writer.file(head, made) if made is not None else None
 
 
 def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[Segment]:
@@ -173,9 +176,10 @@ class _Writer:
         self._shdr = Struct(f"{self._order}II{word * 4}II{word * 2}")
         self._phdr = Struct(self._order + ("IIQQQQQQ" if layout.bits == 64 else "IIIIIIII"))
 
-    def file(
-        self, head: bytes, table: gopclntab.GoTable, build_id: bytes, source: bytes
-    ) -> bytes | None:
+    def sections(
+        self, table: gopclntab.GoTable, build_id: bytes, source: bytes
+    ) -> list[_Section] | None:
+        """The sections of the file, without that of their names; None if no function is sound."""
         lines = Lines(table, self._address)
         names = _Names(table)
         symbols, functions, start, end = self._functions(table, names, lines)
@@ -185,7 +189,7 @@ class _Writer:
         noted = next((each for each in self._segments if each.kind == PT_NOTE), None)
         address = noted.address if noted is not None else 0
         number, entry = len(self._kept) + 3, 24 if self._bits == 64 else 16
-        sections = [
+        return [
             *self._kept,
             _Section(
                 _BUILD_ID, SHT_NOTE, note, SHF_ALLOC if noted else 0, address, align=4
@@ -202,11 +206,10 @@ class _Writer:
             _Section(b".debug_line", _PROGBITS, lines.contents()),
             _Section(MADE_OF_GOPCLNTAB, _PROGBITS, source),
         ]  # fmt: skip
-        return self._written(head, sections)
 
     def _functions(
         self, table: gopclntab.GoTable, names: _Names, lines: Lines
-    ) -> tuple[bytes, bytearray, int, int]:
+    ) -> tuple[bytearray, bytearray, int, int]:
         """The functions as symbols and as entries of ``.debug_info``, and where they begin and end.
 
         LLVM takes names from symbols only where these are in the program.
@@ -233,7 +236,7 @@ class _Writer:
             if entry < low:
                 low = entry
             high = entry + size
-        return bytes(out), entries, low, high
+        return out, entries, low, high
 
     def _section_of(self) -> Callable[[int], int]:
         """A function that gives the number of the section of code that an address is in, or 0.
@@ -280,7 +283,8 @@ class _Writer:
     def _counted(self, data: bytes) -> bytes:
         return Struct(self._order + "I").pack(len(data)) + data
 
-    def _written(self, head: bytes, sections: list[_Section]) -> bytes:
+    def file(self, head: bytes, sections: list[_Section]) -> bytes:
+        """The file with these sections; ``head`` is the ELF header of the program."""
         names = bytearray(b"\0")
         named = {b"": 0}
         for name in (*(each.name for each in sections), b".shstrtab"):
@@ -348,7 +352,8 @@ class _Names:
         self._known: dict[int, int] = {}
         self._out = bytearray(b"\0")
         if self._is_whole:
-            self._out += data[self._start : self._end] + b"\0"
+            self._out += memoryview(data)[self._start : self._end]
+            self._out += b"\0"
             dot = data.find(_DOT, self._start, self._end)
             while dot >= 0:
                 place = data.rfind(b"\0", self._start, dot) + 1 or self._start
@@ -376,5 +381,5 @@ class _Names:
             self._out += self._data[place : end + 1].replace(_DOT, b".")
         return end
 
-    def contents(self) -> bytes:
-        return bytes(self._out)
+    def contents(self) -> bytearray:
+        return self._out

@@ -192,14 +192,16 @@ class Lines:
             self._set_file[index] = found
         return found
 
-    def contents(self) -> bytes:
-        """The section ``.debug_line``."""
+    def contents(self) -> bytearray:
+        """The section ``.debug_line``; nothing can be added after that."""
         names = b"".join(name + b"\0\0\0\0" for name in self.files)
         fields = bytes((self._table.quantum, 1, 1, _LINE_BASE & 0xFF, _LINE_RANGE, _OPCODE_BASE))
         header = fields + _OPERANDS + b"\0" + names + b"\0"
         size = Struct(self._order + "I").pack
         after = Struct(self._order + "H").pack(VERSION) + size(len(header))
-        return b"".join((size(len(after) + len(header) + len(self._out)), after, header, self._out))
+        out = self._out
+        out[:0] = size(len(after) + len(header) + len(out)) + after + header
+        return out
 
 
 class _Opcodes(dict[bytes, bytes]):

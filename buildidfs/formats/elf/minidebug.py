@@ -57,7 +57,7 @@ def dynamic_symbols(read_at: ReadAt, size: int) -> DynamicSymbols | None:
     return DynamicSymbols(symbols, names) if symbols and names else None
 
 
-def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | None:
+def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | bytearray | None:
     """The debug file with the symbols of ``.dynsym`` in its ``.symtab``; None if it is damaged.
 
     What was there stays where it is. The longer tables follow it, and their section headers lead
@@ -80,12 +80,12 @@ def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | None:
     if not added:
         return mini
     symbols_at = len(mini) + -len(mini) % _ALIGN
-    symbols = old + added
-    names += dynamic.names + b"\0"
-    whole = bytearray(mini.ljust(symbols_at, b"\0") + symbols + names)
-    _move(sections, whole, number, symbols_at, len(symbols))
-    _move(sections, whole, header.link, symbols_at + len(symbols), len(names))
-    return bytes(whole)
+    names_at = symbols_at + len(old) + len(added)
+    padding = bytes(symbols_at - len(mini))
+    whole = bytearray().join((mini, padding, old, added, names, dynamic.names, b"\0"))
+    _move(sections, whole, number, symbols_at, names_at - symbols_at)
+    _move(sections, whole, header.link, names_at, len(whole) - names_at)
+    return whole
 
 
 class _Places:
