@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +19,9 @@ from buildidfs.capture.live.vanished_files import Finder, HeldNamespaces
 from buildidfs.formats.perf.records import Mapped
 from buildidfs.linux import mounts, namespaces
 from buildidfs.model import NamespaceSet
+from tests.support import silentfs
 from tests.support.children import cat_program, needs_root, private_cat
+from tests.support.clients import tool
 from tests.support.scans import open_descriptors, own_namespaces
 from tests.support.waiting import until
 
@@ -224,6 +229,55 @@ def test_number_of_held_namespaces_is_bounded(tmp_path: Path) -> None:
     assert min(fds) >= 0
     close_all(fds)
     until(lambda: held.expire() or not len(held), "the end of the hold")
+
+
+_PIVOT = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.chdir(sys.argv[1])
+pivot_root = 155 if os.uname().machine == "x86_64" else 41
+assert libc.syscall(pivot_root, b".", b".") == 0, os.strerror(ctypes.get_errno())
+assert libc.umount2(b".", 2) == 0, os.strerror(ctypes.get_errno())
+print("there", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+@needs_root("mounts in a namespace of its own")
+@pytest.mark.parametrize("is_root", [False, True])
+def test_filesystem_that_never_answers_delays_nothing(tmp_path: Path, is_root: bool) -> None:
+    """Be it on the path, or the root of the namespace."""
+    silent, private = tmp_path / "silent", tmp_path / "private"
+    silent.mkdir()
+    private.mkdir()
+    held = HeldNamespaces(close_all)
+    pivot = [tool("unshare"), "-m", sys.executable, "-I", "-S", "-c", _PIVOT, os.fspath(silent)]
+    with silentfs.served(silent, cat_program()) as server:
+        with (
+            subprocess.Popen(pivot, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            if is_root
+            else private_cat(private)
+        ) as child:
+            if is_root:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"there\n"
+                assert os.path.samefile(f"/proc/{child.pid}/root", silent)
+            home = home_of(child.pid)
+            held.hold(home, child.pid)
+            child.communicate(b"\n")
+        server.send_signal(signal.SIGSTOP)
+        path = b"/app" if is_root else os.fsencode(silent / "app")
+        mapped = Mapped(1, GONE, 0x1000, 0x2000, 0, path, inode=2)
+        fd = held.borrow(home)
+        assert fd >= 0
+        asked = threading.Thread(target=found, args=(mapped, home, 0, fd), daemon=True)
+        asked.start()
+        asked.join(20)
+        assert not asked.is_alive()
+        os.close(fd)
+        until(lambda: held.expire() or not len(held), "the end of the hold")
 
 
 def test_namespace_that_the_process_has_left_is_not_held() -> None:
