@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.app.containers import Names
 from buildidfs.app.symbolize import programs
 from buildidfs.app.symbolize.programs import Failed, Slots, SymbolizerProcess
 from buildidfs.capture import elf_file
@@ -28,10 +29,16 @@ from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import file_ops, machine
-from buildidfs.model import QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
+from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture
 from buildidfs.store.blobs import files
-from buildidfs.store.bundle import BundleFile, captures, sightings, write_bundle
+from buildidfs.store.bundle import (
+    BundleFile,
+    captures,
+    names_of_containers,
+    sightings,
+    write_bundle,
+)
 from buildidfs.store.errors import show
 from buildidfs.store.export import open_draft, open_through
 
@@ -96,8 +103,26 @@ def collect(
                 supplements[link.build_id] = link
                 waiting.append(link.build_id)
     return bundle_archive.Manifest(
-        bundle_archive.VERSION, machine.host_name(), tuple(inputs), tuple(items), tuple(absent)
+        bundle_archive.VERSION,
+        machine.host_name(),
+        tuple(inputs),
+        tuple(items),
+        tuple(absent),
+        containers=tuple(_named_containers(store, items)),
     )
+
+
+def _named_containers(
+    store: Store, items: Iterable[bundle_archive.Item]
+) -> Iterator[bundle_archive.Container]:
+    """Yield the containers of the places of items that have names, each once."""
+    names = Names(store)
+    for label in sorted({place.container for item in items for place in item.places}):
+        called = names.of(label)
+        if called != NO_NAMES:
+            yield bundle_archive.Container(
+                label, called.name, called.pod, called.namespace, called.image
+            )
 
 
 def _item(
@@ -302,6 +327,7 @@ def import_(
     with BundleFile(path) as file:
         access = access_of(file.fileno())
         verified: set[Digest] = set()
+        store.name_containers(names_of_containers(file.manifest))
         summary = Ingest(store).run(_pinned(store, file, trust, access, verified), progress)
         _record_places(store, file.manifest, trust, access, verified)
         file.check_sources()

@@ -126,6 +126,16 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     directory_b64: bytes = b""
 
 
+class Container(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The names that people have for the container with a label, as in `model.ContainerNames`."""
+
+    label: Text
+    name: Text = ""
+    pod: Text = ""
+    namespace: Text = ""
+    image: Text = ""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """The contents of a bundle, and the files that it lacks. Bundles of earlier versions have no
     ``sources``.
@@ -137,6 +147,7 @@ class Manifest(msgspec.Struct, frozen=True):
     items: Annotated[tuple[Item, ...], Meta(max_length=_ITEMS_MAX)]
     absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)]
     sources: Sources | None = None
+    containers: Annotated[tuple[Container, ...], Meta(max_length=_ITEMS_MAX)] = ()
 
 
 class Member(NamedTuple):

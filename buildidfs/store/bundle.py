@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
+from buildidfs.formats.container import oci
 from buildidfs.formats.elf import identity
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
+    NO_NAMES,
     OWNER,
     QUALITIES,
     Absence,
     BuildId,
     ByteRange,
+    ContainerNames,
     Digest,
     FileIdentity,
     Kind,
@@ -304,6 +307,20 @@ def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[S
     return found
 
 
+def names_of_containers(manifest: bundle_archive.Manifest) -> Callable[[Origin], ContainerNames]:
+    """Return what gives the names that a bundle has for the container of an origin."""
+    known = {
+        each.label: ContainerNames(
+            oci.shown_name(each.name),
+            oci.shown_name(each.pod),
+            oci.shown_name(each.namespace),
+            "\n".join(map(oci.shown_name, each.image.split("\n", 1))),
+        )
+        for each in manifest.containers
+    }
+    return lambda origin: known.get(origin.container, NO_NAMES)
+
+
 class BundleStore(Store):
     """A store that is a bundle; see `open_bundle`. Nothing can be captured into it."""
 
@@ -322,6 +339,7 @@ class BundleStore(Store):
                 staged[digest].digest, staged[digest].size = digest, size
             return staged[digest]
 
+        self.name_containers(names_of_containers(file.manifest))
         batch: list[NewCapture] = []
         for new in captures(file.manifest, Trust.CONTAINER, access, content):
             batch.append(new)

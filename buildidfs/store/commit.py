@@ -216,14 +216,15 @@ class Commits:
         self._announce(recorder.counters.announced, sorted(recorder.changed))
         return unknown
 
-    def _called(self, sightings: Sequence[Sighting]) -> dict[bytes, ContainerNames]:
-        """The names of their containers, by control group: asked for while no writer waits for
-        the end of a transaction.
+    def _called(self, sightings: Sequence[Sighting]) -> dict[tuple[bytes, str], ContainerNames]:
+        """The names of their containers, by control group and label: asked for while no writer
+        waits for the end of a transaction.
         """
         if self._names_of is None:
             return {}
-        origins = {each.origin.cgroup: each.origin for each in sightings if each.origin.container}
-        return {group: self._names_of(origin) for group, origin in origins.items()}
+        origins = (each.origin for each in sightings if each.origin.container)
+        by_container = {(origin.cgroup, origin.container): origin for origin in origins}
+        return {key: self._names_of(origin) for key, origin in by_container.items()}
 
     def _judged(self, new: _New) -> _New:
         sighting = self._believed(new.sighting)

@@ -128,6 +128,24 @@ def test_names_are_completed(filled: BuildIdFs) -> None:
 
 # --- packages ------------------------------------------------------------------------------------
 
+
+def test_names_of_containers_travel_in_bundles(filled: BuildIdFs, tmp_path: Path) -> None:
+    packed = tmp_path / "cart.tar.zst"
+    filled("bundle", "--container", "shop/cart-7d9f", "-o", packed, check=False)
+    elsewhere = BuildIdFs(tmp_path)
+    elsewhere("import", packed)
+    (row,) = [json.loads(line) for line in elsewhere("containers", "--json").out.splitlines()]
+    named = {"container": CART, "container_name": "server", "pod": "cart-7d9f",
+             "pod_namespace": "shop", "image": "app:1"}  # fmt: skip
+    assert named.items() <= row.items()
+    (mountpoint := tmp_path / "there").mkdir()
+    elsewhere("mount", "--bundle", packed, mountpoint)
+    try:
+        assert (mountpoint / "containers/shop_cart-7d9f_server/root/app/server").is_file()
+    finally:
+        elsewhere("unmount", mountpoint)
+
+
 _DPKG_STATUS = """Package: libx1
 Status: install ok installed
 Architecture: amd64

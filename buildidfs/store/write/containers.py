@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from buildidfs.model import ContainerNames, Origin, Sighting
     from buildidfs.store.index.environment import Environment, Txn
 
-NOTHING_CALLED: Final[Mapping[bytes, ContainerNames]] = MappingProxyType({})
+NOTHING_CALLED: Final[Mapping[tuple[bytes, str], ContainerNames]] = MappingProxyType({})
 
 _NO_CONTAINERS: Final = ("image:", "package:", "host:")
 _EVICTED_AT_ONCE: Final = 2048
@@ -81,7 +81,7 @@ class _ContainerTables:
 class ContainerWriter(_ContainerTables):
     """Writes to the tables within one transaction; call `finish` last.
 
-    ``called`` has the names of containers by their control groups, as far as they are known.
+    ``called`` has the names of containers by control group and label, as far as they are known.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ContainerWriter(_ContainerTables):
         environment: Environment,
         txn: Txn,
         counters: schema.Counters,
-        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
+        called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
     ) -> None:
         super().__init__(environment, txn)
         self._counters = counters
@@ -213,9 +213,11 @@ class ContainerWriter(_ContainerTables):
         return number
 
     def _add_names(self, row: ContainerRow, origin: Origin) -> None:
-        names = self._called.get(origin.cgroup, NO_NAMES)
-        # Two containers may differ only behind the part of the ID in the label.
-        if names == NO_NAMES or row.id != as_bytes(cgroup.container_id(origin.cgroup)):
+        names = self._called.get((origin.cgroup, origin.container), NO_NAMES)
+        # Two containers may differ only behind the part of the ID in the label. A bundle knows no
+        # control groups, and has the names by label.
+        is_its = not origin.cgroup or row.id == as_bytes(cgroup.container_id(origin.cgroup))
+        if names == NO_NAMES or not is_its:
             return
         row.image = row.image or as_bytes(names.image)
         row.called = row.called or as_bytes(names.name)

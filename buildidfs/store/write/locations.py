@@ -37,7 +37,7 @@ class PlaceWriter:
         txn: Txn,
         counters: schema.Counters,
         changed: set[int],
-        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
+        called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
     ) -> None:
         self._txn = txn
         self._changed = changed

@@ -65,7 +65,7 @@ class Recorder:
         blobs: Blobs,
         added: Collection[Digest] = frozenset(),
         read: Callable[[Digest], tuple[BlobFile, int | None] | None] = lambda digest: None,
-        called: Mapping[bytes, ContainerNames] = NOTHING_CALLED,
+        called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
     ) -> None:
         self._env = environment
         self._txn = txn
