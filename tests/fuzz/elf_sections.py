@@ -10,7 +10,7 @@ from typing import Final
 from buildidfs.formats import bzimage
 from buildidfs.formats.elf import go_debug, identify, minidebug, splitdwarf
 from buildidfs.formats.elf.minidebug import DynamicSymbols
-from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.sections import Sections, functions
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
 from tests.support import gowriter
@@ -111,6 +111,12 @@ def _huge_bzimage() -> Iterator[bytes]:
 # --- symbols -------------------------------------------------------------------------------------
 
 _SYMBOL = struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 0x400048, 4)
+
+
+def _check_functions(data: bytes) -> None:
+    for each in functions(Sections(FileReader(data), len(data))):
+        assert len(each.name) <= 512
+        assert each.size
 
 
 def _check_minidebug(data: bytes) -> None:
@@ -255,6 +261,7 @@ TARGETS: Final = {
         ("elf.go_debug", "elf.go_lines", "elf.gopclntab"),
         cost=_check_go_file,
     ),
+    "functions": Target(_check_functions, _seed_minidebug, _huge_minidebug, ("elf.sections",)),
     "minidebug": Target(
         _check_minidebug,
         _seed_minidebug,

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from buildidfs.app.page import drop
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf import code_file, identity, line_files
 from buildidfs.serve import messages, symbolication
@@ -122,6 +123,30 @@ def _huge_request() -> Iterator[bytes]:
         yield filled(unit, size)
 
 
+# --- uploads -------------------------------------------------------------------------------------
+
+_FORM: Final = b"multipart/form-data; boundary=x"
+
+
+def _check_upload(data: bytes) -> None:
+    """The file of a form is a part of its body."""
+    for body, kind in ((data, _FORM), (b"--x\r\n\r\n--x--", data)):
+        with contextlib.suppress(messages.BadRequest):
+            assert drop.file_in(body, kind) in body
+
+
+def _seed_upload() -> Iterator[bytes]:
+    yield b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nbytes\r\n--x--\r\n'
+    yield b'multipart/form-data; charset=utf-8; boundary="----x"'
+
+
+def _huge_upload() -> Iterator[bytes]:
+    for unit in (b"--x\r\n", b"\r\n--x", b'name="', b"boundary=", b"multipart/form-data;"):
+        yield filled(unit)
+    yield b"multipart/form-data;" + filled(b"boundary=", MEGABYTE - 100)
+    yield b'--x\r\n name="' + filled(b"a", MEGABYTE - 100)
+
+
 # --- the symbol server ---------------------------------------------------------------------------
 
 
@@ -178,8 +203,8 @@ def _seed_code() -> Iterator[bytes]:
 def _huge_code() -> Iterator[bytes]:
     for unit in (b"1000: jmp 0x1 <", b"1000: call 0x1\n", b" 1000: j 0x1 <.text>\n", b"1000: b 0x"):
         yield filled(unit)
-    yield b"1000: j" + filled(b" 0x1")
-    yield b"1000: " + filled(b" <")
+    yield b"1000: j" + filled(b" 0x1", MEGABYTE - 8)
+    yield b"1000: " + filled(b" <", MEGABYTE - 8)
 
 
 TARGETS: Final = {
@@ -191,5 +216,6 @@ TARGETS: Final = {
         _check_line_files, _seed_line_files, _huge_line_files, ("elf.line_files",)
     ),
     "source_archive": Target(_check_archive, _seed_archive, _huge_archive, ("source_archive",)),
+    "upload": Target(_check_upload, _seed_upload, _huge_upload),
     "http_request": Target(_check_request, _seed_request, _huge_request, most=1 << 15),
 }

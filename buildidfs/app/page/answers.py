@@ -252,8 +252,8 @@ class Download(msgspec.Struct):
 class BuildIdPage(msgspec.Struct):
     """The facts about a build ID that a caller without an account may know.
 
-    ``sections`` and ``functions`` are those of the served executable, else of the debuginfo;
-    ``functions_total`` counts all of them.
+    ``sections`` are those of the served executable, else of the debuginfo, ``functions`` the
+    largest of the debuginfo, else of the executable; ``functions_total`` counts all of them.
     """
 
     build_id: str

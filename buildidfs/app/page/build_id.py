@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 from itertools import islice
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app import catalog
@@ -14,15 +14,15 @@ from buildidfs.app.page.overview import text
 from buildidfs.app.why import Explainer
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
-from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.sections import Sections, functions
 from buildidfs.model import AliasType, Kind
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from buildidfs.app.containers import Names
-    from buildidfs.formats.elf.sections import SectionHeader
+    from buildidfs.formats.elf.sections import Function
     from buildidfs.model import Alias, Artifact, BuildId
     from buildidfs.store import OriginRecord, Store
 
@@ -30,12 +30,6 @@ MOST_PLACES: Final = 50
 MOST_VARIANTS: Final = 50
 MOST_SECTIONS: Final = 200
 MOST_FUNCTIONS: Final = 20
-_MOST_TABLE: Final = 64 << 20
-_MOST_NAMES: Final = 64 << 20
-_NAME_MAX: Final = 512
-_SHT_SYMTAB: Final = 2
-_SHT_DYNSYM: Final = 11
-_STT_FUNC: Final = 2
 _BEST: Final = {0: "missing", 1: "dynsym", 2: "symbols", 3: "symbols", 4: "debuginfo"}
 
 
@@ -57,9 +51,8 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
     is_open = all(each is None or is_public(each) for each in served.values())
     origins = [each for each in store.index.origins(ordinal) if may_see(PUBLIC, each.origin)]
     explained = Explainer(store, PUBLIC).build_id(build_id)
-    sections, functions, count = contents(
-        store, shown.get(Kind.EXECUTABLE) or shown.get(Kind.DEBUGINFO)
-    )
+    executable, debuginfo = shown.get(Kind.EXECUTABLE), shown.get(Kind.DEBUGINFO)
+    largest, count = functions_in(store, debuginfo or executable)
     best = max((each.quality for each in shown.values()), default=0)
     return answers.BuildIdPage(
         build_id=build_id.hex(),
@@ -80,8 +73,8 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         variants=_variants(known, variants),
         places=[_place(each, names) for each in origins[:MOST_PLACES]],
         places_total=len(origins),
-        sections=sections,
-        functions=functions,
+        sections=sections_in(store, executable or debuginfo),
+        functions=largest,
         functions_total=count,
         downloads=_downloads(build_id, shown),
         lines=_lines(build_id, origins, shown),
@@ -192,60 +185,32 @@ def _lines(
 # --- what is in a file ---------------------------------------------------------------------------
 
 
-def contents(
-    store: Store, artifact: Artifact | None
-) -> tuple[list[answers.Section], list[answers.Function], int]:
-    """Sections and the largest functions of a file, and the number of functions.
-
-    All are empty for a file that cannot be read, or is no ELF file.
-    """
+def sections_in(store: Store, artifact: Artifact | None) -> list[answers.Section]:
+    """The largest sections of a file; none for one that cannot be read, or is no ELF file."""
     if artifact is None:
-        return [], [], 0
+        return []
     with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
-        sections = Sections(blob.read_at, blob.size)
-        real = [each for each in sections.headers if each.type not in (SHT_NULL, SHT_NOBITS)]
-        real.sort(key=lambda each: -each.size)
-        found = functions_in(sections)
-        largest = sorted(found, key=lambda each: -each[2])[:MOST_FUNCTIONS]
-        return (
-            [
-                answers.Section(text(each.name), min(each.size, blob.size))
-                for each in real[:MOST_SECTIONS]
-                if each.size
-            ],
-            [answers.Function(text(name), address, size) for name, address, size in largest],
-            len(found),
-        )
-    return [], [], 0
+        headers = Sections(blob.read_at, blob.size).headers
+        real = [each for each in headers if each.size and each.type not in (SHT_NULL, SHT_NOBITS)]
+        largest = heapq.nlargest(MOST_SECTIONS, real, key=lambda each: each.size)
+        return [answers.Section(text(each.name), min(each.size, blob.size)) for each in largest]
+    return []
 
 
-def functions_in(sections: Sections) -> list[tuple[bytes, int, int]]:
-    """Name, address and size of the functions of the first symbol table, each address once."""
-    table = sections.typed(_SHT_SYMTAB) or sections.typed(_SHT_DYNSYM)
-    if table is None:
-        return []
-    header = table[1]
-    if not 0 < header.link < len(sections.headers):
-        return []
-    names = sections.contents(sections.headers[header.link], _MOST_NAMES)
-    return list(_functions(sections, header, names))
+def functions_in(store: Store, artifact: Artifact | None) -> tuple[list[answers.Function], int]:
+    """The largest functions of a file, and the number of all."""
+    if artifact is None:
+        return [], 0
+    count = 0
 
+    def counted(found: Iterable[Function]) -> Iterator[Function]:
+        nonlocal count
+        for count, each in enumerate(found, 1):  # noqa: B007 - for the page
+            yield each
 
-def _functions(
-    sections: Sections, header: SectionHeader, names: bytes
-) -> Iterable[tuple[bytes, int, int]]:
-    order = "<" if sections.little_endian else ">"
-    wide = sections.bits == 64
-    form = Struct(order + ("IBBHQQ" if wide else "IIIBBH"))
-    data = sections.contents(header, _MOST_TABLE)
-    seen: set[int] = set()
-    for row in form.iter_unpack(data[: len(data) // form.size * form.size]):
-        if wide:
-            name, info, _, section, address, size = row
-        else:
-            name, address, size, info, _, section = row
-        if info & 15 != _STT_FUNC or not section or not size or address in seen:
-            continue
-        seen.add(address)
-        end = names.find(b"\0", name, name + _NAME_MAX)
-        yield names[name : end if end >= 0 else name + _NAME_MAX], address, size
+    with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
+        found = functions(Sections(blob.read_at, blob.size))
+        largest = heapq.nlargest(MOST_FUNCTIONS, counted(found), key=lambda each: each.size)
+        shown = [answers.Function(text(each.name), each.address, each.size) for each in largest]
+        return shown, count
+    return [], 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.page import answers
-from buildidfs.app.page.build_id import functions_in, is_public, public_variants, variants_of
+from buildidfs.app.page.build_id import is_public, public_variants, variants_of
 from buildidfs.app.page.overview import text
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.sections import functions as functions_of
 from buildidfs.model import Kind
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_DIFFERENCES: Final = 200
 _MOST_HASHED: Final = 256 << 20
+_MOST_FUNCTIONS: Final = 50_000
 _PIECE: Final = 1 << 20
 _FACTS: Final = (
     "kind",
@@ -104,7 +107,8 @@ def _contents(store: Store, artifact: Artifact) -> tuple[_Parts, _Parts]:
                 left -= each.size
                 known += f", {_digest(blob, each.offset, each.size)}"
             sections.setdefault(each.name, known)
-        functions = {name: f"{size} bytes" for name, _, size in functions_in(headers)}
+        some = islice(functions_of(headers), _MOST_FUNCTIONS)
+        functions = {each.name: f"{each.size} bytes" for each in some}
         return sections, functions
     return {}, {}
 

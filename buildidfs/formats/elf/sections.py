@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import zlib
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.elf.header import (
     SHF_COMPRESSED,
     SHN_XINDEX,
+    SHT_DYNSYM,
     SHT_NOBITS,
     SHT_NULL,
+    SHT_SYMTAB,
     ReadAt,
     Source,
     parse_header,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HEAD_SIZE: Final = 64
 _NAME_MAX: Final = 64
@@ -124,6 +129,49 @@ class Sections:
         except zlib.error:
             return b""
         return plain if inflater.eof else b""
+
+
+# --- symbol tables -------------------------------------------------------------------------------
+
+_STT_FUNC: Final = 2
+_TABLE_BYTES: Final = 4 << 20
+_STRINGS_BYTES: Final = 16 << 20
+_FUNCTION_NAME_MAX: Final = 512
+
+
+class Function(NamedTuple):
+    """A function of a symbol table, as it is there; the name is cut at 512 bytes."""
+
+    name: bytes
+    address: int
+    size: int
+
+
+def functions(sections: Sections) -> Iterator[Function]:
+    """Yield the functions of the symbol table, else of the dynamic one, in its order.
+
+    Of those at one address only the first. There are none if the table is damaged, or has more than
+    174,762 symbols.
+    """
+    found = sections.typed(SHT_SYMTAB) or sections.typed(SHT_DYNSYM)
+    table = None if found is None else found[1]
+    if table is None or not 0 < table.link < len(sections.headers):
+        return
+    names = sections.contents(sections.headers[table.link], _STRINGS_BYTES)
+    data = sections.contents(table, _TABLE_BYTES)
+    wide = sections.bits == 64
+    form = Struct(("<" if sections.little_endian else ">") + ("IBBHQQ" if wide else "IIIBBH"))
+    seen: set[int] = set()
+    for row in form.iter_unpack(data[: len(data) // form.size * form.size]):
+        if wide:
+            name, info, _, section, address, size = row
+        else:
+            name, address, size, info, _, section = row
+        if info & 15 == _STT_FUNC and section and size and address not in seen:
+            seen.add(address)
+            end = names.find(b"\0", name, name + _FUNCTION_NAME_MAX)
+            end = name + _FUNCTION_NAME_MAX if end < 0 else end
+            yield Function(names[name:end], address, size)
 
 
 # --- sections compressed by zstd -----------------------------------------------------------------
