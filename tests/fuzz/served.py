@@ -217,5 +217,7 @@ TARGETS: Final = {
     ),
     "source_archive": Target(_check_archive, _seed_archive, _huge_archive, ("source_archive",)),
     "upload": Target(_check_upload, _seed_upload, _huge_upload),
-    "http_request": Target(_check_request, _seed_request, _huge_request, most=1 << 15),
+    "http_request": Target(
+        _check_request, _seed_request, _huge_request, most=4 * messages.MAX_TARGET
+    ),
 }
