@@ -49,6 +49,7 @@ _ABSENT_S: Final = 300.0
 _UNAVAILABLE_S: Final = 15.0
 _MOST_REMEMBERED: Final = 1 << 16
 _SAID_S: Final = 60.0
+_IMPATIENT_S: Final = 60.0
 _MOST_WAITING: Final = 1024
 
 
@@ -104,7 +105,8 @@ class Agent:
         self._pipe: socket.socket | None = None
         self._child: Child | None = None
         self._not_before = 0.0
-        self._waiting: dict[int, tuple[float, tuple[bytes, Kind], Future[Answer]]] = {}
+        self._waits_from = 0.0
+        self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[Answer]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
         self._missing: dict[tuple[bytes, Kind], tuple[float, str]] = {}
         self._said: dict[str, float] = {}
@@ -123,8 +125,9 @@ class Agent:
     def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
         """Have a file fetched; returns the state, after `wait_s` seconds at the latest.
 
-        While an earlier file has not come within that time, none is waited for, so that many files
-        of a server that hangs take no longer than one. They are asked for all the same.
+        If a file has not come within that time, none is waited for until a server has answered, or
+        a minute has passed. So many files of a server that hangs take no longer than one. They are
+        asked for all the same.
         """
         key = bytes(build_id), kind
         known = self._missing.get(key)
@@ -134,10 +137,12 @@ class Agent:
             future = self._asked.get(key)
             if future is None:
                 future = self._ask(key, hops, via)
-            patience = self.wait_s if not self._is_slow() else 0.0
+            patience = self.wait_s if time.monotonic() >= self._waits_from else 0.0
         try:
             return future.result(patience).state
         except LateError:
+            if patience:
+                self._waits_from = time.monotonic() + _IMPATIENT_S
             return LATE
 
     def close(self) -> None:
@@ -149,10 +154,6 @@ class Agent:
         if child is not None and child.wait(_END_S) is None:
             child.end(_END_S)
 
-    def _is_slow(self) -> bool:
-        first = next(iter(self._waiting.values()), None)
-        return first is not None and time.monotonic() - first[0] >= self.wait_s
-
     def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
         """Send a question; with the lock."""
         future: Future[Answer] = Future()
@@ -161,7 +162,7 @@ class Agent:
             return future
         number = next(self._numbers)
         build_id, kind = key
-        self._waiting[number] = time.monotonic(), key, future
+        self._waiting[number] = key, future
         self._asked[key] = future
         assert self._pipe is not None
         try:
@@ -213,8 +214,10 @@ class Agent:
             waiting = self._waiting.pop(answer.number, None)
             if waiting is None:
                 return
-            _, key, future = waiting
+            key, future = waiting
             self._asked.pop(key, None)
+            if self.is_answer(answer.state):
+                self._waits_from = 0.0
             if answer.state not in (FETCHED, HELD):
                 if len(self._missing) >= _MOST_REMEMBERED:
                     self._missing.clear()
@@ -241,7 +244,7 @@ class Agent:
         self._pipe = None
         waiting, self._waiting = self._waiting, {}
         self._asked.clear()
-        for _, _, future in waiting.values():
+        for _, future in waiting.values():
             future.set_result(Answer(0, UNAVAILABLE))
 
 

@@ -47,8 +47,10 @@ _FRESH_S: Final = 3600.0
 """After so many seconds the mirror is asked if its lists have changed."""
 _LISTS_BYTES: Final = 1 << 30
 _RELEASE_BYTES: Final = 64 << 20
-_KEPT: Final = 4
-"""Packages that are kept for the next file out of them."""
+_KEPT: Final = 16
+_KEPT_BYTES: Final = 1 << 30
+"""Packages that are kept for the next file out of them: twice as many as files are fetched at a
+time, because several of these may be in one package."""
 _LIMITS: Final = Limits(unpacked_bytes=16 << 30)
 _RELEASES: Final = (b"InRelease", b"Release")
 _PACKINGS: Final = (b".xz", b".gz", b"")
@@ -247,9 +249,16 @@ class AptMirror:
             with self._lock:
                 self._downloading.pop(entry.sha256, None)
                 self._packages[entry.sha256] = ours
-                while len(self._packages) > _KEPT:
-                    os.close(self._packages.popitem(last=False)[1])
+                self._drop_packages()
             return fd
+
+    def _drop_packages(self) -> None:
+        """Close the packages that were used longest ago, if there are too many; with the lock."""
+        total = sum(os.fstat(fd).st_size for fd in self._packages.values())
+        while len(self._packages) > _KEPT or (total > _KEPT_BYTES and len(self._packages) > 1):
+            fd = self._packages.popitem(last=False)[1]
+            total -= os.fstat(fd).st_size
+            os.close(fd)
 
     def _member(self, fd: int, wanted: Wanted) -> Found | None:
         """The file with that build ID in a package; None if there is none.

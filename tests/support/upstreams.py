@@ -140,6 +140,19 @@ def serving_files(files: dict[str, bytes], **headers: str) -> Behaviour:
     return answer
 
 
+def plain_files(root: Path) -> Behaviour:
+    """Answer with the files of a directory, as a plain web server does."""
+
+    def answer(handler: Handler) -> None:
+        path = root / handler.path.lstrip("/")
+        if path.is_file():
+            handler.send(path.read_bytes())
+        else:
+            handler.send(b"", 404)
+
+    return answer
+
+
 def bomb(size: int) -> bytes:
     """A gzip stream of ``size`` zeros."""
     return gzip.compress(bytes(size))

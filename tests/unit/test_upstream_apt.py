@@ -18,12 +18,11 @@ from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
 from tests.support.aptmirror import SUITE, debug_package, mirror, write_release
 from tests.support.elfwriter import DWARF, TEXT_SPLIT, altlink, elf_file
-from tests.support.upstreams import Behaviour, upstream
+from tests.support.upstreams import plain_files, upstream
 
 if TYPE_CHECKING:
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
-    from tests.support.upstreams import Handler
 
 IDS = [BuildId(b"\xd1" + number.to_bytes(19, "big")) for number in range(6)]
 COMMON = BuildId(b"\xd2" * 20)
@@ -52,19 +51,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work / "root"
 
 
-def files_of(root: Path) -> Behaviour:
-    """A plain web server over a directory."""
-
-    def answer(handler: Handler) -> None:
-        path = root / handler.path.lstrip("/")
-        if path.is_file():
-            handler.send(path.read_bytes())
-        else:
-            handler.send(b"", 404)
-
-    return answer
-
-
 def fetched(store: Store, url: str, *ids: BuildId, kind: Kind = Kind.DEBUGINFO) -> list[Fetched]:
     with Upstreams(store, Options((url,), timeout=5, absent_s=0)) as upstreams:
         return [upstreams.fetch(each, kind) for each in ids]
@@ -76,7 +62,7 @@ def line(url: str) -> str:
 
 @pytest.mark.parametrize("form", ["http", "directory", "file", "flat", "flat http"])
 def test_debug_files_come_out_of_packages(store: Store, root: Path, form: str) -> None:
-    with upstream(files_of(root)) as server:
+    with upstream(plain_files(root)) as server:
         url = {
             "http": line(server.url), "directory": line(str(root)), "file": line(f"file://{root}"),
             "flat": f"apt:{root}", "flat http": f"apt:{server.url} ./",
@@ -103,7 +89,7 @@ def test_executables_are_in_no_debug_package(store: Store, root: Path) -> None:
 
 
 def test_lists_are_read_once_for_all_processes(store: Store, root: Path) -> None:
-    with upstream(files_of(root)) as server:
+    with upstream(plain_files(root)) as server:
         for _ in range(3):
             fetched(store, line(server.url), UNKNOWN)
         assert sum(count for path, count in server.requests.items() if "Packages" in path) == 1
@@ -118,7 +104,7 @@ def test_new_lists_are_read(store: Store, root: Path, tmp_path: Path) -> None:
 
 
 def test_lists_of_before_do_while_the_mirror_is_away(store: Store, root: Path) -> None:
-    with upstream(files_of(root)) as server:
+    with upstream(plain_files(root)) as server:
         url = line(server.url)
         assert fetched(store, url, IDS[0])[0].state is State.FETCHED
     (known, unknown) = fetched(store, url, IDS[3], UNKNOWN)
