@@ -31,6 +31,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
 from buildidfs.serve.symbolication import PATHS
+from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from buildidfs.serve.content import Content
     from buildidfs.serve.limits import Places, Rate
     from buildidfs.serve.site import Site
-    from buildidfs.view.quota import Quota
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ _MOST_QUEUED: Final = 64
 
 _MOST_BODIES: Final = 32 << 20
 """Bytes of bodies of all connections that wait for their answers."""
+
+_UNIT: Final = 64 << 10
+_MOST_UNSENT: Final = (64 << 20) // _UNIT
+"""Answers in memory that clients have not taken yet, of all connections, in units."""
 
 # Seconds.
 HEAD_S: Final = 10.0
@@ -89,6 +93,7 @@ class Shared:
         self.places = places
         self.executor = executor
         self.symbolizing = symbolizing
+        self.unsent = Quota(_MOST_UNSENT)
         self.bodies = 0
         """Bytes of bodies that wait for their answers."""
         self.connections: set[Connection] = set()
@@ -141,6 +146,8 @@ class Connection(asyncio.Protocol):
         self._admitted = False
         self._held = 0
         """Bytes of bodies of requests that were not begun to be answered."""
+        self._unsent = 0
+        self._unsent_of = ""
         self.client = ""
         self._begin()
 
@@ -159,6 +166,7 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         self._shared.bodies -= self._held
         self._held = 0
+        self._release()
         if self._waiting is not None and self._shared.places.forget(self):
             self._waiting.close()
         self._wake()
@@ -197,6 +205,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
+        self._release()
         self._wake()
         self._advance()
 
@@ -358,7 +367,11 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def _respond(self, request: Request, response: Response) -> None:
-        content, status = response.content, response.status
+        content = response.content
+        if isinstance(content, bytes) and not self._hold(request.client, len(content)):
+            response = self._shared.site.overload(request)
+            content = response.content
+        status = response.status
         if status == RESET:
             self._count(response, 0)
             self._reset()
@@ -380,7 +393,23 @@ class Connection(asyncio.Protocol):
 
     def _write(self, response: Response, head: bytes, body: bytes) -> None:
         self._transport.write(head + body)
+        self._release()
         self._count(response, len(body))
+
+    def _hold(self, client: str, size: int) -> bool:
+        """Return True if there is room for an answer that the client may not take soon."""
+        units = size // _UNIT
+        if units and not self._shared.unsent.take(client, units):
+            return False
+        self._unsent += units
+        self._unsent_of = client
+        return True
+
+    def _release(self) -> None:
+        """Count an answer no longer that is sent, or never will be."""
+        if self._unsent and (self._lost or self._transport.get_write_buffer_size() < _UNIT):
+            self._shared.unsent.give_back(self._unsent_of, self._unsent)
+            self._unsent = 0
 
     def _read(self, response: Response, head: bytes, content: Content) -> None:
         """Answer with a small file, which a thread reads if it is not in memory."""
@@ -509,6 +538,7 @@ class Connection(asyncio.Protocol):
     def check(self, now: float) -> None:
         """End the connection if the client is too slow; ``now`` is the time of the loop."""
         age = now - self._since
+        self._release()
         if self._lingering:
             if age > _LINGER_S:
                 self._transport.abort()

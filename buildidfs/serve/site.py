@@ -93,6 +93,10 @@ class Site:
     def _refusal(self, path: bytes, status: int, message: str) -> Response:
         return (failure if path in PATHS else text)(status, message)
 
+    def overload(self, request: Request) -> Response:
+        """The answer in place of one that would take too much memory until it is sent."""
+        return self._finished(self._failure(request, 503, "too many answers wait to be taken"))
+
     def answer(self, request: Request) -> Answer:
         """A response, or a function that returns one. Never raises, and neither does that."""
         answer = self._guarded(request, lambda: self._route(request))

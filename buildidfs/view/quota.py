@@ -17,22 +17,23 @@ class Quota:
         self._held: dict[Hashable, int] = {}
         self._total = 0
 
-    def take(self, user: Hashable) -> bool:
-        """Take a place for a user; False if the user has too many."""
+    def take(self, user: Hashable, count: int = 1) -> bool:
+        """Take places for a user; False if the user would have too many."""
         held = self._held.get(user, 0)
-        if 2 * (held + 1) > self._most - self._total + held:
+        if 2 * (held + count) > self._most - self._total + held:
             return False
-        self._held[user] = held + 1
-        self._total += 1
+        self._held[user] = held + count
+        self._total += count
         return True
 
-    def give_back(self, user: Hashable) -> None:
-        """Give back a place of a user."""
+    def give_back(self, user: Hashable, count: int = 1) -> None:
+        """Give back places of a user."""
         held = self._held.get(user, 0)
         if not held:
             return
-        self._total -= 1
-        if held > 1:
-            self._held[user] = held - 1
+        count = min(count, held)
+        self._total -= count
+        if held > count:
+            self._held[user] = held - count
         else:
             del self._held[user]

@@ -78,6 +78,10 @@ class Client:
         """Read some of a response, which `reply` then has all of."""
         self._more()
 
+    def started(self) -> bytes:
+        """What was read of a response so far."""
+        return self._read
+
     def rest(self) -> bytes:
         """Read until the server ends the connection."""
         with contextlib.suppress(EOFError):

@@ -492,6 +492,33 @@ def test_bodies_of_many_clients_have_little_room(site: Site) -> None:
         until(lambda: site.server.post(SYMBOLICATE, large).status == 200, "room again")
 
 
+def test_answers_that_nobody_takes_have_little_room(site: Site) -> None:
+    body = json.dumps(stacks([[0, 1]] * 100_000)).encode()
+    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    size = len(site.server.post(SYMBOLICATE, body).body)
+    assert size > 4 << 20
+    (worker,) = site.server.workers()
+
+    def memory() -> int:
+        status = Path(f"/proc/{worker}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) << 10
+
+    before = memory()
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(contextlib.closing(site.server.connect(4096))) for _ in "x" * 20
+        ]
+        for client in clients:
+            client.send(head + body)
+        for client in clients:
+            client.begin()
+        assert memory() - before < 70 << 20
+        assert site.server.ask("/healthz").status == 200
+        refused = [client for client in clients if b" 503 " in client.started()]
+        assert len(refused) >= 10
+    until(lambda: site.server.post(SYMBOLICATE, body).status == 200, "room again")
+
+
 @pytest.mark.slow
 def test_body_that_never_ends_is_given_up(site: Site) -> None:
     begun = time.monotonic()

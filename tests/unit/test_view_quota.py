@@ -31,3 +31,17 @@ def test_place_given_back_can_be_taken_again() -> None:
     for _ in range(5):
         quota.give_back(8)
     assert quota._held == {}
+
+
+def test_several_places_are_taken_at_once_or_not_at_all() -> None:
+    quota = Quota(16)
+    assert quota.take("a", 8)
+    assert not quota.take("a")
+    assert not quota.take("b", 5)
+    assert quota.take("b", 4)
+    quota.give_back("a", 7)
+    assert quota.take("a", 5)
+    assert not quota.take("a", 2)
+    for user in ("a", "b"):
+        quota.give_back(user, 100)
+    assert quota.take("c", 8)
