@@ -37,7 +37,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self._ask(f"{domain}.enable")
         self.complaints: list[str] = []
-        """What the console says of the pages: refused by the policy, not found, ..."""
+        """Messages of the console on the pages: refused by the policy, not found, ..."""
 
     def show(self, url: str, *, width: int, dark: bool) -> None:
         """Load a page, as wide as that, in a colour scheme, and wait until it is there."""
@@ -86,7 +86,7 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def violations(self, axe: str) -> list[str]:
-        """What axe-core, whose text is given, finds wrong in the page, a line for each."""
+        """The violations that axe-core, whose text is given, finds in the page, a line for each."""
         self.run(axe)
         found = self.run("axe.run(document, {resultTypes: ['violations']})")
         return [

@@ -7,6 +7,7 @@ The files are made to order, so that a test knows what is held of each.
 from __future__ import annotations
 
 import math
+import struct
 import time
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from buildidfs.model import ContainerNames, Kind, Origin, Quality, Trust
 from buildidfs.store import NewCapture, Store
 from buildidfs.store.schema import HistoryGroup, HistoryRow
 from tests.support.captures import capture, sighting
-from tests.support.elfwriter import DWARF, TEXT, Section, elf_file
+from tests.support.elfwriter import DWARF, SHT_STRTAB, SHT_SYMTAB, TEXT, Section, elf_file
 
 COMPLETE, STRIPPED, PLAIN, PRIVATE, HOSTILE, TWICE = (
     bytes([n]) * 20 for n in (0xC1, 0xC2, 0xC3, 0xC4, 0xC5, 0xC6)
@@ -99,6 +100,12 @@ def _file(
     pad: bytes = b"",
 ) -> NewCapture:
     sections = [TEXT, Section(b".rodata", b"\1" * 3000 + pad)]
+    if build_id == PLAIN:
+        table = bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 0x1000, 16)
+        sections += [
+            Section(b".symtab", table, SHT_SYMTAB, link=5),
+            Section(b".strtab", b"\0plain_function\0", SHT_STRTAB),
+        ]
     sections += [DWARF] if quality is Quality.DEBUGINFO else []
     content = elf_file(sections, build_id=build_id)
     at = sighting(

@@ -340,6 +340,18 @@ def test_search_finds_containers(site: Site, query: str) -> None:
     assert "shop/cart-7d9f/cart" in page.text
 
 
+def test_search_for_a_symbol_looks_into_files_if_asked_to(site: Site) -> None:
+    found = site.json("/api/search?q=plain_function")
+    assert found["hits"] == []
+    assert "symbols" not in found["searched"]
+    assert "/search?q=plain_function&amp;symbols=1" in site.html("/search?q=plain_function")
+    found = site.json("/api/search?q=plain_function&symbols=1")
+    assert [(hit["build_id"], hit["why"]) for hit in found["hits"]] == [(PLAIN.hex(), "symbol")]
+    assert site.json("/api/search?q=plain_funct&symbols=1")["hits"] == []
+    functions = site.json(f"/api/id/{PLAIN.hex()}")["functions"]
+    assert functions == [{"name": "plain_function", "address": 0x1000, "size": 16}]
+
+
 def test_search_has_bounds(site: Site) -> None:
     found = site.json("/api/search?q=lib")
     assert len(found["hits"]) == 50

@@ -163,7 +163,7 @@ def _read(content: bytes) -> Reading:
 
 
 def _said(process: Child) -> bytes:
-    """What the process writes until it ends, or its time is over."""
+    """The output of the process until it ends, or its time is over."""
     assert process.stdout is not None
     deadline = time.monotonic() + _LIMIT_S
     poll = select.poll()
