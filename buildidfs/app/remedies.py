@@ -39,6 +39,7 @@ NOTED: Final = "there was no room for it, and this host had it at that time"
 NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
 NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
+UNREPAIRED: Final = "the store has names for it, but the profile lacks its build ID"
 
 NOTHING_RECORDED: Final = (
     "nothing tells what some files were: have watch run while you record (buildidfs up), or record"
@@ -184,6 +185,11 @@ _OF_REASON: Final = {
         "not-served",
         "on the machine of the store the command says more, to a user who may read the store",
         "buildidfs why {id}",
+    ),
+    UNREPAIRED: Remedy(
+        "not-repaired",
+        "let repair add the build IDs that perf did not record, and give its result to perf report",
+        "buildidfs repair {file} -o repaired.data",
     ),
     COMPLETE: Remedy(
         "complete",

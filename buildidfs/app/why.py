@@ -14,8 +14,10 @@ import msgspec
 from buildidfs.app import cores, inputs, remedies
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
+from buildidfs.app.profile import reading
 from buildidfs.capture import elf_file
 from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.package_notes import UNKNOWN, Package
@@ -26,6 +28,8 @@ from buildidfs.store.errors import show
 from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from buildidfs.capture.base import Progress
     from buildidfs.store import JournalRecord, Store
     from buildidfs.store.run_files import Lost
@@ -93,6 +97,7 @@ class Explainer:
         self._packages = PackageNotes()
         self._lost: dict[str, Lost] | None = None
         self._scan = "perf-data"
+        self._named: Collection[BuildId] | None = None  # by the profile at hand
 
     def build_id(self, build_id: BuildId) -> Explained:
         """Explain which files of a build ID are missing."""
@@ -119,6 +124,7 @@ class Explainer:
         ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
         `UsageError`, and `ArtifactMissing` if no sample is there.
         """
+        self._named = None
         self._scan = "core" if cores.is_core(path) else "perf-data"
         address = _ADDRESS.fullmatch(frame) if frame is not None else None
         found = inputs.coverage_of_file(
@@ -167,7 +173,15 @@ class Explainer:
                 *self._withheld(row, file),
                 self._finding(remedies.NO_DEBUGINFO, row, file),
             ]
-        return [self._finding(remedies.COMPLETE, row, file)]
+        is_named = not file or self._scan != "perf-data" or row.build_id in self._named_in(file)
+        return [self._finding(remedies.COMPLETE if is_named else remedies.UNREPAIRED, row, file)]
+
+    def _named_in(self, file: str) -> Collection[BuildId]:
+        """Return the build IDs that a profile itself names."""
+        if self._named is None:
+            with Profile(os.fsencode(file)) as profile:
+                self._named = reading.build_ids_of(profile)
+        return self._named
 
     def _withheld(self, row: Row, file: str) -> list[Finding]:
         """The finding on debuginfo that no reader gets."""

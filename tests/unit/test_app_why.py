@@ -161,6 +161,22 @@ def test_frame_with_names(store: Store, profile: bytes) -> None:
     assert each.findings[0].reason == "complete"
 
 
+def test_frame_whose_build_id_the_profile_lacks(store: Store, tmp_path: Path) -> None:
+    """A client that reads this profile finds no name, although the store has it."""
+    write = PerfWriter()
+    place = {"dev": os.makedev(8, 1), "ino": 5, "host": machine.host_name()}
+    at = sighting(b"/app/server", **place)
+    commit(store, capture(store, b"its bytes", ID, at=at, quality=Quality.DEBUGINFO))
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app/server", dev=(8, 1), inode=5)
+    records += write.sample(1, 0x10010, 9)
+    file = tmp_path / "perf.data"
+    file.write_bytes(write.file(records))
+    (each,) = Explainer(store).file(os.fsencode(file), "server").files
+    assert each.build_id == ID
+    assert each.findings[0].reason == "not-repaired"
+    assert each.findings[0].command == f"buildidfs repair {file} -o repaired.data"
+
+
 def test_frame_that_no_sample_has(store: Store, profile: bytes) -> None:
     for frame in ("0x40000", "/no/such"):
         with pytest.raises(ArtifactMissing, match="no sample of"):
