@@ -102,3 +102,50 @@ def test_every_program_without_a_build_id_is_held(scratch: Path) -> None:
             assert store.aliases.is_adopted(ordinal)
             with store.blobs.open(exact) as blob:
                 assert blob.pread(len(data) + 1, 0) == data
+
+
+_CHAIN = """
+#include <unistd.h>
+const char token[] = "%s";
+int main(int n, char **v)
+{
+	if (n > 1)
+		execv(v[1], v + 1);
+	return token[n] == 1;
+}
+"""
+_RUN_CHAIN = """
+set -e
+mount -t tmpfs none "$1"
+cp "$2" "$3" "$4" "$1"
+cd "$1"
+exec "./${2##*/}" "./${3##*/}" "./${4##*/}"
+"""
+
+
+def test_programs_that_replace_each_other_at_one_address_are_held(scratch: Path) -> None:
+    """A process executes three static programs, and the first two are gone at once."""
+    directory = scratch / "chains"
+    place = directory / "gone"
+    place.mkdir(parents=True)
+    source, built = directory / "chain.c", directory / "chain"
+    source.write_text(_CHAIN % _TOKEN.decode())
+    none = "-Wl,--build-id=none"
+    run([tool("musl-gcc"), none, "-static", "-no-pie", "-o", built, source], check=True)
+    data = built.read_bytes()
+    digests = set()
+    with watching(directory / "store"):
+        for number in range(_OF_EACH):
+            paths = [directory / f"{number}-{link}" for link in range(3)]
+            for path in paths:
+                token = hashlib.sha256(path.name.encode()).hexdigest()[: len(_TOKEN)]
+                unique = data.replace(_TOKEN, token.encode())
+                path.write_bytes(unique)
+                path.chmod(0o755)
+                digests.add(hashlib.sha256(unique).hexdigest())
+            argv = [tool("unshare"), "-m", "sh", "-c", _RUN_CHAIN, "sh", place, *paths]
+            subprocess.run(argv, check=True)
+    with Store.open(directory / "store", read_only=True) as store:
+        names = {each.hex() for each in store.blobs.names()}
+    assert len(digests) == 3 * _OF_EACH
+    assert digests <= names, f"{len(digests - names)} of {len(digests)} are not held"
