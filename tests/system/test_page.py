@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,16 @@ def test_search_for_a_symbol_looks_into_files_if_asked_to(site: Site) -> None:
     assert site.json("/api/search?q=plain_funct&symbols=1")["hits"] == []
     functions = site.json(f"/api/id/{PLAIN.hex()}")["functions"]
     assert functions == [{"name": "plain_function", "address": 0x1000, "size": 16}]
+
+
+def test_slow_searches_leave_places_for_other_pages(site: Site) -> None:
+    with ThreadPoolExecutor(24) as executor:
+        target = "/api/search?q=no_such_function&symbols=1"
+        slow = [executor.submit(site.server.ask, target) for _ in range(48)]
+        pages = [site.server.ask("/search?q=server").status for _ in range(20)]
+        statuses = {each.result().status for each in slow}
+    assert pages == [200] * 20
+    assert 200 in statuses <= {200, 503}
 
 
 def test_search_has_bounds(site: Site) -> None:

@@ -81,7 +81,7 @@ class Page:
         self._store = backend.store
         self._settings = settings
         self._drops = drop
-        self._dropping = threading.BoundedSemaphore()
+        self._slow = threading.BoundedSemaphore()
         self._surveyor = Surveyor(backend.store)
         self._trends = Trends(backend.store)
         self._files = search.FileNameList(backend.store)
@@ -121,11 +121,14 @@ class Page:
         if rest == b"/drop" and self._drops:
             return self._drop(request, is_api)
         if rest == b"/search":
-            return self._limited(lambda: self._search(request, is_api))
+            query = parse_query(request.query)
+            slow = query.get(b"symbols", b"") == b"1"
+            return self._limited(lambda: self._search(query, slow, is_api), slow=slow)
         if rest.startswith(b"/id/"):
             return self._limited(lambda: self._build_id(request, rest[4:], is_api))
         if rest.startswith(b"/compare/"):
-            return self._limited(lambda: self._compare(rest[len(b"/compare/") :], is_api))
+            compared = rest[len(b"/compare/") :]
+            return self._limited(lambda: self._compare(compared, is_api), slow=True)
         if rest.startswith(b"/container/"):
             return self._limited(lambda: self._container(rest[len(b"/container/") :], is_api))
         return None
@@ -184,10 +187,8 @@ class Page:
         )
         return _json(found, 404) if is_api else _html("not_served.html", 404, n=found)
 
-    def _search(self, request: Request, is_api: bool) -> Response:
-        query = parse_query(request.query)
+    def _search(self, query: dict[bytes, bytes], symbols: bool, is_api: bool) -> Response:
         asked = query.get(b"q", b"").decode("utf-8", "replace")
-        symbols = query.get(b"symbols", b"") == b"1"
         limit_s = search.SYMBOLS_S if symbols else search.LIMIT_S
         found = search.search(
             self._store,
@@ -232,31 +233,33 @@ class Page:
             return _problem("Not from here", "a form of another site cannot upload", 400, is_api)
 
         def work() -> Response:
-            if not self._dropping.acquire(blocking=False):
-                return text(503, "another upload is being read", _RETRY, "page")
             try:
                 content = drop.file_in(request.body, request.header(b"content-type"))
                 found = drop.measure(self._store, content)
             except BadRequest as error:
                 return _problem("This cannot be read", str(error), 400, is_api)
-            finally:
-                self._dropping.release()
             return _json(found) if is_api else _html("dropped.html", d=found)
 
-        return work
+        return self._limited(work, slow=True)
 
     # --- limits ------------------------------------------------------------------------------
 
-    def _limited(self, work: Callable[[], Response]) -> Callable[[], Response]:
-        """Work that a thread does, unless too much is being worked on."""
+    def _limited(
+        self, work: Callable[[], Response], *, slow: bool = False
+    ) -> Callable[[], Response]:
+        """Work that a thread does, unless too much is being worked on.
+
+        Of ``slow`` work only one piece is done at a time, so that places are left for the rest.
+        """
+        places = self._slow if slow else self._places
 
         def limited() -> Response:
-            if not self._places.acquire(blocking=False):
+            if not places.acquire(blocking=False):
                 return text(503, "too many requests for pages at once", _RETRY, "page")
             try:
                 return work()
             finally:
-                self._places.release()
+                places.release()
 
         return limited
 
