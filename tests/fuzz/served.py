@@ -190,7 +190,9 @@ def _check_code(data: bytes) -> None:
         assert code_file.machine_of(made) == machine
         assert machine.architecture
         assert machine.syntax
-    for each in code_file.instructions(data.split(b"\n"), 0x1000, 64):
+    found = code_file.instructions(data.split(b"\n"), 0x1000, 64)
+    assert len(found) <= 64
+    for each in found:
         assert 0x1000 <= each.address < 0x1040
         assert each.text
 

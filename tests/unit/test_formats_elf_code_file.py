@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,11 @@ def test_target_of_a_jump_is_told_without_the_section() -> None:
         Instruction(0x1007, "lea rax, [rip + 0x10] # 0x101e"),
         Instruction(0x100E, "mov eax, 0x1129"),
     ]
+
+
+def test_lines_without_end_are_not_read_to_the_end() -> None:
+    endless = itertools.repeat(b"1000: nop")
+    assert code_file.instructions(endless, 0x1000, 3) == [Instruction(0x1000, "nop")] * 3
 
 
 def test_debug_id_of_breakpad_is_the_beginning_of_a_build_id() -> None:

@@ -32,6 +32,7 @@ class PublicSymbolizer(Symbolizer):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, viewer=PUBLIC)
+        self._disassembler: str | None = None
 
     def disassemble(
         self, machine: Machine, address: int, code: bytes, size: int
@@ -40,7 +41,7 @@ class PublicSymbolizer(Symbolizer):
 
         Raises `UsageError` where llvm-objdump is missing, or ends in vain, and `CapabilityError`.
         """
-        path = programs.find_disassembler()
+        path = self._disassembler = self._disassembler or programs.find_disassembler()
         if path is None:
             raise UsageError("llvm-objdump is not installed; apt-get install llvm")
         data = code_file.code_file(machine, address, code)

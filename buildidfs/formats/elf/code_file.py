@@ -103,9 +103,14 @@ def code_file(machine: Machine, address: int, code: bytes) -> bytes:
 
 
 def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instruction]:
-    """The instructions that llvm-objdump prints, those that begin in ``size`` bytes."""
-    found = []
+    """The instructions that llvm-objdump prints, those that begin in ``size`` bytes.
+
+    Reads no more lines once there are as many instructions as bytes.
+    """
+    found: list[Instruction] = []
     for line in lines:
+        if len(found) >= size:
+            break
         match = _LINE.fullmatch(line) if len(line) <= _MOST_LINE else None
         if match is None:
             continue
