@@ -16,7 +16,7 @@ from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, Upstr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildidfs.app.fetching import Lacking
+    from buildidfs.app.fleet.fetch import Lacking
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
 
@@ -76,7 +76,7 @@ def fetch(
     """
     import msgspec
 
-    from buildidfs.app import fetching
+    from buildidfs.app.fleet import fetch as fetching
     from buildidfs.model import Kind
 
     if not ids and not files:
@@ -93,7 +93,8 @@ def fetch(
 
 
 def _wanted(store: Store, ids: Sequence[str], files: Sequence[str]) -> list[Lacking]:
-    from buildidfs.app import fetching, resolve
+    from buildidfs.app import resolve
+    from buildidfs.app.fleet import fetch as fetching
 
     found = [
         (build_id, kind)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app import running
 from buildidfs.app.containers import Names
+from buildidfs.app.live import running
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
     BuildIdArgument,

@@ -116,7 +116,7 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
         return None
     from functools import partial
 
-    from buildidfs.app import fetching
+    from buildidfs.app.fleet import fetch as fetching
 
     options = fetching.options_of(session.settings, os.environ)
     if not options.urls:

@@ -117,7 +117,7 @@ def _agent_of(session: Session) -> Callable[[], Agent] | None:
     import logging
     from functools import partial
 
-    from buildidfs.app import fetching
+    from buildidfs.app.fleet import fetch as fetching
 
     chosen = fetching.options_of(session.settings, os.environ)
     if not chosen.urls:

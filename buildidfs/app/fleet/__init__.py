@@ -2,4 +2,5 @@
 """Many hosts, one bucket: push what a store holds, and answer questions about all hosts.
 
 `push` uploads, `ledger` remembers what was uploaded, `questions` reads the manifests of all hosts.
+`fetch` gets what a store lacks from upstream servers.
 """
