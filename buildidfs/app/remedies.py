@@ -123,20 +123,21 @@ _OF_REASON: Final = {
     GUEST: Remedy("guest", "record inside the guest, or with perf kvm --guest on the host"),
     NOT_CAPTURED: Remedy(
         "not-captured",
-        "capture it where it still is, on this host or in an image",
+        "capture it where it still is, on this host or in an image, or fetch it from a debuginfod"
+        " server (buildidfs fetch)",
         "buildidfs scan {scan} {file}",
     ),
     STILL_HERE: Remedy("still-here", "capture it while it is there", "buildidfs add {path}"),
     STRIPPED: Remedy(
         "stripped",
         "install the debug package of the program and capture its files, capture the package"
-        " itself, or ask a debuginfod server",
+        " itself, or fetch it from a debuginfod server (buildidfs fetch)",
         "buildidfs scan tree /usr/lib/debug",
     ),
     NO_SYMBOLS: Remedy(
         "no-symbols",
         "install the debug package of the program and capture its files, capture the package"
-        " itself, or ask a debuginfod server",
+        " itself, or fetch it from a debuginfod server (buildidfs fetch)",
         "buildidfs scan tree /usr/lib/debug",
     ),
     NO_EXECUTABLE: Remedy(
@@ -153,8 +154,8 @@ _OF_REASON: Final = {
     ),
     NO_DEBUGINFO: Remedy(
         "no-debuginfo",
-        "functions have names; for files and lines install the debug package, or ask a debuginfod"
-        " server",
+        "functions have names; for files and lines install the debug package, or fetch it from a"
+        " debuginfod server (buildidfs fetch)",
         "buildidfs scan tree /usr/lib/debug",
     ),
     WITHHELD: Remedy(

@@ -130,7 +130,7 @@ class Upstreams:
         via: str = "",
         again: bool = False,
     ) -> Fetched:
-        """Fetch a file, unless the store serves it. Never raises what a server or the store causes.
+        """Fetch a file, unless the store serves it. Raises no error that a server causes.
 
         With ``again`` servers are asked that did not have it a while ago. For the rest see
         `Wanted`.
@@ -169,7 +169,7 @@ class Upstreams:
                 if not breaker.admits():
                     raise Unavailable(f"left alone for a while, because it {breaker.why}")
                 found = self._ask(server, breaker, wanted)
-                with_size = self._take(server, wanted, found)
+                size = self._take(server, wanted, found)
             except NotThere:
                 continue
             except Unacceptable as error:
@@ -181,7 +181,7 @@ class Upstreams:
                 why = getattr(error, "strerror", None) or str(error)
                 return Fetched(build_id, kind, State.FAILED, server.label, why=why)
             else:
-                return Fetched(build_id, kind, State.FETCHED, server.label, with_size)
+                return Fetched(build_id, kind, State.FETCHED, server.label, size)
         why = "; ".join(reasons) or "no server has it"
         if not is_known:
             return Fetched(build_id, kind, State.UNAVAILABLE, why=why)

@@ -201,7 +201,7 @@ class _Request:
         """The head of the answer, after all redirects."""
         client, url = self._connections.client, self._url
         for _ in range(_REDIRECTS + 1):
-            own = self._owner.headers if url.origin == self._url.origin else ()
+            own = self._owner.headers if _origin(url) == _origin(self._url) else ()
             request = client.build_request(
                 "GET",
                 url,
@@ -257,6 +257,11 @@ class _Request:
                     f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s",
                     hangs=True,
                 )
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    """Scheme, host and port: what may know the headers of the operator."""
+    return url.scheme, url.host, url.port
 
 
 def _check_status(response: httpx2.Response) -> None:

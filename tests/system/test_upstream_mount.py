@@ -17,16 +17,19 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
+from tests.support import clients, programs
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, elf_file
 from tests.support.mounts import BuildIdFs
+from tests.support.programs import line_of
 from tests.support.upstreams import Handler, serving_files, upstream
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.programs import Program
     from tests.support.upstreams import Upstream
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
@@ -199,3 +202,21 @@ def test_fetch_needs_an_upstream_and_a_store(buildidfs: BuildIdFs, tmp_path: Pat
     assert (done.rc, "no upstream is configured" in done.err) == (2, True)
     done = buildidfs("mount", "--fetch", "--bundle", "x.tar", tmp_path, check=False)
     assert (done.rc, "--fetch is for a store" in done.err) == (2, True)
+
+
+@pytest.mark.client
+def test_gdb_finds_the_debuginfo_that_it_opens(
+    directory: Path, stripped: Path, program: Program
+) -> None:
+    with programs.running(stripped, "stuck") as pid:
+        run([tool("gcore", "gdb"), "-o", directory / "core", str(pid)], check=True)
+    buildidfs = BuildIdFs(directory)
+    buildidfs("scan", "tree", stripped.parents[2])
+    sent = {each.build_id: each.debug.read_bytes() for each in program.binaries}
+    answers = serving_files({f"{build_id}/debuginfo": data for build_id, data in sent.items()})
+    with upstream(answers) as server, mounted(buildidfs, server, wait=20) as mountpoint:
+        arguments = [stripped, "-c", directory / f"core.{pid}"]
+        shown = clients.gdb("bt", debug=mountpoint / "debug", arguments=arguments).out
+        assert f"hot.c:{line_of('exe_stuck')}" in shown
+        assert f"libhot.c:{line_of('lib_stuck')}" in shown
+        assert set(server.requests.values()) == {1}
