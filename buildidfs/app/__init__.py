@@ -5,6 +5,7 @@ Each function is what one command does, and returns values; `buildidfs.cli` prin
 top down, each imports only from below:
 
     service                             up, down and status
+    page                                the page for people, its JSON, the report
     live, doctor                        the watch, the examination of the machine
     inputs, bundle, upkeep              what needs several of those below
     profile, cores, check               profiles of perf, core files, the check of a store

@@ -2,7 +2,8 @@
 """The page for people, its JSON, and the report: one set of answers in three forms.
 
 `site.Page` answers the requests that `serve` hands on, `report` makes one file without a server.
-`answers` has the values and their schema, `overview`, `build_id` and `search` fill them, `html` and
-`charts` show them, `api` describes them. All of it tells only what a caller without an account may
-know (`view.PUBLIC`); names and paths come from strangers, and the templates escape them.
+`answers` has the values and their schema. `overview` with `trends`, `build_id`, `container`,
+`search`, `compare` and `drop` fill them; `html` and `charts` show them, and `api` describes them.
+All modules tell only what a caller without an account may know (`view.PUBLIC`). Names and paths
+come from strangers, and the templates escape them.
 """
