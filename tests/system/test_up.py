@@ -432,7 +432,7 @@ def test_status_of_nothing(up: Up) -> None:
         "evicted": {
             "recapturable": 0, "recapturable_bytes": 0, "lost": 0, "lost_bytes": 0, "named": []
         },
-        "index_bytes": held.index_bytes, "pins": 0, "max_size": None,
+        "index_bytes": held.index_bytes, "jit_bytes": 0, "pins": 0, "max_size": None,
         "keep_free": min(disk.f_blocks * disk.f_frsize // 20, 4 << 30), "max_age": None,
         "min_age": 0, "verdict": "down", "well": False, "processes": [],
         "findings": [
