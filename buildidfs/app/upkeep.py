@@ -308,7 +308,9 @@ class Deriver:
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        self._words = (store.path.hex(), msgspec.json.encode(settings).decode())
+        # Each user may read the words of a process, and URLs may have passwords in them.
+        needed = msgspec.structs.replace(settings, upstream=config.UpstreamSettings())
+        self._words = (store.path.hex(), msgspec.json.encode(needed).decode())
         self._children: list[Child] = []
 
     def start(self) -> None:

@@ -121,6 +121,7 @@ def config(ctx: click.Context, layout: table.Layout, json_: bool) -> None:
 def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
     from buildidfs import config as toml
     from buildidfs.linux import machine
+    from buildidfs.upstream.urls import without_password
 
     settings, path = session.settings, session.config_path
     given = frozenset() if path is None else toml.given_keys(path)
@@ -135,6 +136,8 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
         section, _, name = key.partition(".")
         value = getattr(getattr(settings, section), name.replace("-", "_"))
         source = f"file {path}" if key in given else "default"
+        if key == "upstream.urls":
+            value = [without_password(url) for url in value]
         if key == "store.path":
             value, source = session.store_path, _of_option(ctx, "store") or source
         yield _Row(key, value, source)

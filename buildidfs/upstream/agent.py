@@ -5,7 +5,8 @@ A front door reads the store and writes nothing, and must answer whatever a serv
 process downloads and commits. It is started with the first request, ends with the socket to it, and
 is started again after a fault.
 
-One packet is one question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
+The first packet is for the module that has the ``main`` of the process. From then on one packet is
+one question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ UNAVAILABLE: Final = "unavailable"
 LATE: Final = "late"
 """There is no answer yet; the file may come later."""
 
+INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
 _RESTART_S: Final = 5.0
 _END_S: Final = 5.0
@@ -86,11 +88,13 @@ class Agent:
         self,
         module: str,
         words: Sequence[str],
+        introduction: bytes,
         wait_s: float,
         absent_s: float = _ABSENT_S,
         token: str = "",
     ) -> None:
-        """``module`` has the ``main`` of the process, which gets ``words``.
+        """``module`` has the ``main`` of the process, which gets ``words``, and ``introduction`` as
+        the first packet.
 
         ``token`` is the name that its requests to servers have, see `fetcher.token_of`.
 
@@ -99,6 +103,7 @@ class Agent:
         self.token = token
         self._absent_s = min(absent_s, _ABSENT_S)
         self._command = module, tuple(words)
+        self._introduction = introduction
         self.wait_s = wait_s
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -182,8 +187,10 @@ class Agent:
         module, words = self._command
         try:
             self._child, self._pipe = child_process.start_with_socket(module, *words)
+            self._pipe.send(self._introduction)
         except OSError as error:
             log.warning("cannot start the process that fetches: %s", error.strerror)
+            self._drop()
             return False
         self._pipe.settimeout(_END_S)  # for sending; a process that is stopped must not stop us
         reader = threading.Thread(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 PREFIX: Final = "apt:"
+_CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
 
 
 def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
@@ -71,7 +73,13 @@ def _checked(url: str) -> str:
     return url
 
 
+def without_password(url: str) -> str:
+    """The URL for people, without user and password."""
+    return _CREDENTIALS.sub(r"\1***@", url)
+
+
 def _unknown(url: str) -> UsageError:
     return UsageError(
-        f"not an upstream: {url[:80]!r}; try https://HOST, a directory, or apt:URL SUITE COMPONENT"
+        f"not an upstream: {without_password(url)[:80]!r}; try https://HOST, a directory, or"
+        " apt:URL SUITE COMPONENT"
     )

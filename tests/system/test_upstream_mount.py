@@ -183,6 +183,29 @@ def test_fetching_process_is_started_again(buildidfs: BuildIdFs) -> None:
     assert not fetching_processes(buildidfs), "it ends with the mount"
 
 
+def test_password_is_told_to_the_server_alone(buildidfs: BuildIdFs) -> None:
+    with upstream(serving_files(files(*IDS))) as server:
+        config = buildidfs.store.parent / "upstream.toml"
+        url = server.url.replace("://", "://user:s3cret@")
+        headers = buildidfs.store.parent / "headers"
+        headers.write_text("X-Token: s3cret\n")
+        config.write_text(f'[upstream]\nurls = ["{url}"]\nheaders-file = "{headers}"\n')
+        options = ["--config", str(config)]
+        with buildidfs.mounted("--fetch", *options) as mountpoint:
+            assert opened(mountpoint / str(ID) / "debug") == 0
+            (child,) = until(lambda: fetching_processes(buildidfs), "the process")
+            words = Path(f"/proc/{child}/cmdline").read_bytes()
+            told = [words, buildidfs.log().encode()]
+        assert server.heads[0]["Authorization"].startswith("Basic ")
+        assert server.heads[0]["X-Token"] == "s3cret"
+        commands = (["config"], ["config", "--json"], ["show", str(ID)])
+        told += [buildidfs(*options, *each).out.encode() for each in commands]
+        assert not any(b"s3cret" in each for each in told)
+        server.ending.set()
+        failed = buildidfs(*options, "fetch", "--kind", "debuginfo", "ab" * 20, check=False)
+        assert "s3cret" not in failed.out + failed.err
+
+
 def fetching_processes(buildidfs: BuildIdFs) -> list[int]:
     """The processes that fetch for this store."""
     wanted = os.fsencode(buildidfs.store).hex().encode()

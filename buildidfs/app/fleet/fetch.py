@@ -139,27 +139,27 @@ def agent_of(
     store_path: str | bytes | os.PathLike[str], settings: Settings, options: Options
 ) -> Agent:
     """Return an agent that fetches in another process, which starts when it is needed."""
-    words = (
-        os.path.abspath(os.fsencode(store_path)).hex(),
-        msgspec.json.encode(settings).decode(),
-        msgspec.json.encode(options).decode(),
-    )
+    words = (os.path.abspath(os.fsencode(store_path)).hex(),)
+    # Passwords and headers are in it, and each user may read the words of a process.
+    introduction = msgspec.json.encode((settings, options))
     token = token_of(os.fsencode(store_path))
-    return agent.Agent(__name__, words, options.wait, options.absent_s, token)
+    return agent.Agent(__name__, words, introduction, options.wait, options.absent_s, token)
 
 
 def main(words: Sequence[str]) -> None:
     """Fetch what the process at the other end of a socket asks for, until it closes that.
 
-    The words are the socket, and those of `agent_of`.
+    The words are the socket, and those of `agent_of`; settings and options come first over it.
     """
-    fd, path, settings, options = words
+    fd, path = words
     log.setup(0, journald="JOURNAL_STREAM" in os.environ)
-    decoded = msgspec.json.decode(settings, type=config.Settings)
-    limits = msgspec.json.decode(options, type=Options)
-
-    def opened() -> Store:
-        return upkeep.open_for_capture(bytes.fromhex(path), decoded)
-
     with socket.socket(fileno=int(fd)) as pipe:
-        agent.serve(pipe, opened, lambda store: Upstreams(store, limits), WORKERS)
+        introduction = pipe.recv(agent.INTRODUCTION_MAX)
+        if not introduction:
+            return  # the asker was killed
+        settings, options = msgspec.json.decode(introduction, type=tuple[config.Settings, Options])
+
+        def opened() -> Store:
+            return upkeep.open_for_capture(bytes.fromhex(path), settings)
+
+        agent.serve(pipe, opened, lambda store: Upstreams(store, options), WORKERS)
