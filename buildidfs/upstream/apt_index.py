@@ -13,8 +13,10 @@ to none.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import time
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +38,7 @@ _ROW: Final = Struct(">32sQ")
 _KEYS_AT: Final = len(_MAGIC) + _HASH_BYTES + _COUNTS.size
 _MOST_IDS: Final = 1 << 24
 _MOST_PATH: Final = 4096
+_DRAFT_S: Final = 3600.0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -109,6 +112,7 @@ def write(path: bytes, made_of: bytes, packages: Iterable[ListedPackage]) -> Non
         )
         if len(keys) > _MOST_IDS:
             raise ValueError(f"more than {_MOST_IDS} build IDs")
+    _sweep(path)
     draft = path + b".%d" % os.getpid()
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -125,3 +129,14 @@ def write(path: bytes, made_of: bytes, packages: Iterable[ListedPackage]) -> Non
     except BaseException:
         os.unlink(draft)
         raise
+
+
+def _sweep(path: bytes) -> None:
+    """Remove drafts of processes that were killed."""
+    directory, name = os.path.split(path)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(name + b"."):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _DRAFT_S:
+                        os.unlink(entry.path)

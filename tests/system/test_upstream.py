@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,13 @@ import pytest
 
 from tests.support import clients, programs
 from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
+from tests.support.commands import ROOT
+from tests.support.elfwriter import DWARF, TEXT_SPLIT, Section, elf_file
+from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.servers import free_port, serving
-from tests.support.upstreams import debuginfod, serving_files, upstream
+from tests.support.smallfs import small_filesystem
+from tests.support.upstreams import Handler, debuginfod, serving_files, upstream
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.programs import Program
@@ -144,3 +149,44 @@ def test_config_shows_the_keys(here: BuildIdFs, directory: Path) -> None:
     assert shown["upstream.urls"]["value"] == ["http://host"]
     assert shown["upstream.timeout"]["source"].startswith("file ")
     assert shown["upstream.wait"]["source"] == "default"
+
+
+def test_file_that_the_disk_has_no_room_for(directory: Path) -> None:
+    build_id = "a7" * 20
+    large = elf_file(
+        [TEXT_SPLIT, Section(b".debug_info", bytes(24 << 20))], build_id=bytes.fromhex(build_id)
+    )
+    small = elf_file([TEXT_SPLIT, DWARF], build_id=bytes.fromhex("a8" * 20))
+    files = {f"{build_id}/debuginfo": large, f"{'a8' * 20}/debuginfo": small}
+    with small_filesystem(directory, "ext4", 32 << 20) as point:
+        buildidfs = BuildIdFs(directory, point / "store")
+        with upstream(serving_files(files)) as server:
+            options = configured(directory, server.url)
+            words = ["fetch", "--kind", "debuginfo", build_id, "a8" * 20]
+            done = buildidfs(*options, *words, check=False)
+        assert (done.rc, "or a full disk" in done.err) == (3, True), done.err
+        assert "1 file fetched" in done.out
+        assert buildidfs("check").rc == 0
+
+
+def test_fetch_that_is_killed_leaves_nothing(directory: Path) -> None:
+    build_id = "a9" * 20
+    data = elf_file([TEXT_SPLIT, DWARF], build_id=bytes.fromhex(build_id))
+
+    def half(handler: Handler) -> None:
+        handler.send(data[:100], X_DEBUGINFOD_SIZE=str(len(data)), Content_Length=str(len(data)))
+        handler.hang()
+
+    buildidfs = BuildIdFs(directory)
+    buildidfs("add", "/bin/true")
+    with upstream(half) as server:
+        options = configured(directory, server.url, timeout=60)
+        words = [*COMMAND, *options, "--store", buildidfs.store, "fetch", build_id]
+        with subprocess.Popen(words, cwd=ROOT) as process:
+            until(lambda: server.requests, "a request")
+            process.kill()
+        server.behaviour = serving_files({f"{build_id}/debuginfo": data})
+        again = buildidfs(*options, "fetch", "--kind", "debuginfo", build_id)
+    assert again.out.startswith("1 file fetched")
+    assert {path.name for path in (buildidfs.store / "upstream").iterdir()} == {"absent", "lock"}
+    assert buildidfs("check").rc == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -201,7 +202,12 @@ def test_index_finds_each_build_id(tmp_path: Path) -> None:
         for number, each in enumerate(IDS)
     ]
     path = os.fsencode(tmp_path / "index")
+    for name, age in (("index.1", 7200), ("index.2", 0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
     apt_index.write(path, b"h" * 32, packages)
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {"index", "index.2"}, "drafts of killed processes go after a while"
     with contextlib.closing(apt_index.AptIndex(path)) as index:
         assert index.made_of == b"h" * 32
         for number, each in enumerate(IDS):
