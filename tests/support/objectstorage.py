@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import hashlib
 import re
+import sys
 import threading
 import urllib.parse
 import uuid
@@ -61,6 +62,11 @@ class ObjectStorage(ThreadingHTTPServer):
         self.requests: list[Asked] = []
         self.public = True
         self.lock = threading.Lock()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Report a fault, unless a client was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
