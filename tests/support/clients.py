@@ -31,6 +31,8 @@ Argument = str | bytes | os.PathLike[str]
 PACKAGES = {
     "addr2line": "binutils",
     "bsdtar": "libarchive-tools",
+    "ceph": "ceph-common",
+    "radosgw-admin": "ceph-common",
     "ctr": "containerd",
     "debuginfod-find": "debuginfod",
     "docker": "docker.io",
@@ -52,6 +54,7 @@ PACKAGES = {
     "mkfs.xfs": "xfsprogs",
     "mksquashfs": "squashfs-tools",
     "busybox": "busybox-static",
+    "monmaptool": "ceph-base",
     "nm": "binutils",
     "objcopy": "binutils",
     "objdump": "binutils",
