@@ -45,8 +45,6 @@ class RangeReader:
     ) -> None:
         """Make the sparse file in ``directory``, or where there is room. Raises OSError."""
         self.size = size
-        self.fetched = 0
-        """Bytes that came from the storage."""
         self.failure: str = ""
         """Why the bytes are not those that they should be; empty as long as that is not known."""
         self._fetch = fetch
@@ -63,7 +61,6 @@ class RangeReader:
     def put_first(self, data: bytes) -> None:
         """Take the first bytes, which came with the facts about the object."""
         whole = len(data) == self.size
-        self.fetched += len(data)
         count = len(self._has) if whole else len(data) // BLOCK
         self._keep(0, count, data[: self.size if whole else count * BLOCK])
 
@@ -120,7 +117,6 @@ class RangeReader:
         data = self._fetch(offset, size)
         if len(data) != size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self.fetched += size
         self._keep(start, end, data)
 
     def _keep(self, start: int, end: int, data: bytes) -> None:

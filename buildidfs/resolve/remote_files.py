@@ -159,8 +159,6 @@ class RemoteFiles:
         self._loaded = threading.Event()
         self._soon = ThreadPoolExecutor(_SOON_THREADS, "remote")
         self._asked_soon = 0
-        self.transferred = 0
-        """Bytes of objects that were fetched."""
 
     # --- what is known, without a request --------------------------------------------------------
 
@@ -286,7 +284,6 @@ class RemoteFiles:
         if got is None:
             return None
         head, first = got
-        self.transferred += len(first)
         said = objects.described(head.metadata)
         digest = said.digest or _stand_in(tier, key, head)
         with self._lock:
@@ -385,7 +382,6 @@ class RemoteFiles:
             except RemoteError as error:
                 tier.note_failure(error)
                 raise OSError(errno.EIO, str(error)) from None
-            self.transferred += len(data)
             return data
 
         def done(reader: RangeReader) -> None:
