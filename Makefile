@@ -73,17 +73,17 @@ test-fresh:
 # The stamps make every target work twice in a row without the network.
 $(VENV)/.user: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics
+	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote
 	touch $@
 
 $(VENV)/.dev: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,dev
+	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote,dev
 	touch $(VENV)/.user $@
 
 $(VENV)/.fuzz: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,dev,fuzz
+	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote,dev,fuzz
 	touch $(VENV)/.user $(VENV)/.dev $@
 
 clean:
