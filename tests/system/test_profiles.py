@@ -272,7 +272,7 @@ def test_bundle_and_pin_resolve_what_has_no_build_ids(
     said = json.loads(done.out)
     assert done.rc in (0, 3), done
     assert path not in {each["path"] for each in said["nameless"] + said["absent"]}, done
-    assert "send what buildidfs repair makes of it" in done.err
+    assert "send the output of buildidfs repair" in done.err
     elsewhere = BuildIdFs(directory, directory / "elsewhere")
     elsewhere("import", file)
     assert is_captured(elsewhere, program)

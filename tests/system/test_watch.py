@@ -425,7 +425,11 @@ def test_file_that_is_written_for_ever_is_told_of(directory: Path) -> None:
         with watching(directory / "store", *options) as watcher, mapping(path):
 
             def not_captured() -> list[dict[str, Any]]:
-                return [each for each in watcher.events if each["event"] == "not captured"]
+                return [
+                    each
+                    for each in watcher.events
+                    if each["event"] == "not captured" and each["path"] == str(path)
+                ]
 
             event = until(not_captured, "that it was not captured", PATIENCE)[0]
             until(lambda: seen(watcher.store, path), "the journal", PATIENCE)

@@ -174,7 +174,7 @@ class PerfTree:
         path = self._store.index.primary_path(ordinal)
         if build_id is None:
             return b""
-        if path is None:  # of a file in a bucket
+        if path is None:  # no path of it has a place in the tree, or the file is in a bucket
             return b"../../../" + names.spell(build_id)
         if not self._store.paths.has_publicly(path, ordinal):
             if self._store.aliases.is_adopted(ordinal):
