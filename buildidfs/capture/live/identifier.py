@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
 
 _REMEMBERED: Final = 1024
-_MOST_VANISHED: Final = 256
+_MOST_HELD: Final = 256
 _DELETED: Final = b" (deleted)"
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
@@ -35,6 +35,9 @@ class Settler:
     def __init__(self, state: State) -> None:
         self._state = state
         self._slow = SlowMounts()
+        # Files that are not mapped any more: with the mount namespace that they were seen in, and
+        # those that can be looked up in any process of their namespace, at any time.
+        self._held: deque[Grip] = deque()
         self._vanished: deque[Grip] = deque()
         self._done: list[int] = []
         self._missed: set[tuple[int, int, bytes]] = set()
@@ -50,20 +53,32 @@ class Settler:
     def _work(self) -> None:
         state = self._state
         while not state.ended:
-            # Vanished files come last: the search for them takes longer.
-            grip = self._vanished.popleft() if self._is_idle() else state.grips.get()
+            grip = self._next()
             if grip is None:
                 return
-            is_vanished = grip[3] is not None
-            if is_vanished and not state.grips.empty() and len(self._vanished) < _MOST_VANISHED:
-                self._vanished.append(grip)
+            if grip[3] is not None and not state.grips.empty() and self._postpone(grip):
                 continue
             self._settle(*grip)
             if state.grips.empty():
                 self._flush()
 
-    def _is_idle(self) -> bool:
-        return bool(self._vanished) and self._state.grips.empty()
+    def _next(self) -> Grip | None:
+        """Take what came first, vanished files last: the search for them takes longer."""
+        if self._state.grips.empty():
+            for postponed in (self._held, self._vanished):
+                if postponed:
+                    return postponed.popleft()
+        return self._state.grips.get()
+
+    def _postpone(self, grip: Grip) -> bool:
+        """Leave a vanished file for later; False if too many descriptors would wait for that."""
+        if grip[2] < 0:
+            self._vanished.append(grip)
+        elif len(self._held) < _MOST_HELD:
+            self._held.append(grip)
+        else:
+            return False
+        return True
 
     def _flush(self) -> None:
         with self._state.lock:
