@@ -74,7 +74,7 @@ def test_nothing_is_left_open_or_running() -> None:
     for finding in probe.ask([_probe(lambda: ok("")), _probe(_for_ever)], 0.2):
         assert finding.state == "ok"
         break  # and the generator is closed
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert _children() <= others
 
 

@@ -44,7 +44,7 @@ OTHER = Whose("image:other", "sha256:1", Trust.CONTAINER, "image")
 def _nothing_left_open() -> Iterator[None]:
     before = open_descriptors()
     yield
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 class Archive:
@@ -306,7 +306,7 @@ SIGHTING = Sighting(Origin(b"/x", FileIdentity(0, 1, 0, 0, 0, 0, 0, 0, b"s")), 1
 def _no_spool_left_open() -> Iterator[None]:
     before = open_descriptors()
     yield
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def is_in_memory(fd: int) -> bool:

@@ -38,7 +38,7 @@ def rings() -> Iterator[Rings]:
     yield rings
     rings.close()
     rings.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def test_without_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
     with pytest.raises(PermissionError):
         Rings()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.watch  # those that watch would lose what happens on that CPU

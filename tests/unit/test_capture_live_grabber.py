@@ -29,7 +29,7 @@ CODE = mmap.PROT_READ | mmap.PROT_EXEC
 def _descriptors_are_closed() -> Iterator[None]:
     before = open_descriptors()
     yield
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

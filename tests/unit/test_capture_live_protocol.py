@@ -53,7 +53,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 Pair = tuple[socket.socket, socket.socket]
@@ -132,7 +132,7 @@ def test_what_is_no_message(pair: Pair, data: bytes) -> None:
     protocol.send(pair[0], data, pair[0].fileno())
     with pytest.raises(ValueError, match="not a message"):
         protocol.receive(pair[1])
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_no_room_for_the_descriptor(pair: Pair) -> None:

@@ -54,7 +54,7 @@ def load(machine: Path, file: str, data: bytes, *, name: str = "snd_dummy") -> N
 def scanned(machine: Path, memory: Memory | None = None) -> Scan:
     before = open_descriptors()
     result = scan(KernelScanner(memory or Memory(), root=os.fsencode(machine), release=RELEASE))
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     return result
 
 

@@ -106,7 +106,7 @@ def test_on_a_disk_it_has_to_be_known_to_be_slow(monkeypatch: pytest.MonkeyPatch
         assert SlowMounts().is_slow(fd, identity(dev=0x30, scope=b"s" * 24), nobody_knows)
     finally:
         os.close(fd)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.usefixtures("statmount")

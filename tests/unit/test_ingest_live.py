@@ -123,7 +123,7 @@ def watching(path: Path, pins: PendingFiles | None = None, **options: int) -> It
         assert list(watch.store.check(digests=True)) == []
         watch.store.close()
     until(lambda: threading.active_count() == threads, "all threads to end")
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.fixture

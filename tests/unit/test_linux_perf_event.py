@@ -209,10 +209,10 @@ class TestRing:
         with Ring(CPU, perf_event.MMAP, pages=8, watermark=1) as ring:
             assert open_descriptors() > before
         ring.close()
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
         with pytest.raises(OSError, match="Invalid argument"):
             Ring(CPU, perf_event.MMAP, pages=3, watermark=1)
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
     def test_a_cpu_that_is_not_there(self) -> None:
         with pytest.raises(OSError, match=r"No such device|Invalid argument") as caught:
@@ -266,7 +266,7 @@ def test_it_is_the_same_each_time_and_leaves_nothing_open() -> None:
     before = open_descriptors()
     answers = {perf_event.build_ids_leak() for _ in range(5)}
     assert len(answers) == 1
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.usefixtures("own_events")

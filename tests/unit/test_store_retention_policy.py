@@ -463,7 +463,7 @@ def test_a_full_disk_takes_the_place_of_what_is_oldest(
     monkeypatch.setattr(store.blobs.files, where, _Full(3)(getattr(store.blobs.files, where)))
     _add(store, 10)
     assert _ids(store) == {3, 4, 5, 10}
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_a_full_index_takes_the_place_of_what_is_oldest(
