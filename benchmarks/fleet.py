@@ -44,7 +44,7 @@ class Fleet(NamedTuple):
     lookups: int = 50_000
     """Look-ups of readers on each host that its store does not answer."""
     absent: float = 0.98
-    """The share of these look-ups that are for files that nobody has."""
+    """The share of these look-ups that are for files that no host has."""
     refresh_s: int = 600
     keep_days: int = 90
     scale: int = 200_000

@@ -193,7 +193,7 @@ class Symbolication:
         except _NotAnswered as error:
             body = msgspec.json.encode({"error": str(error)})
         except _TooLate:
-            # What was found so far is remembered, so the next attempt gets further.
+            # The engine remembers the answers so far, so the next attempt gets further.
             return failure(503, "the time of the request is used up; try again", kind=kind)
         except (CapabilityError, UsageError) as error:
             log.warning("%s: %s", kind, error)

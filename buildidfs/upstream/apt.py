@@ -62,7 +62,7 @@ _DWZ: Final = b"/usr/lib/debug/.dwz/"
 
 
 class Suite(msgspec.Struct, frozen=True):
-    """What an ``apt:`` line names. ``url`` ends with a slash; a flat mirror has no ``suite``."""
+    """The archive of an ``apt:`` line. ``url`` ends with a slash; a flat one has no ``suite``."""
 
     url: str
     suite: str = ""

@@ -29,7 +29,7 @@ class Debuginfod:
         self._spool = spool
         self._token = token
         parts = urllib.parse.urlsplit(url)
-        # What took a password is not for all users of this host.
+        # A file that took a password is not for all users of this host.
         is_private = bool(parts.username or client.headers)
         owner = Access(0o400, os.geteuid(), os.getegid())
         self._access = owner if is_private else PUBLIC_ACCESS

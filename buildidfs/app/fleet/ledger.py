@@ -63,7 +63,7 @@ class Ledger:
             )
             try:
                 database.execute("pragma journal_mode = wal")
-                # What a crash loses is compared with the bucket again.
+                # The next push compares entries that a crash loses with the bucket again.
                 database.execute("pragma synchronous = normal")
                 database.executescript(_TABLES)
             except sqlite3.DatabaseError:

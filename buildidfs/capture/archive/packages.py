@@ -291,7 +291,7 @@ def _close(item: object) -> None:
 
 
 def unreadable(path: bytes, error: Exception) -> Unreadable:
-    """What tells of a package that was not read, and why."""
+    """Return the record of a package that was not read, with the reason."""
     if isinstance(error, OSError):
         return walk.unreadable(path, error)
     return Unreadable(path, str(error))
