@@ -45,6 +45,7 @@ mon_data_avail_warn = 1
 osd_objectstore = bluestore
 bluestore_block_size = 2147483648
 osd_memory_target = 1073741824
+osd_class_dir = {classes}
 osd_class_load_list = *
 osd_class_default_list = *
 osd_heartbeat_grace = 5
@@ -77,7 +78,9 @@ class Ceph:
         monitor, fsid = free_port(), str(uuid.uuid4())
         for name in ("run", "log", "mon", "rgw", "osd"):
             (directory / name).mkdir(parents=True)
-        text = _CONFIGURATION.format(directory=directory, port=monitor, fsid=fsid)
+        # Ceph 18 of Debian 13 looks for them in a directory relative to the current one.
+        (classes,) = Path("/usr/lib").glob("*/rados-classes")
+        text = _CONFIGURATION.format(directory=directory, port=monitor, fsid=fsid, classes=classes)
         for name, port in ports.items():
             text += _GATEWAY.format(name=name, port=port, directory=directory)
         self._configuration.write_text(text)
