@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Debian or Ubuntu mirror with debug packages: build ID -> ``Build-Ids:`` -> package -> member.
 
-    apt:URL SUITE COMPONENT... [arch=NAME]     dists/SUITE/COMPONENT/binary-ARCH/Packages
-    apt:URL                                    a flat one: Packages beside the packages
+    apt:URL SUITE COMPONENT... [arch=NAME] [signed-by=KEYRING]
+                    dists/SUITE/COMPONENT/binary-ARCH/Packages
+    apt:URL         a flat one: Packages beside the packages
 
 A plain mirror will do, no debuginfod is needed. Packages are checked against the SHA-256 in
-``Packages``, and that against ``Release``. Signatures are not checked.
+``Packages``, that against ``Release``, and with a keyring ``Release`` against its signature.
+
+Source: sources.list(5), gpgv(1).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from buildidfs.capture.archive.stream import CannotDecompress, Limits, Region, u
 from buildidfs.errors import UsageError
 from buildidfs.formats.archive import apt_lists
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
-from buildidfs.linux import file_ops, openat2
+from buildidfs.linux import child, file_ops, openat2
 from buildidfs.model import PUBLIC_ACCESS, Kind, fingerprint
 from buildidfs.upstream import apt_index
 from buildidfs.upstream.debuginfod import forwarded, host_of
@@ -52,6 +55,8 @@ _KEPT_BYTES: Final = 1 << 30
 """Packages that are kept for the next file out of them: twice as many as files are fetched at a
 time, because several of these may be in one package."""
 _LIMITS: Final = Limits(unpacked_bytes=16 << 30)
+_SIGNATURE_S: Final = 30.0
+_SAID_BYTES: Final = 1 << 20
 _RELEASES: Final = (b"InRelease", b"Release")
 _PACKINGS: Final = (b".xz", b".gz", b"")
 _ARCHITECTURES: Final = {
@@ -68,22 +73,30 @@ class Suite(msgspec.Struct, frozen=True):
     suite: str = ""
     components: tuple[str, ...] = ()
     architecture: str = ""
+    signed_by: str = ""
+    """The keyring of those who may sign; empty if signatures are not checked."""
 
 
 def parse(text: str) -> Suite:
     """The suite that an ``apt:`` line names. Raises `UsageError`."""
     words = text.removeprefix("apt:").split()
-    architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
-    if words and words[-1].startswith("arch="):
-        architecture = words.pop().removeprefix("arch=")
+    options = {"arch": _ARCHITECTURES.get(os.uname().machine, os.uname().machine), "signed-by": ""}
+    while len(words) > 1 and words[-1].partition("=")[0] in options:
+        name, _, value = words.pop().partition("=")
+        options[name] = value
+    keyring = options["signed-by"]
+    if keyring and not keyring.startswith("/"):
+        raise UsageError(f"signed-by={keyring[:80]}: give the keyring's path from / on")
     if not words or not words[0].startswith(("http://", "https://", "file:///", "/")):
         raise UsageError(f"not a mirror: {text[:80]!r}; try apt:https://HOST/debian SUITE main")
     url = words[0].rstrip("/") + "/"
     if len(words) == 1 or words[1:] == ["./"]:
+        if keyring:
+            raise UsageError(f"signed-by={keyring[:80]}: a mirror without a SUITE has no signature")
         return Suite(url)
     if len(words) == 2:
         words.append("main")
-    return Suite(url, words[1], tuple(words[2:]), architecture)
+    return Suite(url, words[1], tuple(words[2:]), options["arch"], keyring)
 
 
 class AptMirror:
@@ -204,14 +217,52 @@ class AptMirror:
 
     def _release(self, base: bytes, wanted: Wanted) -> dict[bytes, apt_lists.ListedFile]:
         for name in _RELEASES:
-            with contextlib.suppress(NotThere):
-                fd = self._get(base + name, _RELEASE_BYTES, wanted)
-                try:
-                    size = os.fstat(fd).st_size
-                    return apt_lists.release(Region(fd, 0, size).chunks())
-                finally:
-                    os.close(fd)
+            with contextlib.suppress(NotThere), contextlib.ExitStack() as stack:
+                fd = self._got(base + name, wanted, stack)
+                if self._suite.signed_by:
+                    fd = self._signed(fd, base + name, wanted, stack)
+                size = os.fstat(fd).st_size
+                return apt_lists.release(Region(fd, 0, size).chunks())
         raise Unavailable(f"has no suite {self._suite.suite}", lasting=True)
+
+    def _signed(self, fd: int, path: bytes, wanted: Wanted, stack: contextlib.ExitStack) -> int:
+        """A descriptor of what the keyring's keys have signed of a ``Release`` or ``InRelease``.
+
+        Raises `Unavailable`.
+        """
+        signed, said = self._spool.file(), self._spool.file()
+        stack.callback(os.close, signed)
+        stack.callback(os.close, said)
+        if path.endswith(b"/InRelease"):
+            # The text that was signed, and not what may stand before or after it.
+            fds, files = (fd, signed), ["--output", f"/dev/fd/{signed}", f"/dev/fd/{fd}"]
+        else:
+            try:
+                signature = self._got(path + b".gpg", wanted, stack)
+            except NotThere:
+                raise Unavailable("has no signature of its Release", lasting=True) from None
+            fds, files, signed = (signature, fd), [f"/dev/fd/{signature}", f"/dev/fd/{fd}"], fd
+        keyring = self._suite.signed_by
+        words = ["gpgv", "--weak-digest", "SHA1", "--keyring", keyring, "--status-fd", "2", *files]
+        try:
+            gpgv = child.start(words, stdout=child.DEVNULL, stderr=said, pass_fds=fds)
+        except OSError as error:
+            why = f"cannot be verified: gpgv: {error.strerror}; install gpgv"
+            raise Unavailable(why, lasting=True) from error
+        if gpgv.wait(_SIGNATURE_S) is None:
+            gpgv.end(_SIGNATURE_S)
+        states = _states(os.pread(said, _SAID_BYTES, 0))
+        # A second signature, by a key that is not in the keyring, does no harm: see apt-secure(8).
+        if b"GOODSIG" not in states or b"BADSIG" in states:
+            why = f"has a {os.path.basename(path).decode()} that no key in {keyring} has signed"
+            raise Unavailable(why, lasting=True)
+        return signed
+
+    def _got(self, path: bytes, wanted: Wanted, stack: contextlib.ExitStack) -> int:
+        """A descriptor of a ``Release`` or its signature, which ``stack`` closes."""
+        fd = self._get(path, _RELEASE_BYTES, wanted)
+        stack.callback(os.close, fd)
+        return fd
 
     def _listed(
         self, lists: list[tuple[bytes, bytes]], wanted: Wanted, stack: contextlib.ExitStack
@@ -322,6 +373,12 @@ class AptMirror:
             raise NotThere from None
         except OSError as error:
             raise Unavailable(f"cannot be read: {error.strerror}") from error
+
+
+def _states(said: bytes) -> set[bytes]:
+    """The key words of gpgv's status lines."""
+    lines = (line.split() for line in said.splitlines() if line.startswith(b"[GNUPG:] "))
+    return {words[1] for words in lines if len(words) > 1}
 
 
 def _hash(fd: int) -> bytes:

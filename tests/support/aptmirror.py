@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import lzma
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support.clients import run, tool
@@ -67,6 +69,38 @@ def write_release(root: Path, lists: Iterable[Path]) -> None:
     ]
     text = "\n".join(["Origin: Test", f"Suite: {SUITE}", "MD5Sum:", " 0 1 x", "SHA256:", *rows])
     (base / "Release").write_text(text + "\n")
+
+
+@contextlib.contextmanager
+def signer(name: str) -> Iterator[Signer]:
+    """A new key that signs while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="gpg-") as home:
+        try:
+            yield Signer(Path(home), name)
+        finally:
+            run([tool("gpgconf"), "--homedir", home, "--kill", "all"], check=True)
+
+
+class Signer:
+    """A key with which suites are signed. ``keyring`` is a file with its public part."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self._words = [tool("gpg"), "--homedir", str(home), "--batch", "--yes", "--passphrase", ""]
+        run([*self._words, "--quick-gen-key", name, "ed25519"], check=True)
+        self.keyring = home / "keyring.gpg"
+        run([*self._words, "-o", str(self.keyring), "--export"], check=True)
+
+    def sign(self, root: Path, *, inline: bool) -> None:
+        """Sign the suite of a mirror: as InRelease, or beside Release."""
+        release = root / "dists" / SUITE / "Release"
+        if inline:
+            out = release.with_name("InRelease")
+            run([*self._words, "-o", str(out), "--clearsign", str(release)], check=True)
+        else:
+            out = release.with_name("Release.gpg")
+            run(
+                [*self._words, "-o", str(out), "--armor", "--detach-sign", str(release)], check=True
+            )
 
 
 def _fields(path: Path, root: Path) -> str:

@@ -17,11 +17,20 @@ from buildidfs.model import BuildId, Kind
 from buildidfs.upstream import apt, apt_index
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
-from tests.support.aptmirror import SUITE, debug_package, mirror, write_release
+from tests.support.aptmirror import (
+    SUITE,
+    Signer,
+    debug_package,
+    mirror,
+    signer,
+    write_release,
+)
 from tests.support.elfwriter import DWARF, TEXT_SPLIT, altlink, elf_file
 from tests.support.upstreams import plain_files, upstream
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
 
@@ -151,6 +160,73 @@ def test_suite_that_is_not_there(store: Store, root: Path, words: str, why: str)
     assert (done.state, why in done.why) == (State.UNAVAILABLE, True), done.why
 
 
+@pytest.fixture(scope="module")
+def key() -> Iterator[Signer]:
+    with signer("archive@example.org") as made:
+        yield made
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("form", ["http", "directory"])
+def test_suite_that_is_signed(
+    store: Store, broken: Path, key: Signer, form: str, inline: bool
+) -> None:
+    key.sign(broken, inline=inline)
+    with upstream(plain_files(broken)) as server:
+        url = server.url if form == "http" else str(broken)
+        (done,) = fetched(store, f"{line(url)} signed-by={key.keyring}", IDS[0])
+    assert done.state is State.FETCHED, done.why
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_suite_that_another_key_signed(
+    store: Store, broken: Path, key: Signer, inline: bool
+) -> None:
+    with signer("other@example.org") as other:
+        other.sign(broken, inline=inline)
+    (done,) = fetched(store, f"{line(str(broken))} signed-by={key.keyring}", IDS[0])
+    assert (done.state, "no key in" in done.why) == (State.UNAVAILABLE, True), done.why
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_release_that_was_changed_after_it_was_signed(
+    store: Store, broken: Path, key: Signer, inline: bool
+) -> None:
+    key.sign(broken, inline=inline)
+    signed = broken / "dists" / SUITE / ("InRelease" if inline else "Release")
+    signed.write_bytes(signed.read_bytes().replace(b"Origin: Test", b"Origin: Evil"))
+    (done,) = fetched(store, f"{line(str(broken))} signed-by={key.keyring}", IDS[0])
+    assert (done.state, "no key in" in done.why) == (State.UNAVAILABLE, True), done.why
+
+
+def test_lists_outside_of_the_signed_text_do_not_count(
+    store: Store, broken: Path, key: Signer
+) -> None:
+    key.sign(broken, inline=True)
+    listed = broken / f"dists/{SUITE}/main/binary-amd64/Packages.xz"
+    listed.write_bytes(listed.read_bytes() + b"\0")
+    write_release(broken, [listed])
+    place = broken / "dists" / SUITE
+    signed = (place / "InRelease").read_bytes()
+    (place / "InRelease").write_bytes(signed + (place / "Release").read_bytes())
+    (done,) = fetched(store, f"{line(str(broken))} signed-by={key.keyring}", IDS[0])
+    assert (done.state, "does not fit its Release" in done.why) == (State.UNAVAILABLE, True)
+
+
+def test_suite_without_a_signature(store: Store, broken: Path, key: Signer) -> None:
+    (done,) = fetched(store, f"{line(str(broken))} signed-by={key.keyring}", IDS[0])
+    assert (done.state, done.why.endswith("has no signature of its Release")) == (
+        State.UNAVAILABLE,
+        True,
+    )
+
+
+def test_keyring_that_is_not_there(store: Store, broken: Path, key: Signer) -> None:
+    key.sign(broken, inline=True)
+    (done,) = fetched(store, f"{line(str(broken))} signed-by=/no/such/keyring", IDS[0])
+    assert (done.state, "/no/such/keyring" in done.why) == (State.UNAVAILABLE, True)
+
+
 def test_package_without_the_file_that_it_lists(store: Store, broken: Path) -> None:
     listed = broken / "Packages"
     listed.write_bytes(listed.read_bytes().replace(str(IDS[0]).encode(), str(UNKNOWN).encode()))
@@ -181,6 +257,10 @@ def test_damaged_index_is_made_anew(store: Store, root: Path) -> None:
         ("apt:https://host/x", apt.Suite("https://host/x/")),
         ("apt:https://host/x/ ./", apt.Suite("https://host/x/")),
         ("apt:/srv s arch=arm64", apt.Suite("/srv/", "s", ("main",), "arm64")),
+        (
+            "apt:/srv s signed-by=/k arch=i386",
+            apt.Suite("/srv/", "s", ("main",), "i386", "/k"),
+        ),
         ("apt:/srv s a b arch=i386", apt.Suite("/srv/", "s", ("a", "b"), "i386")),
     ],
 )
@@ -191,6 +271,12 @@ def test_line_of_a_mirror(text: str, suite: apt.Suite) -> None:
 @pytest.mark.parametrize("text", ["apt:", "apt:arch=i386", "apt:ftp://host s", "apt:host"])
 def test_line_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="not a mirror"):
+        apt.parse(text)
+
+
+@pytest.mark.parametrize("text", ["apt:/srv s signed-by=k", "apt:/srv signed-by=/k"])
+def test_keyring_that_cannot_be_used(text: str) -> None:
+    with pytest.raises(UsageError, match="signed-by"):
         apt.parse(text)
 
 
