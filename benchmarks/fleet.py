@@ -160,7 +160,7 @@ def requests_of(fleet: Fleet, found: Filter, day: Generations) -> dict[str, Requ
         "refresh of the filter": Requests(fleet.hosts * (2 * DAY / fleet.refresh_s + day.loads), 0),
         "pushes of new files": Requests(0, 2 * fleet.new_ids * 1.1),
         "files that other hosts pushed": Requests(fleet.hosts * fleet.seen_again * 2, 0),
-        "changes of the filter": Requests(day.count * 6, day.count * 3),
+        "changes of the filter": Requests(day.count * 8, day.count * 3),
         "manifests": Requests(fleet.hosts * 24, fleet.hosts * 24),
         "touches": Requests(touched, 2 * touched),
     }

@@ -18,7 +18,8 @@
     ├── MountError                 40   mounting, serving or unmounting failed
     ├── RemoteError                50   the object storage of the fleet cannot be used
     │   ├── RemoteUnavailable      50   it does not answer now; a later attempt may succeed
-    │   └── RemoteDenied           50   it refuses the request: keys, rights, or a missing bucket
+    │   ├── RemoteDenied           50   it refuses the request: keys, rights, or a missing bucket
+    │   └── RemoteDamaged          50   its filter, or another object of ours in it, is damaged
     ├── UpstreamError              50   no server could be asked for what the store lacks
     └── CapabilityError            60   a privilege is missing; the message says which
 
@@ -147,6 +148,10 @@ class RemoteUnavailable(RemoteError):
 
 class RemoteDenied(RemoteError):
     """The object storage refuses the request until an operator changes something."""
+
+
+class RemoteDamaged(RemoteError):
+    """An object that this program has written to the bucket is not as it was written."""
 
 
 class UpstreamError(BuildIdFsError):

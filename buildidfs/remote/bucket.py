@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable, UsageError
+from buildidfs.errors import (
+    RemoteDamaged,
+    RemoteDenied,
+    RemoteError,
+    RemoteUnavailable,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -125,7 +131,7 @@ class Bucket:
         try:
             return msgspec.json.decode(data, type=_Marker).bucket
         except msgspec.MsgspecError as error:
-            raise RemoteError(f"{self.url}/{MARKER} is not of this program: {error}") from error
+            raise RemoteDamaged(f"{self.url}/{MARKER} is not of this program: {error}") from error
 
     # --- objects -------------------------------------------------------------------------------
 
@@ -140,14 +146,16 @@ class Bucket:
             return _head_of(found)
 
     def get(self, key: str, most: int = 256 << 20) -> bytes | None:
-        """Return the bytes of an object; None if there is none. Raises `RemoteError` for more than
-        ``most`` bytes.
+        """Return the bytes of an object; None if there is none. Raises `RemoteDamaged` for more
+        than ``most`` bytes.
         """
         with self._told(key):
             try:
                 found = obstore.get(self._store, key)
                 if found.meta["size"] > most:
-                    raise RemoteError(f"{self.url}/{key} has {found.meta['size']} bytes")
+                    raise RemoteDamaged(
+                        f"{self.url}/{key} has {found.meta['size']} bytes, and not {most} at most"
+                    )
                 return bytes(found.bytes())
             except FileNotFoundError as error:
                 self._refuse_missing_bucket(error)
@@ -231,6 +239,16 @@ class Bucket:
         except RemoteDenied:
             return False
         return True
+
+    def now(self) -> float:
+        """Return the time by the clock of the storage (Unix time, s)."""
+        probe = f"touch/clock-{uuid.uuid4().hex}"
+        self.create(probe, b"", {})
+        found = self.head(probe)
+        self.delete(probe)
+        if found is None:
+            raise RemoteUnavailable(f"{self.url}/{probe} was removed a moment ago")
+        return found.modified
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Yield the objects below a prefix in order of their keys, behind the key ``after``."""

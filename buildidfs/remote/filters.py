@@ -12,6 +12,12 @@ number, and the others begin anew with what that one wrote. So credentials that 
 objects suffice, no clock counts, and a reader that knows generation N asks for N + 1. A generation
 has few runs, because a run that is not twice as large as the next one is merged with it.
 
+A fingerprint is a claim that the bucket has a file, or will have it soon: a writer adds it before
+it uploads the file. So no filter denies a file in the bucket, whenever the writer is killed. For
+that reason `Filter.rebuild` does not drop a claim without a file at once. It puts the claim into a
+run of doubted ones, which the first `rebuild` a day later leaves out. A writer makes a claim again
+that is doubted or older than `CLAIM_S`, so no writer relies on a claim that is left out.
+
 A fingerprint takes 4 bytes, since its shard is its first byte. With 50 million build IDs one in
 22,000 look-ups of an absent file makes a request that is not needed.
 """
@@ -22,6 +28,8 @@ import hashlib
 import heapq
 import logging
 import random
+import re
+import secrets
 import struct
 import sys
 import time
@@ -31,7 +39,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.errors import RemoteError
+from buildidfs.errors import RemoteDamaged, RemoteError
 from buildidfs.model import Kind, fingerprint
 from buildidfs.remote.objects import BLOBS, parse_blob_key
 
@@ -50,18 +58,31 @@ _WIDTH: Final = 4
 _ATTEMPTS: Final = 20
 _KEPT: Final = 16
 _MOST_PAUSE_S: Final = 0.1
-_MOST_RUN_BYTES: Final = 2 << 30
-_MOST_GENERATIONS: Final = 10**8
+_MOST_RUNS: Final = 64
+_MOST_COUNT: Final = 1 << 28
+"""Fingerprints of a filter: 1 GiB of memory of each reader."""
+_MOST_JSON: Final = 64 << 10
+_NUMBER: Final = re.compile(r"[0-9]{8}\.json")
+_MOST_GENERATIONS: Final = 10**8 - 1
+_DOUBT_S: Final = 86_400.0
+
+CLAIM_S: Final = 6 * 3600.0
+"""Seconds for which a claim is good. An upload that begins later makes it again."""
+
+_REMEDY: Final = "buildidfs fleet filter --rebuild makes a new one"
 
 Member = tuple[bytes, Kind]
 """A build ID, and the kind of a file of it."""
 
 
-class RunName(msgspec.Struct, frozen=True):
-    """The key of a run, and the number of its fingerprints."""
+class RunName(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The key of a run, and the number of its fingerprints. ``doubted`` is the Unix time (s, of the
+    storage) when a rebuild found no files for them, 0 for other runs.
+    """
 
     key: str
     count: int
+    doubted: float = 0.0
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -125,16 +146,16 @@ class Run:
 
     @classmethod
     def unpack(cls, data: bytes) -> Run:
-        """Return the run in the bytes of an object. Raises `RemoteError`."""
+        """Return the run in the bytes of an object. Raises `RemoteDamaged`."""
         values = array("I")
         if data[:4] != _MAGIC or len(data) < _HEADER or (len(data) - _HEADER) % _WIDTH:
-            raise RemoteError("a run of the filter is damaged: buildidfs fleet filter --rebuild")
+            raise RemoteDamaged(f"a run of the filter is damaged: {_REMEDY}")
         offsets = _OFFSETS.unpack_from(data, len(_MAGIC))
         values.frombytes(memoryview(data)[_HEADER:])
         if sys.byteorder == "big":
             values.byteswap()
         if list(offsets) != sorted(offsets) or offsets[0] or offsets[-1] != len(values):
-            raise RemoteError("a run of the filter is damaged: buildidfs fleet filter --rebuild")
+            raise RemoteDamaged(f"a run of the filter is damaged: {_REMEDY}")
         return cls(offsets, values)
 
 
@@ -156,29 +177,37 @@ class Filter:
         shard, value = divmod(_hash(build_id, kind), 1 << 32)
         return any(run.has(shard, value) for run in self._runs.values())
 
+    def drop(self) -> None:
+        """Know no filter until the next `refresh`."""
+        self.generation, self._runs = None, {}
+
     @property
     def count(self) -> int:
         """The number of fingerprints."""
         return sum(map(len, self._runs.values()))
 
     def refresh(self) -> bool:
-        """Take over the newest generation; True if it is another one. Raises `RemoteError`."""
+        """Take over the newest generation; True if it is another one.
+
+        Raises `RemoteDamaged`, `RemoteError`.
+        """
         before = self.generation
         for attempt in range(_ATTEMPTS):
             newest = self._newest(self.generation)
             if newest is None:
-                self.generation, self._runs = None, {}
+                self.drop()
             if newest is None or newest == before:
                 return newest != before
-            runs = {name.key: self._runs.get(name.key) or self._load(name) for name in newest.runs}
+            runs = {
+                name.key: self._runs[name.key] if name.key in self._runs else self._load(name)
+                for name in newest.runs
+            }
             if None not in runs.values():
                 self._runs = {key: run for key, run in runs.items() if run is not None}
                 self.generation = newest
                 return True
             _log.debug("the filter has changed %d times while it was read", attempt + 1)
-        raise RemoteError(
-            f"{self._bucket.url}: its filter lacks a run: buildidfs fleet filter --rebuild"
-        )
+        raise RemoteDamaged(f"{self._bucket.url}: its filter lacks a run: {_REMEDY}")
 
     def _newest(self, known: Generation | None) -> Generation | None:
         """The newest generation, which takes two requests if it is ``known``."""
@@ -187,27 +216,28 @@ class Filter:
         following = self._read(known.number + 1)
         if following is not None:
             return self._last_listed(following.key) or following
-        if self._bucket.head(known.key) is not None:
+        if self._read(known.number) == known:
             return known
-        # It was deleted because there are many newer ones, or with all of the bucket.
+        # It was deleted because there are many newer ones, or with all of the bucket, which may
+        # have another generation of that number now.
         return self._last_listed("")
 
     def add(self, members: Iterable[Member]) -> int:
-        """Add files that are in the bucket; returns how many the filter did not have.
+        """Claim that the bucket has files, or will have them within `CLAIM_S`.
 
-        There must be a filter. Raises `RemoteError`, also where other writers are always faster.
+        Returns how many the filter did not have, or doubted. There must be a filter. Raises
+        `RemoteError`, also where other writers are always faster.
         """
         wanted = {_hash(*member) for member in members}
         for _ in range(_ATTEMPTS):
             self.refresh()
             if self.generation is None:
-                raise RemoteError(
-                    f"{self._bucket.url} has no filter: buildidfs fleet filter --rebuild makes one"
-                )
-            new = sorted(each for each in wanted if not self._has(each))
+                raise RemoteError(f"{self._bucket.url} has no filter: {_REMEDY}")
+            sure, doubted = self._split()
+            new = sorted(each for each in wanted if not _has(sure.values(), each))
             if not new:
                 return 0
-            if self._publish(self._merged(Run.of(new)), self.generation):
+            if self._publish([*_merged(sure.values(), Run.of(new)), *doubted.values()]):
                 return len(new)
             time.sleep(random.uniform(0, _MOST_PAUSE_S))
         raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
@@ -215,66 +245,114 @@ class Filter:
     def rebuild(self) -> int:
         """Make a filter from a listing of the bucket, and return the number of files.
 
-        What other hosts add meanwhile stays in it. Raises `RemoteError`.
+        Claims of files that are not there are doubted at first, and left out by the first call a
+        day later. A damaged filter counts as none. Raises `RemoteError`.
         """
-        self.refresh()
-        known = set(self._runs)
-        found = set()
+        self._refresh_or_drop()
+        known, _ = self._split()
+        files = set()
         for row in self._bucket.list(BLOBS):
             parsed = parse_blob_key(row.key)
             if parsed is not None:
-                found.add(_hash(*parsed))
-        base = Run.of(sorted(found))
+                files.add(_hash(*parsed))
+        base = sorted(files)
+        claims = Run.of(each for each in _items(known.values()) if each not in files)
+        now = self._bucket.now() if self._runs else 0.0
         for _ in range(_ATTEMPTS):
-            self.refresh()
-            later = [run for key, run in self._runs.items() if key not in known]
-            merged = Run.of(heapq.merge(base.items(), *(run.items() for run in later)))
-            if self._publish([merged], self.generation):
-                return len(found)
+            self._refresh_or_drop()
+            sure, doubted = self._split()
+            # Claims that were made since the listing are in runs which were not known before it.
+            runs = [run for key, run in sure.items() if key not in known]
+            doubt = None
+            if any(now - since < _DOUBT_S for since in self._doubts.values()):
+                runs.append(claims)
+            else:
+                doubted = {}
+                doubt = (claims, now) if len(claims) else None
+            merged = Run.of(heapq.merge(base, _items(runs)))
+            if self._publish([merged, *doubted.values()], doubt):
+                return len(base)
         raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
 
     # --- generations ---------------------------------------------------------------------------
 
-    def _has(self, item: int) -> bool:
-        shard, value = divmod(item, 1 << 32)
-        return any(run.has(shard, value) for run in self._runs.values())
+    def _refresh_or_drop(self) -> None:
+        """Take over the newest generation, or nothing but its number if that one is damaged."""
+        try:
+            self.refresh()
+        except RemoteDamaged:
+            number = self._last_number("") or 0
+            if number >= _MOST_GENERATIONS:
+                raise
+            self.generation, self._runs = Generation(number, 0) if number else None, {}
 
-    def _merged(self, new: Run) -> list[Run]:
-        """The runs of the next generation: each at least twice as large as the one behind it."""
-        runs = sorted(self._runs.values(), key=len, reverse=True)
-        while runs and len(runs[-1]) < 2 * len(new):
-            new = Run.of(heapq.merge(runs.pop().items(), new.items()))
-        return [*runs, new]
+    def _split(self) -> tuple[dict[str, Run], dict[str, Run]]:
+        """Return the runs that no rebuild has doubted, and the others, by their keys."""
+        doubts = self._doubts
+        sure = {key: run for key, run in self._runs.items() if key not in doubts}
+        return sure, {key: run for key, run in self._runs.items() if key in doubts}
 
-    def _publish(self, runs: list[Run], before: Generation | None) -> bool:
-        """Write the next generation; False if another writer was faster."""
-        known = {id(run): key for key, run in self._runs.items()}
-        names = []
+    @property
+    def _doubts(self) -> dict[str, float]:
+        """The keys of the doubted runs, and since when they are."""
+        runs = () if self.generation is None else self.generation.runs
+        return {name.key: name.doubted for name in runs if name.doubted}
+
+    def _publish(self, runs: Iterable[Run], doubt: tuple[Run, float] | None = None) -> bool:
+        """Write the generation that follows the known one; False if another writer was faster.
+
+        Runs that are doubted stay so. ``doubt`` is one more, and when it was found (`RunName`).
+        """
+        before, since = self.generation, self._doubts
+        made: dict[RunName, Run] = {}
         for run in runs:
-            key = known.get(id(run))
-            if key is None:
-                data = run.pack()
-                key = f"{_PREFIX}/runs/{hashlib.sha256(data).hexdigest()[:32]}"
-                self._bucket.create(key, data, {})
-            names.append(RunName(key, len(run)))
+            key = self._key(run)
+            made[RunName(key, len(run), since.get(key, 0.0))] = run
+        if doubt is not None:
+            run, now = doubt
+            made[RunName(self._key(run, f"-{now:.0f}"), len(run), now)] = run
         number = 1 if before is None else before.number + 1
-        made = Generation(number, int(time.time()), tuple(names))
-        if not self._bucket.create(made.key, msgspec.json.encode(made), {}):
+        following = Generation(number, int(time.time()), tuple(made))
+        if not self._bucket.create(following.key, msgspec.json.encode(following), {}):
             return False
         if before is not None and self._bucket.head(before.key) is None:
             # Others were faster by so many generations that they have deleted this one, too.
-            self._bucket.delete(made.key)
+            self._bucket.delete(following.key)
             return False
-        self._runs = {name.key: run for name, run in zip(names, runs, strict=True)}
-        self.generation = made
+        self._runs = {name.key: run for name, run in made.items()}
+        self.generation = following
         self._clear(number - _KEPT)
         return True
+
+    def _key(self, run: Run, suffix: str = "") -> str:
+        """Return the key of a run, which is written unless the known generation has it."""
+        for key, known in self._runs.items():
+            if known is run:
+                return key
+        data = run.pack()
+        key = f"{_PREFIX}/runs/{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
+        if not self._bucket.create(key, data, {}) and not self._holds(key, data):
+            key += f"-{secrets.token_hex(8)}"
+            self._bucket.create(key, data, {})
+        return key
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        """Return False if the object of a run, which exists, is damaged."""
+        try:
+            return self._get(key, len(data)) == data
+        except RemoteDamaged:
+            return False
 
     def _clear(self, number: int) -> None:
         """Delete a generation, and its runs that the next one does not have, as far as this user
         may delete. A reader that still loads it finds that, and begins anew.
         """
-        old, following = self._read(number), self._read(number + 1)
+        if number < 1:
+            return
+        try:
+            old, following = self._read(number), self._read(number + 1)
+        except RemoteDamaged:
+            return
         if old is None or following is None or not self._bucket.delete(old.key):
             return
         kept = {name.key for name in following.runs} | self._runs.keys()
@@ -283,33 +361,74 @@ class Filter:
                 self._bucket.delete(name.key)
 
     def _last_listed(self, after: str) -> Generation | None:
-        """The newest generation behind a key; runs are listed behind all generations."""
+        """The newest generation behind a key."""
+        number = self._last_number(after)
+        return None if number is None else self._read(number)
+
+    def _last_number(self, after: str) -> int | None:
+        """The number of the newest generation behind a key; runs are listed behind all of them."""
         found = None
         for row in self._bucket.list(_PREFIX, after):
             name = row.key.removeprefix(f"{_PREFIX}/")
-            if not (name.endswith(".json") and name[:-5].isdigit()):
+            if _NUMBER.fullmatch(name) is None:
                 break
-            found = int(name[:-5])
-        return None if found is None else self._read(found)
+            found = int(name[:8])
+        return found
 
     def _read(self, number: int) -> Generation | None:
-        if number < 1:
-            return None
-        if number > _MOST_GENERATIONS:
-            raise RemoteError(f"{self._bucket.url}: the number {number} of its filter is damaged")
-        data = self._bucket.get(_generation_key(number))
+        """Return a generation; None if there is none. Raises `RemoteDamaged`."""
+        if not 0 < number <= _MOST_GENERATIONS:
+            raise RemoteDamaged(
+                f"{self._bucket.url}: its filter has no number left: delete all objects below"
+                f" {_PREFIX}/, then run buildidfs fleet filter --rebuild"
+            )
+        data = self._get(_generation_key(number), _MOST_JSON)
         if data is None:
             return None
         try:
             found = msgspec.json.decode(data, type=Generation)
         except msgspec.MsgspecError as error:
-            raise RemoteError(f"{self._bucket.url}: its filter is damaged: {error}") from error
-        return found if found.number == number else None
+            raise self._damaged() from error
+        if found.number != number or any(_is_odd(name) for name in found.runs):
+            raise self._damaged()
+        if len(found.runs) > _MOST_RUNS or sum(name.count for name in found.runs) > _MOST_COUNT:
+            raise self._damaged()
+        return found
 
     def _load(self, name: RunName) -> Run | None:
         """Return a run; None if another writer has superseded it and deleted it."""
-        data = self._bucket.get(name.key, _MOST_RUN_BYTES)
+        data = self._get(name.key, _HEADER + _WIDTH * name.count)
         return None if data is None else Run.unpack(data)
+
+    def _get(self, key: str, most: int) -> bytes | None:
+        try:
+            return self._bucket.get(key, most)
+        except RemoteDamaged:
+            raise self._damaged() from None
+
+    def _damaged(self) -> RemoteDamaged:
+        return RemoteDamaged(f"{self._bucket.url}: its filter is damaged: {_REMEDY}")
+
+
+def _is_odd(name: RunName) -> bool:
+    return name.count < 0 or not name.key.startswith(f"{_PREFIX}/runs/")
+
+
+def _has(runs: Iterable[Run], item: int) -> bool:
+    shard, value = divmod(item, 1 << 32)
+    return any(run.has(shard, value) for run in runs)
+
+
+def _items(runs: Iterable[Run]) -> Iterable[int]:
+    return heapq.merge(*(run.items() for run in runs))
+
+
+def _merged(known: Iterable[Run], new: Run) -> list[Run]:
+    """The runs with another one: each at least twice as large as the one behind it."""
+    runs = sorted(known, key=len, reverse=True)
+    while runs and len(runs[-1]) < 2 * len(new):
+        new = Run.of(heapq.merge(runs.pop().items(), new.items()))
+    return [*runs, new]
 
 
 def _generation_key(number: int) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable
 from buildidfs.formats.elf import identity
 from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
 from buildidfs.remote import Bucket, objects
@@ -69,6 +69,7 @@ class Tier:
         self.is_down = False
         """True while the bucket is left alone."""
         self._is_proven = False
+        self._is_damaged = False
 
     @property
     def is_filtered(self) -> bool:
@@ -86,7 +87,19 @@ class Tier:
         try:
             # A missing bucket looks like one without a filter.
             self._is_proven = self.bucket.identity() != ""
+        except RemoteDamaged:
+            self._is_proven = True  # an object is there
+        except RemoteError as error:
+            self.note_failure(error)
+            return
+        try:
             self.filter.refresh()
+            self._is_damaged = False
+        except RemoteDamaged as error:
+            if not self._is_damaged:
+                _log.error("%s; until then the bucket is asked for each file", error)
+            self._is_damaged = True
+            self.filter.drop()
         except RemoteError as error:
             self.note_failure(error)
             return

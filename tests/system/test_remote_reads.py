@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -183,6 +184,55 @@ def test_absent_build_ids_make_no_request(
         for _ in range(1000):
             assert not (mount / os.urandom(20).hex()).exists()
         assert storage.count("GET", objects.BLOBS) <= 10
+
+
+@pytest.mark.parametrize("request_is_lost", [True, False])
+def test_files_of_a_host_that_died_while_it_pushed_are_read(
+    directory: Path,
+    buildidfs: BuildIdFs,
+    other: BuildIdFs,
+    storage: ObjectStorage,
+    settings: Path,
+    request_is_lost: bool,
+) -> None:
+    files = dict(_elf(1000 + number) for number in range(30))
+    tree = directory / "tree"
+    tree.mkdir()
+    for build_id, data in files.items():
+        _written(tree, data, str(build_id))
+    other("scan", "tree", tree)
+    argv = [*COMMAND, "--config", str(settings), "--store", str(other.store), "push", "--all"]
+    read = 0
+    for kill_at in (8, 11, 12, 13, 17, 25, 33, 40, 41, 42, 43):
+        storage.buckets["fleet"].clear()
+        count = 0
+
+        def kill(method: str, key: str, kill_at: int = kill_at) -> int:
+            nonlocal count
+            count += 1
+            if count != kill_at:
+                return 0
+            until(lambda: started, "the process")  # noqa: B023
+            started[0].kill()  # noqa: B023
+            started[0].wait()  # noqa: B023
+            return -1 if request_is_lost else 0
+
+        started: list[subprocess.Popen[bytes]] = []
+        storage.fault = kill
+        started.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd=ROOT))
+        assert started[0].wait(60) == -signal.SIGKILL, (kill_at, count)
+        until(lambda: count >= kill_at, "the kill")  # noqa: B023
+        storage.fault = lambda method, key: 0
+        left = [*map(objects.parse_blob_key, storage.buckets["fleet"])]
+        here = BuildIdFs(directory / f"here{kill_at}")
+        here.store.parent.mkdir()
+        with _mounted(here, settings) as mount:
+            for build_id, _ in filter(None, left):
+                assert (mount / str(build_id) / "elf").read_bytes() == files[build_id], kill_at
+                read += 1
+            if read:
+                until(lambda: _makes_no_request(mount, storage), "the filter")
+    assert read > 100
 
 
 def _makes_no_request(mount: Path, storage: ObjectStorage) -> bool:

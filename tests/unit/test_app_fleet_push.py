@@ -18,6 +18,7 @@ from buildidfs.app.fleet.push import Options, Pusher, Summary
 from buildidfs.errors import RemoteDenied, RemoteUnavailable, UsageError
 from buildidfs.model import Kind, Trust
 from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote.bucket import PATIENT, Listed
 from buildidfs.remote.filters import Filter
 from buildidfs.store import Store
 from tests.support.captures import capture, commit, sighting
@@ -270,6 +271,112 @@ def test_outage_ends_a_push_and_the_next_goes_on(
     assert all(mine.may_have(bytes([each]) * 20, Kind.EXECUTABLE) for each in range(40))
     told = {each.row.id for each in manifests.read(Bucket(URL))}
     assert len(told) == 40
+
+
+def test_filter_never_denies_a_file_in_the_bucket(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request finds the bucket as a kill at that moment would leave it."""
+    monkeypatch.setattr(pushing, "_CLAIMED", 8)
+    denied: list[str] = []
+    checked = 0
+
+    def check(method: str, key: str) -> int:
+        nonlocal checked
+        checked += method == "PUT" and bool(_keys(storage))
+        denied.extend(_denied(storage))
+        return 0
+
+    def push(number: int) -> None:
+        with Store.create(tmp_path / str(number)) as store:
+            every = [bytes([build_id, number % 2]) * 10 for build_id in range(40)]
+            commit(store, *(capture(store, raw, raw) for raw in every))
+            assert _push(store).failed == []
+
+    def rebuild() -> None:
+        for _ in range(5):
+            Filter(Bucket(URL)).rebuild()
+
+    storage.fault = check
+    threads = [threading.Thread(target=push, args=(number,)) for number in range(3)]
+    threads.append(threading.Thread(target=rebuild))
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert checked > 80
+    assert denied == []
+    assert len(_keys(storage)) == 80
+
+
+class _Held(Bucket):
+    """The objects that a storage had at one moment, read without requests."""
+
+    def __init__(self, objects_then: dict[str, bytes]) -> None:
+        self.url = URL
+        self._then = objects_then
+
+    def get(self, key: str, most: int = 1 << 30) -> bytes | None:
+        """The bytes of an object."""
+        return self._then.get(key)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """The objects below a prefix."""
+        for key in sorted(self._then):
+            if key.startswith(prefix) and key > after:
+                yield Listed(key, len(self._then[key]), 0.0)
+
+
+def _denied(storage: ObjectStorage) -> list[str]:
+    """The files in the bucket of which the filter says now that they are not there."""
+    held = _Held({key[2:]: each.data for key, each in [*storage.buckets["fleet"].items()]})
+    found = Filter(held)
+    found.refresh()
+    blobs = [(row.key, objects.parse_blob_key(row.key)) for row in held.list("buildid/")]
+    return [key for key, parsed in blobs if parsed and not found.may_have(*parsed)]
+
+
+def test_manifest_is_written_after_an_outage(store: Store, storage: ObjectStorage) -> None:
+    commit(store, capture(store, b"one", A))
+    storage.fault = lambda method, key: 503 if method == "PUT" and "/host/" in key else 0
+    assert _push(store).pushed == 1
+    assert list(manifests.read(Bucket(URL))) == []
+    storage.fault = lambda method, key: 0
+    assert _push(store).present == 1
+    assert [each.row.id for each in manifests.read(Bucket(URL))] == [A.hex()]
+
+
+def test_file_whose_upload_begins_late_is_claimed_again(
+    store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(store, capture(store, b"one", A))
+    now = 1000.0
+    failures = 0
+    monkeypatch.setattr(pushing, "_boot_time", lambda: now)
+
+    def late(method: str, key: str) -> int:
+        nonlocal now, failures
+        if method != "PUT" or "/buildid/" not in key or failures > PATIENT.retries:
+            return 0
+        failures += 1
+        if failures == 1:
+            now += 7 * 3600
+            # Meanwhile the filter was made anew, without the claim.
+            for each in [each for each in storage.buckets["fleet"] if "/filter/" in each]:
+                del storage.buckets["fleet"][each]
+            Filter(Bucket(URL)).rebuild()
+        return 503
+
+    denied = []
+
+    def watch(method: str, key: str) -> int:
+        denied.extend(_denied(storage))
+        return late(method, key)
+
+    storage.fault = watch
+    assert _push(store, options=Options(patience_s=60)).pushed == 1
+    assert failures > PATIENT.retries
+    assert denied == []
 
 
 def test_push_waits_for_a_bucket_that_comes_back(store: Store, storage: ObjectStorage) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.errors import RemoteDenied, RemoteError, RemoteUnavailable, UsageError
+from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.bucket import Limits
@@ -19,7 +19,7 @@ from buildidfs.remote.manifests import Place, Row
 from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ID = BuildId.from_hex("00112233445566778899aabbccddeeff00112233")
 SHORT = Limits(timeout_s=1.0, connect_s=1.0, retries=0)
@@ -326,11 +326,10 @@ def test_filter_is_dropped_with_the_bucket(bucket: Bucket, storage: ObjectStorag
 def test_writer_that_is_far_behind_loses_nothing(bucket: Bucket) -> None:
     late, others = Filter(bucket), Filter(bucket)
     late.rebuild()
-    stale = late.generation
     for start in range(0, 500, 10):
         others.add(_ids(start, 10))
     # It publishes what it made a long time ago; the number is free, because it was deleted.
-    assert not late._publish([], stale)
+    assert not late._publish([])
     late.add(_ids(1000, 10))
     found = Filter(bucket)
     found.refresh()
@@ -355,15 +354,106 @@ def test_rebuilt_filter_has_what_the_bucket_lists(bucket: Bucket) -> None:
     assert not mine.may_have(ID, Kind.EXECUTABLE)
 
 
-def test_damaged_filter_is_an_error(bucket: Bucket, storage: ObjectStorage) -> None:
+def test_claim_without_a_file_is_dropped_a_day_after_it_was_doubted(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = 86_400.0
+    now = 1000.0
+    monkeypatch.setattr(bucket, "now", lambda: now)
+    (held, gone, again) = _ids(0, 3)
+    bucket.create(objects.blob_key(*held), b"", {})
+    mine = Filter(bucket)
+
+    def claimed() -> list[bool]:
+        found = Filter(bucket)
+        found.refresh()
+        return [found.may_have(*each) for each in (held, gone, again)]
+
+    mine.rebuild()
+    mine.add([gone, again])
+    for seconds in (0, day / 2, day / 3):  # the first call doubts it
+        now += seconds
+        assert Filter(bucket).rebuild() == 1
+        assert claimed() == [True, True, True]
+    assert Filter(bucket).add([again]) == 1  # by a host that is about to upload it
+    now += day / 2
+    assert Filter(bucket).rebuild() == 1
+    assert claimed() == [True, False, True]
+    now += 2 * day
+    assert Filter(bucket).rebuild() == 1
+    assert claimed() == [True, False, False]
+
+
+def test_claim_made_while_the_filter_is_made_anew_stays(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
     mine = Filter(bucket)
     mine.rebuild()
     mine.add(_ids(0, 10))
-    for key in [key for key in storage.buckets["fleet"] if "/runs/" in key]:
+    claimed = False
+
+    def claim(method: str, key: str) -> int:
+        nonlocal claimed
+        if key.endswith("/filter/00000003.json") and method == "PUT" and not claimed:
+            claimed = True
+            Filter(bucket).add(_ids(100, 10))
+        return 0
+
+    storage.fault = claim
+    Filter(bucket).rebuild()
+    assert claimed
+    found = Filter(bucket)
+    found.refresh()
+    assert all(found.may_have(*each) for each in (*_ids(0, 10), *_ids(100, 10)))
+
+
+def test_filter_of_a_bucket_that_was_filled_anew_is_read(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
+    reader = Filter(bucket)
+    for first in (0, 100):
+        storage.buckets["fleet"].clear()
+        Filter(bucket).rebuild()
+        Filter(bucket).add(_ids(first, 10))
+        reader.refresh()  # finds a generation of the number that it knows
+        assert all(reader.may_have(*each) for each in _ids(first, 10))
+
+
+def _damage(storage: ObjectStorage, part: str, change: Callable[[bytes], bytes]) -> None:
+    for key in [key for key in storage.buckets["fleet"] if part in key]:
         stored = storage.buckets["fleet"][key]
-        storage.buckets["fleet"][key] = stored._replace(data=stored.data[:-3])
-    with pytest.raises(RemoteError, match="damaged"):
+        storage.buckets["fleet"][key] = stored._replace(data=change(stored.data))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("/runs/", lambda data: data[:-3]),
+        ("/runs/", lambda data: b"BIF1" + b"\xff" * len(data)),
+        ("/runs/", lambda data: data + bytes(100_000)),
+        (".json", lambda data: b"[" * 50_000),
+        (".json", lambda data: data + b" " * 100_000),
+        (".json", lambda data: data.replace(b'"number":', b'"number":9')),
+        (".json", lambda data: data.replace(b"filter/runs/", b"buildid/")),
+        (".json", lambda data: re.sub(rb'"count":\d+', b'"count":900000000', data)),
+        (".json", lambda data: re.sub(rb'"count":\d+', b'"count":-1', data)),
+    ],
+)
+def test_damaged_filter_is_named_and_can_be_made_anew(
+    bucket: Bucket, storage: ObjectStorage, part: str, change: Callable[[bytes], bytes]
+) -> None:
+    for each in _ids(0, 10):
+        bucket.create(objects.blob_key(*each), b"", {})
+    mine = Filter(bucket)
+    mine.rebuild()
+    mine.add(_ids(0, 20))
+    _damage(storage, f"/filter{part}" if part == "/runs/" else "/filter/0000", change)
+    with pytest.raises(RemoteDamaged, match="--rebuild"):
         Filter(bucket).refresh()
+    assert Filter(bucket).rebuild() == 10
+    found = Filter(bucket)
+    found.refresh()
+    assert all(found.may_have(*each) for each in _ids(0, 10))
 
 
 # --- manifests -----------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ A file goes below ``buildid/`` if the store serves it and the bucket has none, e
 ``variant/`` if the bytes differ. Nothing is overwritten: of two hosts that push one build ID the
 first one wins, and the other one's bytes become a variant, unless they are the same. A file appears
 in the bucket as a whole, so a process may be killed at any moment; the next push compares what the
-ledger does not know with the bucket.
+ledger does not know with the bucket. The filter is told of files before they are uploaded: it may
+claim a file that the bucket lacks, and never denies one that it has.
 
 Files that not everybody could read where they were captured go to a bucket of their own, or
 nowhere. The same holds for places: a manifest has only those that everybody may know of.
@@ -14,7 +15,9 @@ nowhere. The same holds for places: a manifest has only those that everybody may
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import logging
 import random
 import select
@@ -38,12 +41,12 @@ from buildidfs.errors import (
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
-from buildidfs.remote.filters import Filter
+from buildidfs.remote.filters import CLAIM_S, Filter
 from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
 from buildidfs.store import OriginRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from buildidfs.capture.base import Progress
@@ -75,6 +78,8 @@ _POLL_S: Final = 60.0
 _LISTEN_S: Final = 0.5
 _MOST_CHANGES: Final = 100_000
 _MANIFEST_ROWS: Final = 10_000
+_CLAIMED: Final = 1024
+"""Files that the filter is told of at a time."""
 _NS: Final = 1_000_000_000
 
 
@@ -151,11 +156,12 @@ class Stopped(Exception):
 class Target:
     """A bucket that is pushed to, with its filter and its ledger."""
 
-    def __init__(self, store: Store, url: str, *, filtered: bool) -> None:
+    def __init__(self, store: Store, url: str) -> None:
         """Make no request yet. Raises `UsageError`, `StoreError`."""
         self.bucket = Bucket(url)
         self.ledger = Ledger(store.path, url)
-        self.filter = Filter(self.bucket) if filtered else None
+        self._filter = Filter(self.bucket)
+        self._lock = threading.Lock()
 
     def refresh(self) -> None:
         """Find out if the bucket is the one that the ledger knows; load its filter, or make one.
@@ -164,37 +170,55 @@ class Target:
         """
         if not self.ledger.recognise(self.bucket.identity(create=True)):
             _log.warning("%s was made anew: all files are compared with it", self.bucket.url)
-            if self.filter is not None:
-                self.filter = Filter(self.bucket)
-        if self.filter is not None:
-            self.filter.refresh()
-            if self.filter.generation is None:
-                self.filter.rebuild()
+            self._filter = Filter(self.bucket)
+        self._filter.refresh()
+        if self._filter.generation is None:
+            self._filter.rebuild()
 
-    def may_have(self, build_id: BuildId, kind: Kind) -> bool:
-        """Return False if the bucket has no file of a build ID, as far as the filter tells."""
-        return self.filter is None or self.filter.may_have(build_id, kind)
+    def claim(self, jobs: Sequence[_Job]) -> None:
+        """Tell the filter of files that are about to be uploaded. Raises `RemoteError`."""
+        with self._lock:
+            for job in jobs:
+                job.is_new = not self._filter.may_have(job.build_id, job.artifact.kind)
+            now = _boot_time()
+            self._filter.add((job.build_id, job.artifact.kind) for job in jobs if job.served)
+            for job in jobs:
+                job.claimed = now
 
-    def tell_filter(self) -> None:
-        """Add the files pushed since the last call to the filter. Raises `RemoteError`."""
+    def claim_again(self, job: _Job) -> None:
+        """Tell the filter once more of a file whose upload begins late. Raises `RemoteError`."""
+        if job.served and _boot_time() - job.claimed > CLAIM_S:
+            self.claim([job])
+
+    def complete_filter(self) -> None:
+        """Tell the filter of files pushed that it lacks, because it was made anew meanwhile.
+
+        Raises `RemoteError`.
+        """
         waiting = self.ledger.unfiltered()
-        if not waiting or self.filter is None:
-            return
-        self.filter.add((each.build_id, each.kind) for each in waiting if each.state == PUSHED)
-        self.ledger.set_filtered(waiting)
+        if waiting:
+            self._filter.add((each.build_id, each.kind) for each in waiting if each.state == PUSHED)
+            self.ledger.set_filtered(waiting)
 
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
 
 
-class _Job(msgspec.Struct, frozen=True):
-    """A file to push. ``served`` says that it is the one that the store serves."""
+class _Job(msgspec.Struct):
+    """A file to push. ``served`` says that it is the one that the store serves.
+
+    ``claimed`` is when the filter was told of it, in seconds since the machine was started. The
+    filter knew no such file before if it ``is_new``.
+    """
 
     build_id: BuildId
     artifact: Artifact
+    target: Target
     served: bool
     origins: list[OriginRecord]
+    is_new: bool = False
+    claimed: float = 0.0
 
 
 class Pusher:
@@ -242,13 +266,14 @@ class Pusher:
         began = time.time_ns()
         chosen = self._store.index.build_ids_from() if ordinals is None else ordinals
         summary = Summary()
+        is_complete = False
         try:
-            self._send(self._jobs(chosen, since, summary), summary, progress)
+            self._send(self._claimed(self._jobs(chosen, since, summary)), summary, progress)
         except Stopped:
             is_all = False
         finally:
-            self._finish()
-        if is_all and not summary.failed:
+            is_complete = self._finish()
+        if is_all and is_complete and not summary.failed:
             self._public.ledger.set_value("told", str(began))
         if is_all and self._options.keep_s is not None:
             self._keep(self._options.keep_s)
@@ -261,7 +286,7 @@ class Pusher:
     def _connect(self) -> None:
         for number, url in enumerate(filter(None, self._urls)):
             if len(self._targets) <= number:
-                self._targets.append(Target(self._store, url, filtered=number == 0))
+                self._targets.append(Target(self._store, url))
             self._targets[number].refresh()
 
     def _target(self, artifact: Artifact) -> Target | None:
@@ -294,7 +319,16 @@ class Pusher:
                             self._note(build_id, artifact, PUSHED, origins)
                         continue
                     is_served = served is not None and served.variant == artifact.variant
-                    yield _Job(build_id, artifact, is_served, origins)
+                    yield _Job(build_id, artifact, target, is_served, origins)
+
+    def _claimed(self, jobs: Iterator[_Job]) -> Iterator[_Job]:
+        """Yield files of which the filters were told before."""
+        while some := list(itertools.islice(jobs, _CLAIMED)):
+            for target in self._targets:
+                its = [job for job in some if job.target is target]
+                if its:
+                    self._persistently(functools.partial(target.claim, its))
+            yield from some
 
     def _is_done(self, target: Target, build_id: BuildId, artifact: Artifact) -> bool:
         if self._options.verify:
@@ -332,9 +366,8 @@ class Pusher:
 
     def _sent(self, job: _Job) -> Summary:
         """Send a file unless the bucket has it; in a thread."""
-        target = self._target(job.artifact)
-        assert target is not None
-        state, put = self._persistently(lambda: self._placed(target, job))
+        target = job.target
+        state, put = self._persistently(lambda: self._placed(job))
         if put == "leased":
             return Summary(leased=1)
         artifact = job.artifact
@@ -347,13 +380,13 @@ class Pusher:
             return Summary(variants=1, bytes=artifact.size)
         return Summary(pushed=1, bytes=artifact.size)
 
-    def _placed(self, target: Target, job: _Job) -> tuple[str, Put]:
+    def _placed(self, job: _Job) -> tuple[str, Put]:
         """Put a file where it belongs; returns its state."""
-        artifact = job.artifact
+        artifact, target = job.artifact, job.target
         if job.served:
+            target.claim_again(job)
             key = objects.blob_key(job.build_id, artifact.kind)
-            is_new = not target.may_have(job.build_id, artifact.kind)
-            put = self._put(target.bucket, key, job, ask=not is_new)
+            put = self._put(target.bucket, key, job, ask=not job.is_new)
             if put != "other":
                 return PUSHED, put
         key = objects.variant_key(job.build_id, artifact.kind, artifact.digest)
@@ -410,16 +443,17 @@ class Pusher:
             if blob.computed() != artifact.digest:
                 raise IntegrityError(_DAMAGED)
             metadata = _described(job, self._host).metadata()
-            bucket.upload(key, self._paced(blob.chunks()), metadata)
+            bucket.upload(key, self._paced(blob.chunks(), job), metadata)
         bucket.delete(lease)
         # Another host whose lease has run out may have been faster, or slower.
         return "sent" if self._compared(bucket, key, artifact) == "same" else "other"
 
-    def _paced(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def _paced(self, chunks: Iterable[bytes], job: _Job) -> Iterator[bytes]:
         for chunk in chunks:
             if self._stop.is_set():
                 raise Stopped
             self._pace.wait(len(chunk))
+            job.target.claim_again(job)
             yield chunk
 
     def _leased(self, bucket: Bucket, key: str) -> bool:
@@ -467,19 +501,22 @@ class Pusher:
             )
         )
 
-    def _finish(self) -> None:
-        """Write the manifest and the filter; what fails here is done by the next push."""
+    def _finish(self) -> bool:
+        """Write the manifest and complete the filter; False if that is left to the next push."""
         try:
             for target in self._targets:
-                target.tell_filter()
-            rows, self._rows = self._rows, []
-            for start in range(0, len(rows), _MANIFEST_ROWS):
-                manifests.write(
-                    self._public.bucket, self._host, rows[start : start + _MANIFEST_ROWS]
-                )
+                target.complete_filter()
+            while self._rows:
+                some = self._rows[:_MANIFEST_ROWS]
+                manifests.write(self._public.bucket, self._host, some)
+                del self._rows[: len(some)]
         except RemoteError as error:
             _log.warning("the next push completes the manifest and the filter: %s", error)
+            # The next pass over all files notes all of them again.
+            self._rows.clear()
             self._public.ledger.set_value("told", "0")
+            return False
+        return True
 
     def _keep(self, keep_s: int) -> None:
         """Touch objects of this host's files that a lifecycle rule would remove."""
@@ -616,6 +653,11 @@ class _Changes:
             if self._news.is_set():
                 return self.take()
         return set()
+
+
+def _boot_time() -> float:
+    """Seconds since the machine was started, with those in which it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _described(job: _Job, host: str) -> objects.Described:
