@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from buildidfs.capture.base import Found, Progress
+    from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.capture.process.scanner import ProcScanner
     from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings, TrustRule
@@ -226,6 +227,21 @@ def scan_images(
     image that was read within a month is not read, unless ``again``. Raises `StoreFull`, and
     `UsageError` for a platform that is none and a reference that means nothing.
     """
+    scanner = image_scanner(store, paths, references, roots, platform=platform, again=again)
+    summary = _ingest_archives(store, scanner, progress)
+    return ImageScan(summary, scanner.images, scanner.unchanged, tuple(scanner.corrupt))
+
+
+def image_scanner(
+    store: Store,
+    paths: Sequence[bytes],
+    references: Sequence[str] = (),
+    roots: Sequence[bytes] = (),
+    *,
+    platform: str | None = None,
+    again: bool = True,
+) -> ImageScanner:
+    """Return a scanner of the images that `scan_images` captures; raises `UsageError`."""
     from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.formats.container import oci
 
@@ -234,12 +250,10 @@ def scan_images(
         wanted = oci.platform_of(os.uname().machine)
     elif platform != "all" and (wanted := oci.parsed_platform(platform)) is None:
         raise UsageError(f"not a platform: {platform!r}; try linux/arm64, or all")
-    scanner = ImageScanner(
+    return ImageScanner(
         StoreMemo(store), paths, references, roots,
         platform=wanted, spool_directory=store.path, again=again,
     )  # fmt: skip
-    summary = _ingest_archives(store, scanner, progress)
-    return ImageScan(summary, scanner.images, scanner.unchanged, tuple(scanner.corrupt))
 
 
 class _Scanner(Protocol):

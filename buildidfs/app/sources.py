@@ -15,24 +15,30 @@ import hashlib
 import os
 import re
 import tempfile
+from functools import partial
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
 from buildidfs import names
-from buildidfs.capture.archive import packaged_files
-from buildidfs.capture.base import Unreadable
+from buildidfs.capture import elf_file
+from buildidfs.capture.archive import plain_files
+from buildidfs.capture.base import PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.origin.builder import Here
 from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf.line_files import line_files
 from buildidfs.linux import file_ops, openat2
-from buildidfs.model import EVERYBODY, BuildId, Kind, Quality, Sighting
+from buildidfs.model import EVERYBODY, BuildId, ByteRange, Kind, Quality, Sighting, Standing
 from buildidfs.store import NewCapture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from buildidfs.capture.archive.elf_members import Whose
+    from buildidfs.capture.archive.plain_files import PlainFile
+    from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.config import Settings
     from buildidfs.model import Artifact
     from buildidfs.store import Store
@@ -69,6 +75,7 @@ class SourceCounts(msgspec.Struct):
     absent: int = 0
     different: int = 0
     large: int = 0
+    kept: int = 0
 
 
 def parse_root(text: bytes) -> Root:
@@ -104,36 +111,107 @@ def capture_packaged_sources(
     and for the files that these name. Raises `StoreFull`.
     """
     counts = SourceCounts()
-    here = Here("tree", container_namespaces=settings.container.namespaces)
     chosen = _packaged_debuginfo(store, paths)
-    named: set[bytes] = set()
-    for _, artifact in chosen:
-        with store.blobs.open(artifact.digest) as blob:
-            for each in line_files(blob.read_at, blob.size):
-                if len(named) < _MOST_NAMED:
-                    named.add(source_archive.normal(each.path))
-    if not named:
-        return counts
     with tempfile.TemporaryFile(dir=os.fsdecode(store.path), buffering=0) as content:
-        packed = _Packed(content)
-        packed.fill(paths, named)
-        for kept_under, artifact in chosen:
-            _capture(store, here, packed, kept_under, artifact, counts)
+        files = _Archived(_named(store, chosen), content)
+        for file in plain_files.in_packages(paths, partial(files.is_wanted, _PACKAGES)):
+            if not isinstance(file, Unreadable):
+                files.add([_PACKAGES], file.file)
+        _capture_archived(store, settings, files, chosen, counts)
     return counts
 
 
-def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[tuple[BuildId, Artifact]]:
-    """The debuginfo that packages have, with the IDs that their sources are kept under.
+def capture_image_sources(
+    store: Store, settings: Settings, scanner: Callable[[], ImageScanner]
+) -> SourceCounts:
+    """Capture the sources in images that debuginfo in the same image names.
+
+    ``scanner`` makes a scanner of the images, which were scanned before. It is needed twice: for
+    the build IDs, and for the files that their debuginfo names. An image may come from anywhere, so
+    it brings no sources for a build ID that has some. Raises `StoreFull`.
+    """
+    counts = SourceCounts()
+    chosen = []
+    for each in _image_debuginfo(store, scanner()):
+        if store.index.artifact(store.index.ordinal(each.kept_under) or 0, Kind.DEBUGINFO) is None:
+            chosen.append(each)
+        else:
+            counts.kept += 1
+    if not chosen:
+        return counts
+    with tempfile.TemporaryFile(dir=os.fsdecode(store.path), buffering=0) as content:
+        files = _Archived(_named(store, chosen), content)
+
+        def is_wanted(whose: Whose, path: bytes, size: int) -> bool:
+            return files.is_wanted(_place(whose.container, whose.host), path, size)
+
+        for item in scanner().plain_files(is_wanted):
+            if not isinstance(item, Unreadable):
+                whose, file = item
+                files.add([_place(each.container, each.host) for each in whose], file)
+        _capture_archived(store, settings, files, chosen, counts)
+    return counts
+
+
+_Place = tuple[str, str]
+"""Where sources may come from: an image, by its label and digest, or all given packages."""
+
+_PACKAGES: Final = ("", "")
+
+
+def _place(container: str, host: str) -> _Place:
+    """The image of a file, by the container and the host that its origin has."""
+    return container, host.rpartition("/")[0]
+
+
+class _Chosen(NamedTuple):
+    """Debuginfo, the ID that its sources are kept under, and the places that may have them."""
+
+    kept_under: BuildId
+    artifact: Artifact
+    places: Sequence[_Place] = (_PACKAGES,)
+
+
+def _named(store: Store, chosen: Iterable[_Chosen]) -> dict[_Place, set[bytes]]:
+    """The paths of the source files that debuginfo names, for each place; the first so many."""
+    found: dict[_Place, set[bytes]] = {}
+    room = _MOST_NAMED
+    for each in chosen:
+        with store.blobs.open(each.artifact.digest) as blob:
+            files = islice(line_files(blob.read_at, blob.size), max(room, 0))
+            paths = {source_archive.normal(file.path) for file in files}
+        for place in each.places:
+            known = found.setdefault(place, set())
+            room += len(known)
+            known |= paths
+            room -= len(known)
+    return found
+
+
+def _capture_archived(
+    store: Store,
+    settings: Settings,
+    files: _Archived,
+    chosen: Iterable[_Chosen],
+    counts: SourceCounts,
+) -> None:
+    here = Here("tree", container_namespaces=settings.container.namespaces)
+    for each in chosen:
+        _capture(store, here, _At(files, each.places), each.kept_under, each.artifact, counts)
+
+
+def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
+    """The debuginfo that packages have.
 
     Only if the debuginfo that is served is that of the packages: they say nothing of other files.
     """
     containers: set[str] = set()
     build_ids: dict[BuildId, None] = {}
-    for file in packaged_files.files_in(paths):
-        if isinstance(file, Unreadable):
+    for found in plain_files.in_packages(paths):
+        if isinstance(found, Unreadable):
             continue  # the scan has told of it
-        containers.add(file.container)
-        match = _DEBUG_FILE.fullmatch(file.path)
+        containers.add(found.container)
+        match = _DEBUG_FILE.fullmatch(found.file.path)
         if match is not None and len(match[2]) % 2 == 0:
             with contextlib.suppress(InvalidBuildId):
                 build_ids[BuildId(bytes.fromhex((match[1] + match[2]).decode()))] = None
@@ -146,8 +224,50 @@ def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[tuple[Buil
                 each.digest == artifact.digest and each.origin.container in containers
                 for each in places
             ):
-                chosen.append((kept_under, artifact))
+                chosen.append(_Chosen(kept_under, artifact))
     return chosen
+
+
+def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
+    """The debuginfo that images have, each with those of the images that show it.
+
+    Only if the debuginfo that is served is that of the image, and was at no better place: an image
+    says nothing of other files.
+    """
+    seen: dict[BuildId, set[_Place]] = {}
+    for item in scanner:
+        if isinstance(item, Unreadable):
+            continue  # the scan has told of it
+        build_id = _build_id(item)
+        if build_id is not None:
+            origin = item.sighting.origin
+            seen.setdefault(build_id, set()).add(_place(origin.container, origin.host))
+    chosen = []
+    for build_id, images in seen.items():
+        artifact, kept_under = _described(store, build_id), names.sources_id(build_id)
+        if artifact is None or kept_under is None or artifact.standing is not Standing.IMAGE:
+            continue
+        places = dict.fromkeys(
+            _place(each.origin.container, each.origin.host)
+            for each in store.index.origins(artifact.ordinal)
+            if each.digest == artifact.digest and each.origin.trust is artifact.trust
+        )
+        if shown := [place for place in places if place in images]:
+            chosen.append(_Chosen(kept_under, artifact, shown))
+    return chosen
+
+
+def _build_id(item: PinnedFile | SeenAgain) -> BuildId | None:
+    """The build ID of a file that a scanner found, which is closed."""
+    if isinstance(item, SeenAgain):
+        return item.known.build_id
+    try:
+        answer = item.build_id or elf_file.identify(item.fd)
+    except OSError:
+        return None
+    finally:
+        item.close()
+    return answer if isinstance(answer, BuildId) else None
 
 
 def _described(store: Store, build_id: BuildId) -> Artifact | None:
@@ -174,36 +294,77 @@ class _Files(Protocol):
         """
 
 
-class _Packed:
-    """Files out of packages, one after the other in ``content``."""
+class _Archived:
+    """Files out of packages and images, one after the other in ``content``.
 
-    def __init__(self, content: IO[bytes]) -> None:
+    ``named`` has the paths of those that are taken from each.
+    """
+
+    def __init__(self, named: Mapping[_Place, set[bytes]], content: IO[bytes]) -> None:
+        self._named = named
         self._content = content
-        self._places: dict[bytes, tuple[int, int]] = {}
-        self._large: set[bytes] = set()
+        self._end = 0
+        self._extents: dict[tuple[_Place, bytes], ByteRange] = {}
+        self._is_private: dict[tuple[_Place, bytes], bool] = {}
 
-    def fill(self, paths: Sequence[bytes], named: set[bytes]) -> None:
-        """Take the files with these names out of packages."""
-        end = 0
+    def is_wanted(self, place: _Place, path: bytes, size: int) -> bool:
+        """Return True if a file is named, not too large, and not here yet."""
+        is_named = path in self._named.get(place, ()) and (place, path) not in self._extents
+        return is_named and size <= _MOST_FILE and self._end + size <= _MOST_UNPACKED
 
-        def is_wanted(path: bytes, size: int) -> bool:
-            if path in named and (size > _MOST_FILE or end + size > _MOST_UNPACKED):
-                self._large.add(path)
-            return path in named and path not in self._large and path not in self._places
+    def add(self, places: Iterable[_Place], file: PlainFile) -> None:
+        """Take in a file that is at the same path in several places."""
+        keys = [
+            (place, file.path)
+            for place in places
+            if file.path in self._named.get(place, ()) and (place, file.path) not in self._extents
+        ]
+        if not keys:
+            return
+        if file.data is None:
+            if file.is_private or file.size:
+                self._is_private.update(dict.fromkeys(keys, file.is_private))
+            return
+        file_ops.write_fully(self._content.fileno(), file.data)
+        self._extents.update(dict.fromkeys(keys, ByteRange(self._end, file.size)))
+        self._end += file.size
 
-        for file in packaged_files.files_in(paths, is_wanted):
-            if isinstance(file, Unreadable) or file.data is None:
-                continue
-            file_ops.write_fully(self._content.fileno(), file.data)
-            self._places[file.path] = end, len(file.data)
-            end += len(file.data)
+    def read(self, place: _Place, path: bytes) -> bytes | None:
+        """The bytes of a file that a place has. Raises what `_Files.read` does."""
+        extent = self._extents.get((place, path))
+        if extent is not None:
+            return os.pread(self._content.fileno(), extent.size, extent.offset)
+        is_private = self._is_private.get((place, path))
+        if is_private is None:
+            return None
+        raise _private() if is_private else _TooLarge
+
+
+class _At(NamedTuple):
+    """Archived files as some places have them; the first one that has a file decides."""
+
+    files: _Archived
+    places: Sequence[_Place]
 
     def read(self, path: bytes) -> bytes | None:
-        """The bytes of a file."""
-        if path in self._large:
-            raise _TooLarge
-        place = self._places.get(path)
-        return None if place is None else os.pread(self._content.fileno(), place[1], place[0])
+        """See `_Files`."""
+        failure: Exception | None = None
+        for place in self.places:
+            try:
+                data = self.files.read(place, path)
+            except (OSError, _TooLarge) as error:
+                failure = error
+            else:
+                if data is not None:
+                    return data
+        if failure is not None:
+            raise failure
+        return None
+
+
+def _private() -> PermissionError:
+    """The error of a file that not all users may read."""
+    return PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 class _Roots:
@@ -235,7 +396,7 @@ class _Roots:
         try:
             sighting = self._here.reached(self._here.sighting(place, fd), fd)
             if not sighting.origin.is_public:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                raise _private()
             if os.fstat(fd).st_size > _MOST_FILE:
                 raise _TooLarge
             return file_ops.read_fully(fd, _MOST_FILE, 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -205,6 +206,8 @@ def _tell_sources(
     ):
         if count:
             terminal.complain(f"{counted(count, 'source file')} {why}")
+    if counts.kept:
+        terminal.complain(f"{counted(counts.kept, 'build ID')} with sources already: these stay")
     return {}
 
 
@@ -501,6 +504,11 @@ def scan_package(
     "--platform", metavar="OS/ARCH", help="Of images with several platforms: this one, or all."
 )
 @click.option("--again", is_flag=True, help="Read images that were read before, too.")
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Capture the source files in them that the debuginfo names, too.",
+)
 @_json_summary
 @click.pass_obj
 def scan_image(
@@ -509,6 +517,7 @@ def scan_image(
     roots: tuple[str, ...],
     platform: str | None,
     again: bool,
+    sources: bool,
     json_: bool,
 ) -> int:
     """Capture every ELF file that images of containers show, without running or unpacking them.
@@ -521,18 +530,22 @@ def scan_image(
 
     paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
     references = [word for word in images if not os.path.lexists(word)]
+    where = [os.fsencode(root) for root in roots or _existing_roots()]
     with _capturing(session, "Unpacking") as (store, show):
         scan = capture.scan_images(
-            store,
-            paths,
-            references,
-            [os.fsencode(root) for root in roots or _existing_roots()],
-            platform=platform,
-            again=again,
-            progress=show,
+            store, paths, references, where, platform=platform, again=again, progress=show
         )
+        more: dict[str, object] = {}
+        if sources:
+            from buildidfs.app.sources import capture_image_sources
+
+            scanner = partial(
+                capture.image_scanner, store, paths, references, where, platform=platform
+            )
+            found = capture_image_sources(store, session.settings, scanner)
+            more = _tell_sources(session, found, "not in the image that names them", json_=json_)
     counts = {"images": scan.images, "unchanged": scan.unchanged}
-    status = _report_archives(session, scan.summary, counts, json_=json_)
+    status = _report_archives(session, scan.summary, counts, json_=json_, **more)
     for error in scan.corrupt[1:]:
         terminal.complain(one_line(str(error)))
     if scan.corrupt:

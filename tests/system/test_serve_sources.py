@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support import packages
+from tests.support import images, packages
 from tests.support.clients import Result, run, tool
 from tests.support.programs import build_id_of, gdb_script
 from tests.support.servers import Server, serving
+from tests.support.sources import entry
 
 if TYPE_CHECKING:
     from tests.support.mounts import BuildIdFs
@@ -227,6 +229,8 @@ def packaged(request: pytest.FixtureRequest, directory: Path) -> tuple[list[Path
     kept = parts["source"] / sources.relative_to("/")
     shutil.copytree(made.sources, kept)
     (kept / "other.c").write_text("nothing names it")
+    for name in ("a.h", "z.h"):  # the bytes are with the first name in tar, with the last in cpio
+        os.link(kept / "part.h", kept / name)
     packer = packages.PACKERS[request.param]
     found = []
     for name, root in parts.items():
@@ -249,6 +253,18 @@ def test_sources_in_packages_are_served(
             reply = server.ask(f"/buildid/{build_id}/source{sources}/{name}")
             assert (reply.status, reply.body) == (200, text.encode())
         assert server.ask(f"/buildid/{build_id}/source{sources}/other.c").status == 404
+
+
+def test_sources_in_a_private_package_are_not_captured(
+    buildidfs: BuildIdFs, packaged: tuple[list[Path], str, Path]
+) -> None:
+    files, build_id, sources = packaged
+    files[-1].chmod(0o600)
+    done = buildidfs("scan", "package", "--sources", "--json", *files)
+    counts = json.loads(done.out)["sources"]
+    assert (counts["files"], counts["absent"]) == (0, 2)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(f"/buildid/{build_id}/source{sources}/part.h").status == 404
 
 
 def test_sources_in_packages_that_not_all_may_read_are_not_captured(
@@ -281,3 +297,127 @@ def test_package_brings_no_sources_for_debuginfo_that_it_lacks(
     assert json.loads(done.out)["sources"]["files"] == 0
     with serving(buildidfs.store, config=NO_RATE) as server:
         assert server.ask(tree.target("ma in.c")).status == 404
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+SOURCES = Path("/app/src")
+
+
+class Imaged:
+    """A program whose debug information names sources in `SOURCES`, and images that have both."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tree = Tree(directory, f"-ffile-prefix-map={directory / 'build+dir'}={SOURCES}")
+        self.layout = images.Layout(directory / "layout")
+        self.program = images.layer(
+            [(entry("app/prog", mode=0o755), self.tree.program.read_bytes())]
+        )
+
+    def target(self, name: str) -> str:
+        """The path of a source file at the server."""
+        return self.tree.target(name, SOURCES)
+
+
+def source(name: str, text: str, mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:
+    """A source file as a member of a layer."""
+    return entry(f"app/src/{name}", mode=mode), text.encode()
+
+
+@pytest.fixture
+def imaged(directory: Path) -> Imaged:
+    return Imaged(directory)
+
+
+def scan_image(buildidfs: BuildIdFs, *words: object) -> dict[str, int]:
+    found = buildidfs("scan", "image", "--sources", "--json", *words)
+    return dict(json.loads(found.out)["sources"])
+
+
+def test_sources_in_images_are_served_as_containers_see_them(
+    buildidfs: BuildIdFs, imaged: Imaged
+) -> None:
+    """The image has an older part.h in a lower layer, and the other file as a hard link."""
+    old = images.layer([source("part.h", "replaced"), source("x.c", MAIN), source("none.c", "")])
+    linked = images.layer(
+        [
+            source("a.c", MAIN),
+            (entry("app/src/ma in.c", tarfile.LNKTYPE, "app/src/a.c"), b""),
+            source("part.h", PART),
+        ]
+    )
+    imaged.layout.image("app:1", old, imaged.program, linked)
+    counts = scan_image(buildidfs, imaged.layout.directory)
+    assert (counts["files"], counts["build_ids"], counts["kept"]) == (2, 1, 0)
+    again = scan_image(buildidfs, "--root", imaged.layout.directory, "app:1")
+    assert (again["files"], again["kept"]) == (0, 1)
+    assert buildidfs("check").rc == 0
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(imaged.target("part.h")).body == PART.encode()
+        assert server.ask(imaged.target("ma in.c")).body == MAIN.encode()
+        assert server.ask(imaged.target("none.c")).status == 404
+
+
+def test_image_brings_no_deleted_and_no_private_sources(
+    buildidfs: BuildIdFs, imaged: Imaged
+) -> None:
+    low = images.layer([source("part.h", PART), source("ma in.c", MAIN)])
+    private = images.layer([source("ma in.c", MAIN, 0o600), source(".wh.part.h", "")])
+    imaged.layout.image("app:1", low, imaged.program, private)
+    counts = scan_image(buildidfs, imaged.layout.directory)
+    assert (counts["files"], counts["absent"]) == (0, 1)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        for name in ("part.h", "ma%20in.c"):
+            assert server.ask(imaged.target(name)).status == 404
+
+
+def test_private_image_brings_no_sources(buildidfs: BuildIdFs, imaged: Imaged) -> None:
+    imaged.layout.image(
+        "app:1", images.layer([source("part.h", PART), source("ma in.c", MAIN)]), imaged.program
+    )
+    archive = imaged.layout.archive(imaged.layout.directory.parent / "saved.tar")
+    archive.chmod(0o600)
+    counts = scan_image(buildidfs, archive)
+    assert (counts["files"], counts["absent"]) == (0, 2)
+
+
+def test_image_brings_no_sources_for_the_debuginfo_of_others(
+    buildidfs: BuildIdFs, imaged: Imaged
+) -> None:
+    """Not for that of the host, even with the same bytes; and not for that of another image."""
+    false = images.layer([source("part.h", "false"), source("ma in.c", "false")])
+    imaged.layout.image("other:1", false)
+    imaged.layout.image("app:1", images.layer([source("part.h", PART)]), imaged.program)
+    assert scan_image(buildidfs, imaged.layout.directory)["files"] == 1
+    imaged.layout.image("late:1", imaged.program, false)
+    assert scan_image(buildidfs, imaged.layout.directory)["kept"] == 1
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(imaged.target("part.h")).body == PART.encode()
+        assert server.ask(imaged.target("ma in.c")).status == 404
+
+
+def test_image_brings_no_sources_for_a_program_of_the_host(
+    buildidfs: BuildIdFs, imaged: Imaged
+) -> None:
+    buildidfs("scan", "tree", imaged.tree.program)
+    imaged.layout.image("app:1", images.layer([source("part.h", "false")]), imaged.program)
+    assert scan_image(buildidfs, imaged.layout.directory)["files"] == 0
+
+
+def test_sources_in_layers_that_an_engine_has_unpacked_are_served(
+    buildidfs: BuildIdFs, imaged: Imaged, directory: Path
+) -> None:
+    docker = images.DockerRoot(directory / "docker")
+    low = docker.diff("low") / "app/src"
+    low.mkdir(parents=True)
+    (low / "part.h").write_text("replaced")
+    (low / "ma in.c").write_text(MAIN)
+    top = docker.diff("top") / "app/src"
+    top.mkdir(parents=True)
+    (top / "part.h").write_text(PART)
+    shutil.copy(imaged.tree.program, top.parent / "prog")
+    docker.image("app:1", "low", "top")
+    assert scan_image(buildidfs, docker.directory)["files"] == 2
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        assert server.ask(imaged.target("part.h")).body == PART.encode()
+        assert server.ask(imaged.target("ma in.c")).body == MAIN.encode()

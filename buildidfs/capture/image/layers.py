@@ -8,13 +8,14 @@ import errno
 import os
 import posixpath
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
 from buildidfs.capture import elf_file, walk
 from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.elf_members import Closed, Members
+from buildidfs.capture.archive.plain_files import PlainFile, PlainFiles, is_readable
 from buildidfs.capture.archive.stream import PlainStream, Region, unpacked
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.origin.builder import access_of, own_root
@@ -24,23 +25,27 @@ from buildidfs.formats.archive import tar
 from buildidfs.formats.archive.common import Damaged, Type, installed
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf.header import MAGIC
-from buildidfs.linux import openat2, statx
-from buildidfs.model import Absence, Sighting, Trust
+from buildidfs.linux import file_ops, openat2, statx
+from buildidfs.model import EVERYBODY, Absence, Sighting, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from buildidfs.capture.archive.elf_members import Spool, Viewers
+    from buildidfs.capture.archive.plain_files import IsWanted
     from buildidfs.capture.archive.stream import Limits
     from buildidfs.capture.base import Found, Memo
     from buildidfs.formats.container.oci import LayerNames
     from buildidfs.model import Access, FileIdentity
 
+    _ReachOf = Callable[[walk.OpenFile, FileIdentity], int]
 
 # The kernel's names, and those of mounts in a user namespace (overlayfs.rst, "User xattr").
 _OVERLAY: Final = (b"trusted.overlay.", b"user.overlay.")
 _NO_ATTRIBUTE: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM))
+
+_Item = TypeVar("_Item")
 
 
 class Context:
@@ -74,6 +79,14 @@ class Layer(Protocol):
         """Yield the ELF files that a viewer sees; ``names`` is told of every path.
 
         Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `spool.Ended`.
+        """
+
+    def plain_files(
+        self, names: LayerNames, is_wanted: IsWanted, context: Context
+    ) -> Iterator[PlainFile | Unreadable]:
+        """Yield the files, hidden or not; ``names`` is told of every path.
+
+        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`.
         """
 
 
@@ -129,8 +142,25 @@ class TarLayer:
             if members.missed:
                 again = unpacked(region, context.limits.unpacked_bytes)
                 yield from members.scan(tar.members(again), again, members.missed)
-            if statx.identity(region.fd) != self._verified:
-                raise IntegrityError(f"layer {self.name} was changed while it was read")
+            self._require_unchanged(region)
+
+    def plain_files(
+        self, names: LayerNames, is_wanted: IsWanted, context: Context
+    ) -> Iterator[PlainFile | Unreadable]:
+        """See `Layer`; `verify` has to have come first."""
+        with self._files.open(self._path) as region:
+            files = PlainFiles(is_wanted, context.limits, self.access(), names.note)
+            stream = unpacked(region, context.limits.unpacked_bytes)
+            yield from files.read(tar.members(stream), stream)
+            if files.missed:
+                again = unpacked(region, context.limits.unpacked_bytes)
+                yield from files.again(tar.members(again), again)
+            self._require_unchanged(region)
+
+    def _require_unchanged(self, region: Region) -> None:
+        """Raise `IntegrityError` if the archive is not the one that was verified."""
+        if statx.identity(region.fd) != self._verified:
+            raise IntegrityError(f"layer {self.name} was changed while it was read")
 
 
 class DirectoryLayer:
@@ -162,6 +192,35 @@ class DirectoryLayer:
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """See `Layer`."""
+
+        def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[Found]:
+            return self._elf(file, viewers, context, reach)
+
+        return self._walk(names, look)
+
+    def plain_files(
+        self, names: LayerNames, is_wanted: IsWanted, context: Context
+    ) -> Iterator[PlainFile | Unreadable]:
+        """See `Layer`."""
+
+        def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[PlainFile | Unreadable]:
+            size = os.fstat(file.fd).st_size
+            if not is_wanted(file.path, size):
+                yield PlainFile(file.path, size)
+                return
+            identity = statx.identity(file.fd)
+            is_public = is_readable(identity.mode) and reach(file, identity) == EVERYBODY
+            data = file_ops.read_fully(file.fd, size, 0) if is_public else None
+            yield PlainFile(file.path, size, data, not is_public)
+
+        return self._walk(names, look)
+
+    def _walk(
+        self,
+        names: LayerNames,
+        look: Callable[[walk.OpenFile, _ReachOf], Iterator[_Item | Unreadable]],
+    ) -> Iterator[_Item | Unreadable]:
+        """Yield the items of each file that is in this layer; ``names`` is told of every path."""
         observer = _Observer(names)
         finder = Reach(keep_s=SCAN_KEEP_S)
 
@@ -178,7 +237,8 @@ class DirectoryLayer:
                     yield self._unreadable(file)
                     continue
                 try:
-                    yield from self._found(file, names, viewers, context, reach)
+                    if _is_here(file, names):
+                        yield from look(file, reach)
                 except OSError as error:
                     yield self._unreadable(walk.unreadable(file.path, error))
                 finally:
@@ -189,23 +249,11 @@ class DirectoryLayer:
             reason = "a directory that was renamed: what is below it was not looked at"
             yield self._unreadable(Unreadable(path, reason))
 
-    def _found(
-        self,
-        file: walk.OpenFile,
-        names: LayerNames,
-        viewers: Viewers,
-        context: Context,
-        reach: Callable[[walk.OpenFile, FileIdentity], int],
+    def _elf(
+        self, file: walk.OpenFile, viewers: Viewers, context: Context, reach: _ReachOf
     ) -> Iterator[Found]:
-        head = os.pread(file.fd, len(MAGIC), 0)
-        if not head and _attribute(file.fd, b"whiteout") is not None:
-            names.remove(file.path)
-            return
-        if not any(head) and _attribute(file.fd, b"metacopy") is not None:
-            return  # its bytes are those of the layer below, where they are found
-        if not names.note(file.path, directory=False) or not (whose := viewers(file.path)):
-            return
-        if head != MAGIC:
+        whose = viewers(file.path)
+        if not whose or os.pread(file.fd, len(MAGIC), 0) != MAGIC:
             return
         identity = statx.identity(file.fd)
         now, reached = time.time_ns(), reach(file, identity)
@@ -225,6 +273,17 @@ class DirectoryLayer:
 
     def _unreadable(self, item: Unreadable) -> Unreadable:
         return Unreadable(self._path + b"!" + item.path, item.reason, item.errno)
+
+
+def _is_here(file: walk.OpenFile, names: LayerNames) -> bool:
+    """Return True if the bytes of a file are in this layer; tells ``names`` of its path."""
+    head = os.pread(file.fd, len(MAGIC), 0)
+    if not head and _attribute(file.fd, b"whiteout") is not None:
+        names.remove(file.path)
+        return False
+    if not any(head) and _attribute(file.fd, b"metacopy") is not None:
+        return False  # its bytes are those of the layer below, where they are found
+    return names.note(file.path, directory=False)
 
 
 class _Observer:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from buildidfs.capture import walk
 from buildidfs.capture.archive.elf_members import Spool, Whose
@@ -51,8 +50,10 @@ from buildidfs.linux import openat2
 from buildidfs.model import FileIdentity, Standing, Trust, fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from buildidfs.capture.archive.elf_members import Viewers
+    from buildidfs.capture.archive.plain_files import PlainFile
     from buildidfs.capture.archive.stream import Limits
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.image.layers import Files, Image, Layer
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
 _TOGETHER: Final = 16
 _DAY_NS: Final = 86_400 * 1_000_000_000
 _BLOBS: Final = b"/blobs/sha256"
+
+_Item = TypeVar("_Item")
+_Look: TypeAlias = "Callable[[Layer, LayerNames, Viewers], Iterator[_Item | Unreadable]]"
+"""Yields the items of a layer; the viewers tell who sees a file of it."""
 
 
 class ImageScanner:
@@ -109,6 +114,33 @@ class ImageScanner:
         was captured."""
 
     def __iter__(self) -> Generator[Found, None, None]:
+        return self._scan(lambda layer, names, viewers: layer.found(names, viewers, self._context))
+
+    def plain_files(
+        self, is_wanted: Callable[[Whose, bytes, int], bool]
+    ) -> Iterator[tuple[Sequence[Whose], PlainFile] | Unreadable]:
+        """Yield the visible files in the images, with those who see them.
+
+        ``is_wanted`` is asked with one of these, path and size, and tells whether the bytes of the
+        file are wanted. Raises `UsageError`.
+        """
+
+        def look(
+            layer: Layer, names: LayerNames, viewers: Viewers
+        ) -> Iterator[tuple[Sequence[Whose], PlainFile] | Unreadable]:
+            def is_wanted_here(path: bytes, size: int) -> bool:
+                return any(is_wanted(each, path, size) for each in viewers(path))
+
+            for file in layer.plain_files(names, is_wanted_here, self._context):
+                if isinstance(file, Unreadable):
+                    yield file
+                elif whose := viewers(file.path):
+                    yield whose, file
+
+        return self._scan(look)
+
+    def _scan(self, look: _Look[_Item]) -> Generator[_Item | Unreadable, None, None]:
+        """Yield the items of all layers."""
         with ExitStack() as open_files:
             chosen: list[_Stack] = []
             for stack in self._chosen(open_files):
@@ -120,7 +152,7 @@ class ImageScanner:
             chosen.sort(key=lambda stack: [layer.key for layer in reversed(stack.layers)])
             self._to_read = {layer.key for stack in chosen for layer in stack.layers}
             for start in range(0, len(chosen), _TOGETHER):
-                yield from self._read(chosen[start : start + _TOGETHER])
+                yield from self._read(chosen[start : start + _TOGETHER], look)
 
     @property
     def share(self) -> float | None:
@@ -182,8 +214,8 @@ class ImageScanner:
 
     # --- reading ---------------------------------------------------------------------------
 
-    def _read(self, chosen: Sequence[_Stack]) -> Iterator[Found]:
-        """Yield the files in some images."""
+    def _read(self, chosen: Sequence[_Stack], look: _Look[_Item]) -> Iterator[_Item | Unreadable]:
+        """Yield the items in some images."""
         pending = []
         for stack in chosen:
             error = next(filter(None, map(self._verify, stack.layers)), None)
@@ -193,7 +225,7 @@ class ImageScanner:
                 pending.append(stack)
         while pending := [stack for stack in pending if not self._is_done(stack)]:
             layer, group = _next(pending)
-            yield from self._read_layer(layer, group, pending)
+            yield from self._read_layer(layer, group, pending, look)
             for stack in group:
                 stack.layers.pop(0)
 
@@ -216,9 +248,13 @@ class ImageScanner:
         return not stack.layers
 
     def _read_layer(
-        self, layer: Layer, group: Sequence[_Stack], pending: Sequence[_Stack]
-    ) -> Iterator[Found]:
-        """Yield the files of one layer, for a group of images of which it is the next."""
+        self,
+        layer: Layer,
+        group: Sequence[_Stack],
+        pending: Sequence[_Stack],
+        look: _Look[_Item],
+    ) -> Iterator[_Item | Unreadable]:
+        """Yield the items of one layer, for a group of images of which it is the next."""
         whose = [(stack, stack.whose(layer)) for stack in group]
 
         def viewers(path: bytes) -> list[Whose]:
@@ -227,7 +263,7 @@ class ImageScanner:
         remembered = {id(names): names.size for stack in pending for names in stack.above}
         names = LayerNames(NAMES_MAX_BYTES - sum(remembered.values()))
         try:
-            for item in layer.found(names, viewers, self._context):
+            for item in look(layer, names, viewers):
                 if isinstance(item, Unreadable):
                     for stack in group:
                         stack.complete = False

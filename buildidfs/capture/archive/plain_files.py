@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The regular files and links in archives that are no ELF files: where sources are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from buildidfs.capture.archive import packages
+from buildidfs.capture.archive.elf_members import Closed
+from buildidfs.capture.archive.stream import DEFAULT_LIMITS, CannotDecompress
+from buildidfs.capture.base import Unreadable
+from buildidfs.capture.origin.builder import access_of
+from buildidfs.formats.archive.common import Damaged, Member, Type, installed
+from buildidfs.model import EVERYBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.capture.archive.stream import Limits, Stream
+    from buildidfs.capture.walk import OpenFile
+    from buildidfs.model import Access
+
+_READABLE: Final = 0o444
+_NAMES_BYTES: Final = 128 << 20
+"""The memory for the names of private directories and hard links of one archive."""
+
+IsWanted = Callable[[bytes, int], bool]
+"""Tells whether the bytes of a file with that path and size are wanted."""
+
+
+class PlainFile(NamedTuple):
+    """A regular file or a link, by its path when installed.
+
+    ``data`` is None unless the file was wanted. If not all users may read the file it has none
+    either, and ``is_private`` is true. A link has size 0 and no data.
+    """
+
+    path: bytes
+    size: int = 0
+    data: bytes | None = None
+    is_private: bool = False
+
+
+def is_readable(mode: int) -> bool:
+    """Return True if these permission bits let all users read a file."""
+    return mode & _READABLE == _READABLE
+
+
+class PlainFiles:
+    """Reads one archive, of whose files none is public if ``access`` is not.
+
+    ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
+    passed over.
+    """
+
+    def __init__(
+        self,
+        is_wanted: IsWanted,
+        limits: Limits,
+        access: Access,
+        is_there: Callable[[bytes, bool], bool] = lambda path, is_directory: True,
+    ) -> None:
+        self._is_wanted = is_wanted
+        self._limits = limits
+        self._access = access
+        self._is_there = is_there
+        self._closed = Closed()
+        self._room = _NAMES_BYTES
+        self._waiting: dict[tuple[int, int], list[bytes]] = {}
+        self.missed: dict[bytes, list[bytes]] = {}
+        """Wanted names of files that came before under another name, by that name: for `again`."""
+
+    def read(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
+        """Yield the files; ``members`` take their headers from ``stream``.
+
+        Raises what both raise, and `Damaged`.
+        """
+        for number, member in enumerate(members, 1):
+            if number > self._limits.members:
+                raise Damaged(f"more than {self._limits.members} members")
+            path = installed(member.name)
+            if not self._is_there(path, member.type is Type.DIRECTORY):
+                continue
+            if member.type is Type.FILE:
+                yield from self._file(member, self._names(member, path), stream)
+            elif member.type is Type.DIRECTORY:
+                if not Closed.is_open(member.mode):
+                    self._count(path)
+                    self._closed.note(path, member.mode, member.uid)
+            else:
+                if member.type is Type.HARD_LINK and self._is_wanted(path, 0):
+                    self._count(path)
+                    self.missed.setdefault(installed(member.target), []).append(path)
+                yield PlainFile(path)
+
+    def again(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
+        """Yield the files that were missed, under the names by which they are wanted."""
+        for member in members:
+            names = self.missed.pop(installed(member.name), [])
+            if member.type is Type.FILE:
+                yield from self._file(member, names, stream)
+
+    def _names(self, member: Member, path: bytes) -> list[bytes]:
+        """The names of a file whose bytes are here; none if those are yet to come."""
+        if member.link is None:
+            return [path]
+        if member.stored:
+            return [path, *self._waiting.pop(member.link, ())]
+        self._count(path)
+        self._waiting.setdefault(member.link, []).append(path)
+        return []
+
+    def _count(self, path: bytes) -> None:
+        """One more name is remembered; raises `Damaged` if there are too many."""
+        self._room -= len(path) + 100
+        if self._room < 0:
+            raise Damaged("too many hard links and private directories")
+
+    def _file(self, member: Member, names: list[bytes], stream: Stream) -> Iterator[PlainFile]:
+        is_whole = member.stored == member.size and not member.extents
+        data = None
+        for path in names:
+            if not is_whole or not self._is_wanted(path, member.size):
+                yield PlainFile(path, member.size)
+                continue
+            if data is None:
+                data = stream.take(member.stored)
+                if len(data) < member.size:
+                    raise Damaged("ends in the middle of a member")
+            is_public = self._is_public(member, path)
+            yield PlainFile(path, member.size, data if is_public else None, not is_public)
+
+    def _is_public(self, member: Member, path: bytes) -> bool:
+        return (
+            is_readable(self._access.mode)
+            and is_readable(member.mode)
+            and self._closed.reach(path, member.uid) == EVERYBODY
+        )
+
+
+class PackagedFile(NamedTuple):
+    """A file of a package; ``container`` is the name that sightings in the package have."""
+
+    container: str
+    file: PlainFile
+
+
+def in_packages(
+    paths: Iterable[bytes],
+    is_wanted: IsWanted = lambda path, size: False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[PackagedFile | Unreadable]:
+    """The files in packages at or below ``paths``, one package after the other."""
+    for file in packages.files_below(dict.fromkeys(paths)):
+        if isinstance(file, Unreadable):
+            yield file
+            continue
+        try:
+            yield from _in_package(file, is_wanted, limits)
+        except packages.NotAPackage:
+            pass
+        except (Damaged, CannotDecompress, OSError) as error:
+            yield packages.unreadable(file.path, error)
+        finally:
+            os.close(file.fd)
+
+
+def _in_package(file: OpenFile, is_wanted: IsWanted, limits: Limits) -> Iterator[PackagedFile]:
+    size = os.fstat(file.fd).st_size
+    package = packages.open_package(file.fd, size, limits)
+    container = packages.container_of(package, file.path)
+    found = PlainFiles(is_wanted, limits, access_of(file.fd))
+    for each in found.read(package.members, package.stream):
+        yield PackagedFile(container, each)
+    if found.missed:
+        package = packages.open_package(file.fd, size, limits)
+        for each in found.again(package.members, package.stream):
+            yield PackagedFile(container, each)
