@@ -30,15 +30,14 @@ from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
-from buildidfs.serve.symbolication import PATHS
 from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
     from buildidfs.serve.content import Content
-    from buildidfs.serve.limits import Places, Rate
+    from buildidfs.serve.limits import Lane, Places, Rate
     from buildidfs.serve.site import Site
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ _MOST_HEAD: Final = 32 << 10
 _MOST_HEADERS: Final = 100
 _MOST_QUEUED: Final = 64
 
-_MOST_BODIES: Final = 32 << 20
+_MOST_BODIES: Final = 64 << 20
 """Bytes of bodies of all connections that wait for their answers."""
 
 _UNIT: Final = 64 << 10
@@ -77,25 +76,17 @@ class Shared:
         places: Places,
         most: Quota,
         executor: Executor,
-        symbolizing: Executor,
-        fetching: Executor,
-        waits: Quota,
+        lanes: Mapping[str, Lane],
     ) -> None:
-        """``most`` divides the number of connections among the clients.
-
-        ``symbolizing`` answers the requests with bodies, one after the other. In ``fetching``
-        requests wait for upstream servers, whose number ``waits`` divides among the clients.
-        """
-        self.fetching = fetching
-        self.waits = waits
+        """``most`` divides the number of connections among the clients; ``lanes`` are those of
+        `messages.Waiting`."""
+        self.lanes = lanes
         self.site = site
         self.rate = rate
         self.places = places
         self.executor = executor
-        self.symbolizing = symbolizing
         self.unsent = Quota(_MOST_UNSENT)
-        self.bodies = 0
-        """Bytes of bodies that wait for their answers."""
+        self.bodies = Quota(_MOST_BODIES)
         self.connections: set[Connection] = set()
         self._most = most
 
@@ -144,8 +135,6 @@ class Connection(asyncio.Protocol):
         self._waiting: Content | None = None
         self._refusal = Response(400)
         self._admitted = False
-        self._held = 0
-        """Bytes of bodies of requests that were not begun to be answered."""
         self._unsent = 0
         self._unsent_of = ""
         self.client = ""
@@ -163,9 +152,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
         self._shared.leave(self, admitted=self._admitted)
+        for request in self._queue:
+            self._forget_body(request)
         self._queue.clear()
-        self._shared.bodies -= self._held
-        self._held = 0
+        self._drop_body()
         self._release()
         if self._waiting is not None and self._shared.places.forget(self):
             self._waiting.close()
@@ -174,7 +164,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        if not self._head_bytes and not self._is_head:
+        if not self._head_bytes and not self._is_head and not self._is_body:
             self._since = self._loop.time()
         self._head_bytes += len(data)
         try:
@@ -188,7 +178,7 @@ class Connection(asyncio.Protocol):
                 raise
         except httptools.HttpParserError:
             self._refuse(400, "this is not HTTP/1.1")
-        if self._is_head and self._head_bytes > _MOST_HEAD:
+        if (self._is_head or self._is_body) and self._head_bytes > _MOST_HEAD:
             self._refuse(431, "the head of the request is too long")
         self._advance()
 
@@ -218,9 +208,11 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._is_head = False
         self._head_bytes = 0
+        """Bytes since the beginning of the head, or the last piece of the body: its trailers."""
         self._is_body = False
         self._body = bytearray()
         self._most_body = 0
+        self._sender = ""
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
 
@@ -234,6 +226,8 @@ class Connection(asyncio.Protocol):
             raise _Refused
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head:
+            return  # a trailer
         if len(self._headers) >= _MOST_HEADERS:
             self._refuse(431, "the request has too many headers")
             raise _Refused
@@ -243,6 +237,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._is_head = False
+        self._sender = self.client or _last_proxy(self._headers) or "local"
         length = self._headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in self._headers:
             return
@@ -259,29 +254,34 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._make_room(len(body))
         self._body += body
-        self._held += len(body)
-        self._shared.bodies += len(body)
+        self._head_bytes = 0
+        self._shared.bodies.take(self._sender, len(body))
 
     def _make_room(self, more: int) -> None:
         """Refuse the request if there is no room for so many more bytes of its body."""
         if len(self._body) + more > self._most_body:
             self._refuse(413, f"the body is longer than {self._most_body} bytes")
             raise _Refused
-        if self._shared.bodies + more > _MOST_BODIES:
+        if not self._shared.bodies.has(self._sender, more):
             self._refuse(503, "too many requests at once")
             raise _Refused
 
     def _drop_body(self) -> None:
         """Forget a body that will not be read to its end."""
-        self._held -= len(self._body)
-        self._shared.bodies -= len(self._body)
+        self._shared.bodies.give_back(self._sender, len(self._body))
         self._body.clear()
+
+    def _forget_body(self, request: Request) -> None:
+        """Count the body of a request no longer."""
+        self._shared.bodies.give_back(request.client, len(request.body))
 
     def on_message_complete(self) -> None:
         parser = self._parser
         keep = parser.should_keep_alive()
         body = bytes(self._body)
-        self._queue.append(Request(parser.get_method(), self._target, self._headers, keep, body))
+        method = parser.get_method()
+        request = Request(method, self._target, self._headers, keep, body, self._sender)
+        self._queue.append(request)
         self._begin()
         if not keep or len(self._queue) >= _MOST_QUEUED:
             # Requests that a client sends without waiting for answers may stay unanswered.
@@ -295,7 +295,8 @@ class Connection(asyncio.Protocol):
         self._drop_body()
         self._begin()
         self._ended = True
-        self._queue.append(Request(b"", b"", {}, keep_alive=False))
+        client = self.client or "local"
+        self._queue.append(Request(b"", b"", {}, keep_alive=False, client=client))
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -303,7 +304,6 @@ class Connection(asyncio.Protocol):
         """Answer requests until one takes longer."""
         while self._queue and not self._busy and not self._full and not self._lost:
             request = self._queue.popleft()
-            request.client = self.client or _last_proxy(request) or "local"
             delay = self._shared.rate.delay(request.client)
             if delay:
                 self._busy = True
@@ -323,40 +323,60 @@ class Connection(asyncio.Protocol):
 
     def _answer_later(self, request: Request) -> None:
         self._busy = False
-        if not self._lost:
-            self._answer(request)
-            self._advance()
+        if self._lost:
+            self._forget_body(request)
+            return
+        self._answer(request)
+        self._advance()
 
     def _answer(self, request: Request) -> None:
         self._began = time.perf_counter()
-        self._held -= len(request.body)
         if not request.method:
             self._respond(request, self._refusal)
             return
         answer = self._shared.site.answer(request)
         if isinstance(answer, Response):
-            self._shared.bodies -= len(request.body)
+            self._forget_body(request)
             self._respond(request, answer)
             return
-        shared = self._shared
-        executor = shared.symbolizing if request.path in PATHS else shared.executor
-        if isinstance(answer, Waiting):
-            if not shared.waits.take(request.client):
-                self._respond(request, answer.refusal)
-                return
-            executor = shared.fetching
         self._busy = True
         self._progress_made()
-        future = self._loop.run_in_executor(executor, answer)
-        future.add_done_callback(
-            lambda done: self._answered(request, done, waited=isinstance(answer, Waiting))
-        )
+        if not isinstance(answer, Waiting):
+            self._work(request, answer, self._shared.executor)
+            return
+        lane = self._shared.lanes[answer.lane]
 
-    def _answered(self, request: Request, done: asyncio.Future[Response], *, waited: bool) -> None:
-        if waited:
-            self._shared.waits.give_back(request.client)
+        def begin() -> bool:
+            if self._lost:
+                self._forget_body(request)
+            else:
+                self._work(request, answer, lane.executor, lane)
+            return not self._lost
+
+        if not lane.enter(request.client, begin):
+            assert answer.refusal is not None
+            self._busy = False
+            self._forget_body(request)
+            self._respond(request, answer.refusal)
+
+    def _work(
+        self,
+        request: Request,
+        work: Callable[[], Response],
+        executor: Executor,
+        lane: Lane | None = None,
+    ) -> None:
+        """Have a thread make the response."""
+        future = self._loop.run_in_executor(executor, work)
+        future.add_done_callback(lambda done: self._answered(request, done, lane))
+
+    def _answered(
+        self, request: Request, done: asyncio.Future[Response], lane: Lane | None
+    ) -> None:
+        if lane is not None:
+            lane.leave(request.client)
         self._busy = False
-        self._shared.bodies -= len(request.body)
+        self._forget_body(request)
         self._since = self._loop.time()
         response = done.result()
         if self._lost:
@@ -609,7 +629,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
 
-def _last_proxy(request: Request) -> str:
+def _last_proxy(headers: Mapping[bytes, bytes]) -> str:
     """The client that the proxy in front of a Unix socket names."""
-    value = request.header(b"x-forwarded-for").rpartition(b",")[2].strip()[:64]
+    value = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()[:64]
     return value.decode("ascii", "replace")

@@ -20,7 +20,7 @@ from buildidfs.formats import source_archive
 from buildidfs.model import Kind, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
-from buildidfs.serve.messages import NotNow, Response, Waiting, header_text, lines, text
+from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
 from buildidfs.serve.sources import Sources
 from buildidfs.view import NeedsReading, View, nodes
 from buildidfs.view.permissions import PUBLIC, may_see
@@ -177,7 +177,7 @@ class Debuginfod:
         """A function that does ``work``, in a thread for long waits if that may ask servers."""
         if self._agent is None:
             return work
-        return Waiting(work, text(503, "too many requests wait for other servers", kind=kind))
+        return Waiting(work, UPSTREAM, kind)
 
     def _not_here(
         self, request: Request, name: bytes, what: bytes, *, wait: bool, asked: bool

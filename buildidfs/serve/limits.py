@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
+
+from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-
-    from buildidfs.view.quota import Quota
+    from concurrent.futures import Executor
 
 _MOST_CLIENTS: Final = 65_536
 _BURST_S: Final = 4.0
@@ -83,3 +84,48 @@ class Places:
                 del self._waiting[key]
                 go()
                 return
+
+
+class Lane:
+    """Work that takes long, a bounded number of pieces at a time. Clients take turns.
+
+    So a client that asks for much delays itself, and another client by one piece of its work.
+    """
+
+    def __init__(self, executor: Executor, at_once: int, most: int) -> None:
+        """``most`` pieces of work are waited for or done, which the clients share."""
+        self.executor = executor
+        self._free = at_once
+        self._quota = Quota(most)
+        # The clients that wait, in the order of their turns.
+        self._waiting: OrderedDict[Hashable, deque[Callable[[], bool]]] = OrderedDict()
+
+    def enter(self, client: Hashable, begin: Callable[[], bool]) -> bool:
+        """Call ``begin`` when it is the turn of ``client``, which may be now.
+
+        ``begin`` returns False if the work is not wanted any more; else `leave` must follow. Return
+        False if too much waits already.
+        """
+        if not self._quota.take(client):
+            return False
+        self._waiting.setdefault(client, deque()).append(begin)
+        if self._free:
+            self._free -= 1
+            self._go_on()
+        return True
+
+    def leave(self, client: Hashable) -> None:
+        """Let the next one begin, since a piece of work of ``client`` is done."""
+        self._quota.give_back(client)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            client, waiting = self._waiting.popitem(last=False)
+            begin = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting  # behind all others
+            if begin():
+                return
+            self._quota.give_back(client)
+        self._free += 1

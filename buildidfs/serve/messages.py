@@ -95,16 +95,29 @@ class Response(msgspec.Struct):
 RESET: Final = 0
 
 
-class Waiting:
-    """A function that makes a response, and may wait for an upstream server.
+UPSTREAM, SYMBOLS, PAGES, SEARCHES = "upstream", "symbols", "pages", "searches"
+"""The lanes of `Waiting`: for upstream servers, the symbolizer, pages, and work of seconds."""
 
-    ``refusal`` is the answer if too many requests wait already.
+
+class Waiting:
+    """A function that makes a response and takes long, so that clients take turns in a lane.
+
+    ``kind`` is that of the response that says that too many wait.
     """
 
-    __slots__ = ("_work", "refusal")
+    __slots__ = ("_work", "kind", "lane", "refusal")
 
-    def __init__(self, work: Callable[[], Response], refusal: Response) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Response],
+        lane: str,
+        kind: str,
+        refusal: Response | None = None,
+    ) -> None:
+        """`Site` gives the ``refusal``."""
         self._work = work
+        self.lane = lane
+        self.kind = kind
         self.refusal = refusal
 
     def __call__(self) -> Response:

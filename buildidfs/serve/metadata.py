@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,7 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.serve.debuginfod import KINDS
-from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
+from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
 from buildidfs.store.index.locations import ROOT, components
 from buildidfs.view.permissions import PUBLIC, may_see
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 _LIMIT_S: Final = 5.0
 _MOST_RESULTS: Final = 10_000
 _MOST_VALUE: Final = 4096
-_MOST_SEARCHES: Final = 4
-"""Searches at a time, so that threads are left for files."""
 _SPECIAL: Final = re.compile(rb"[*?\[]")
 
 _HEADERS: Final = lines((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-cache"))
@@ -50,24 +47,15 @@ class _Enough(Exception):
 
 
 class Metadata:
-    """Answers requests for metadata. Each may take seconds, in a thread of its own."""
+    """Answers requests for metadata. Each may take seconds."""
 
     def __init__(self, backend: Backend, limit_s: float = _LIMIT_S) -> None:
         self._backend = backend
         self._store = backend.store
         self._limit_s = limit_s
-        self._running = threading.BoundedSemaphore(_MOST_SEARCHES)
 
     def answer(self, request: Request) -> Response:
         """The reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
-        if not self._running.acquire(blocking=False):
-            return text(503, "too many searches at once", lines((b"Retry-After", b"5")), "metadata")
-        try:
-            return self._search(request)
-        finally:
-            self._running.release()
-
-    def _search(self, request: Request) -> Response:
         query = parse_query(request.query)
         key, value = query.get(b"key", b""), query.get(b"value", b"")
         if not value or len(value) > _MOST_VALUE:

@@ -27,10 +27,11 @@ from buildidfs import errors
 from buildidfs.errors import BuildIdFsError, MountError
 from buildidfs.linux import child
 from buildidfs.resolve.tiered_store import TieredStore
+from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, Shared
 from buildidfs.serve.counters import Counters
-from buildidfs.serve.limits import Places, Rate, client_of
+from buildidfs.serve.limits import Lane, Places, Rate, client_of
 from buildidfs.serve.site import Site
 from buildidfs.store.run_files import Presence
 from buildidfs.view.quota import Quota
@@ -52,6 +53,10 @@ _BACKLOG: Final = 1024
 _THREADS: Final = 16
 _WAITS: Final = 64
 """Requests that wait for upstream servers at a time."""
+_PAGES: Final = 6
+_SEARCHES: Final = 2
+"""Pages, and searches of seconds, that are worked on at a time; other threads are for files."""
+_MOST_IN_LANE: Final = 64
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
 _FIRST_RETRY_S: Final = 0.2
@@ -401,9 +406,12 @@ class Worker:
                 Places(Quota(min(options.most_downloads, files // 8))),
                 Quota(files // 2),
                 executor,
-                symbolizing,
-                fetching,
-                Quota(_WAITS),
+                {
+                    messages.UPSTREAM: Lane(fetching, _WAITS, _WAITS),
+                    messages.SYMBOLS: Lane(symbolizing, 1, _MOST_IN_LANE),
+                    messages.PAGES: Lane(executor, _PAGES, _MOST_IN_LANE),
+                    messages.SEARCHES: Lane(executor, _SEARCHES, _MOST_IN_LANE),
+                },
             )
             servers = [await self._listen(loop, shared, each) for each in self._sockets]
             ready()
@@ -460,7 +468,8 @@ async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
             ended.set()
             return
         if shared.site.symbolication.is_idle(time.monotonic()):
-            loop.run_in_executor(shared.symbolizing, shared.site.symbolication.close)
+            symbolizing = shared.lanes[messages.SYMBOLS].executor
+            loop.run_in_executor(symbolizing, shared.site.symbolication.close)
         if now - recorded > USES_S:
             recorded = now
             await loop.run_in_executor(shared.executor, backend.store.flush_uses)

@@ -15,7 +15,7 @@ from buildidfs import __version__
 from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.debuginfod import Debuginfod
-from buildidfs.serve.messages import RESET, BadRequest, NotNow, Response, Waiting, text
+from buildidfs.serve.messages import RESET, SEARCHES, BadRequest, NotNow, Response, Waiting, text
 from buildidfs.serve.metadata import Metadata
 from buildidfs.serve.symbolication import PATHS, Symbolication, failure
 
@@ -110,8 +110,9 @@ class Site:
             return self._finished(done)
 
         if isinstance(later, Waiting):
-            refusal = self._failure(request, 503, "too many requests wait for other servers")
-            return Waiting(finish, self._finished(refusal))
+            refusal = self._failure(request, 503, "too many such requests wait already")
+            refusal.kind = later.kind
+            return Waiting(finish, later.lane, later.kind, self._finished(refusal))
         return finish
 
     def _finished(self, response: Response) -> Response:
@@ -155,7 +156,7 @@ class Site:
         if path.startswith(b"/buildid/"):
             return self._debuginfod.answer(request)
         if path == b"/metadata":
-            return lambda: self._metadata.answer(request)
+            return Waiting(lambda: self._metadata.answer(request), SEARCHES, "metadata")
         if path == b"/metrics":
             return self._metrics
         if path == b"/healthz":

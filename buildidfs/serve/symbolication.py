@@ -27,9 +27,8 @@ from buildidfs.errors import CapabilityError, InvalidBuildId, UsageError
 from buildidfs.formats.elf import code_file, header, identity
 from buildidfs.model import BuildId, Kind
 from buildidfs.serve.content import Content
-from buildidfs.serve.messages import BadRequest, Response, lines
+from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
 from buildidfs.view.permissions import PUBLIC
-from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +51,6 @@ ASM: Final = b"/asm/v1"
 PATHS: Final = {SYMBOLICATE: "symbolicate", SOURCE: "source/v1", ASM: "asm"}
 """The paths, and the types of the requests in metrics."""
 
-_MOST_WAITING: Final = 64
 _MOST_JOBS: Final = 256
 _MOST_MODULES: Final = 20_000
 _MOST_FRAMES: Final = 200_000
@@ -162,7 +160,6 @@ class Symbolication:
         self._engine_of = engine_of
         self._engine: Engine | None = None
         self._limit_s = limit_s
-        self._waiting = Quota(_MOST_WAITING)
         self._last_use = 0.0
         self._stopped = False
 
@@ -173,16 +170,7 @@ class Symbolication:
             return failure(405, "only POST and OPTIONS", _ALLOW, kind)
         if request.header(b"content-encoding").lower() not in (b"", b"identity"):
             return failure(415, "the body must not be compressed", kind=kind)
-        if not self._waiting.take(request.client):
-            return failure(503, "too many requests at once", kind=kind)
-
-        def work() -> Response:
-            try:
-                return self._answer(request, kind)
-            finally:
-                self._waiting.give_back(request.client)
-
-        return work
+        return Waiting(lambda: self._answer(request, kind), SYMBOLS, kind)
 
     def _answer(self, request: Request, kind: str) -> Response:
         deadline = time.monotonic() + self._limit_s

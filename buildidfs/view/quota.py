@@ -19,12 +19,16 @@ class Quota:
 
     def take(self, user: Hashable, count: int = 1) -> bool:
         """Take places for a user; False if the user would have too many."""
-        held = self._held.get(user, 0)
-        if 2 * (held + count) > self._most - self._total + held:
+        if not self.has(user, count):
             return False
-        self._held[user] = held + count
+        self._held[user] = self._held.get(user, 0) + count
         self._total += count
         return True
+
+    def has(self, user: Hashable, count: int = 1) -> bool:
+        """Return True if `take` would give the user so many places."""
+        held = self._held.get(user, 0)
+        return 2 * (held + count) <= self._most - self._total + held
 
     def give_back(self, user: Hashable, count: int = 1) -> None:
         """Give back places of a user."""

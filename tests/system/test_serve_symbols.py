@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -490,6 +491,60 @@ def test_bodies_of_many_clients_have_little_room(site: Site) -> None:
             client.close()
         large = b" " * (messages.MAX_BODY - 20) + b'{"jobs":[]}'
         until(lambda: site.server.post(SYMBOLICATE, large).status == 200, "room again")
+
+
+def another_client(server: Server, address: str) -> Client:
+    """A connection from another address of this machine, which is another client."""
+    client = server.connect()
+    host, port = client.socket.getpeername()
+    client.socket.close()
+    client.socket = socket.create_connection((host, port), 60, (address, 0))
+    return client
+
+
+def test_client_with_many_requests_waits_for_itself(site: Site) -> None:
+    many = {"memoryMap": [site.plain.module], "stacks": [[[0, n] for n in range(20_000)]]}
+    body = json.dumps(many).encode()
+    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(site.server.connect())) for _ in "x" * 30]
+        for client in clients:
+            client.send(head + body)
+
+        def answered() -> int:
+            poll = select.poll()
+            for client in clients:
+                poll.register(client.socket, select.POLLIN)
+            return len(poll.poll(0))
+
+        before = answered()
+        assert before < 20
+        other = another_client(site.server, "127.0.0.2")
+        stack.callback(other.close)
+        few = {"memoryMap": [site.plain.module], "stacks": [[[0, 1]]]}
+        assert other.post(SYMBOLICATE, few).status == 200
+        assert answered() <= before + 5
+        assert {client.reply().status for client in clients} == {200}
+
+
+def test_clients_that_end_no_body_leave_room_for_another(site: Site) -> None:
+    size = messages.MAX_BODY - 1
+    body = b" " * (messages.MAX_BODY - 20) + b'{"jobs":[]}'
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.callback(posting(site.server, size).close)
+        other = stack.enter_context(contextlib.closing(another_client(site.server, "127.0.0.2")))
+        assert other.post(SYMBOLICATE, body).status == 200
+
+
+def test_trailers_have_a_bound_and_are_no_headers(site: Site) -> None:
+    head = f"POST {ASM} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n"
+    with contextlib.closing(site.server.connect()) as client:
+        client.send(head.encode() + b"Content-Encoding: gzip\r\n\r\n")
+        assert client.reply().status == 400  # and not 415
+    with contextlib.closing(site.server.connect()) as client:
+        client.send(head.encode() + b"X: " + b"x" * (1 << 20))
+        assert client.reply().status == 431
 
 
 def test_answers_that_nobody_takes_have_little_room(site: Site) -> None:

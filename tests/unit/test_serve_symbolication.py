@@ -156,26 +156,6 @@ def test_answer_has_a_longest_size(backend: Backend) -> None:
         ask(service, job(debug_id(LONG), *range(60_000)))
 
 
-def test_requests_of_one_client_that_wait_are_bounded(backend: Backend) -> None:
-    service, _ = made(backend)
-    path = symbolication.SYMBOLICATE
-
-    def begin(client: str) -> object:
-        body = json.dumps(job(debug_id(LONG), 1)).encode()
-        return service.answer(Request(b"POST", path, {}, body=body, client=client, path=path))
-
-    waiting = [begin("one") for _ in range(100)]
-    accepted = [each for each in waiting if not isinstance(each, Response)]
-    assert len(accepted) == 32
-    refused = next(each for each in waiting if isinstance(each, Response))
-    assert (refused.status, b"Retry-After" in refused.headers) == (503, True)
-    assert not isinstance(begin("two"), Response)
-    for each in accepted:
-        assert callable(each)
-        assert each().status == 200
-    assert not isinstance(begin("one"), Response)
-
-
 def test_symbolizer_ends_when_nobody_has_asked_for_long(backend: Backend) -> None:
     service, engine = made(backend)
     assert not service.is_idle(1e18)

@@ -25,7 +25,15 @@ from buildidfs.app.page import (
 from buildidfs.app.page.trends import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
-from buildidfs.serve.messages import BadRequest, Response, lines, parse_query, text
+from buildidfs.serve.messages import (
+    PAGES,
+    SEARCHES,
+    BadRequest,
+    Response,
+    Waiting,
+    lines,
+    parse_query,
+)
 from buildidfs.view.permissions import PUBLIC
 
 if TYPE_CHECKING:
@@ -39,9 +47,6 @@ if TYPE_CHECKING:
     from buildidfs.model import BuildId
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
-
-_MOST_AT_ONCE: Final = 6
-"""Requests for pages that are worked on at a time, so that threads are left for files."""
 
 _KEPT_S: Final = 2.0
 """The overview is made again after so many seconds."""
@@ -67,7 +72,6 @@ _JSON: Final = _SAFE + lines(
 _CSS: Final = _SAFE + lines(
     (b"Content-Type", b"text/css; charset=utf-8"), (b"Cache-Control", b"public, max-age=86400")
 )
-_RETRY: Final = lines((b"Retry-After", b"2"))
 _MOST_HOST: Final = 255
 _DROPS: Final = (b"/drop", b"/api/drop")
 
@@ -81,11 +85,9 @@ class Page:
         self._store = backend.store
         self._settings = settings
         self._drops = drop
-        self._slow = threading.BoundedSemaphore()
         self._surveyor = Surveyor(backend.store)
         self._trends = Trends(backend.store)
         self._files = search.FileNameList(backend.store)
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._kept: answers.Overview | None = None
         self._rendered: dict[bool, bytes] = {}
         self._kept_until = 0.0
@@ -110,27 +112,28 @@ class Page:
         if path == b"/":
             if b"text/html" not in request.header(b"accept"):
                 return None
-            return self._limited(lambda: self._overview(as_json=False))
+            return _later(lambda: self._overview(as_json=False), is_api)
         if path == b"/style.css":
             return Response(200, html.style(), _CSS, "page")
         if path == b"/api/openapi.json":
             return Response(200, api.description(), _JSON, "api")
         if path == b"/api/overview":
-            return self._limited(lambda: self._overview(as_json=True))
+            return _later(lambda: self._overview(as_json=True), is_api)
         rest = path.removeprefix(b"/api") if is_api else path
         if rest == b"/drop" and self._drops:
             return self._drop(request, is_api)
         if rest == b"/search":
             query = parse_query(request.query)
             slow = query.get(b"symbols", b"") == b"1"
-            return self._limited(lambda: self._search(query, slow, is_api), slow=slow)
+            return _later(lambda: self._search(query, slow, is_api), is_api, slow=slow)
         if rest.startswith(b"/id/"):
-            return self._limited(lambda: self._build_id(request, rest[4:], is_api))
+            return _later(lambda: self._build_id(request, rest[4:], is_api), is_api)
         if rest.startswith(b"/compare/"):
             compared = rest[len(b"/compare/") :]
-            return self._limited(lambda: self._compare(compared, is_api), slow=True)
+            return _later(lambda: self._compare(compared, is_api), is_api, slow=True)
         if rest.startswith(b"/container/"):
-            return self._limited(lambda: self._container(rest[len(b"/container/") :], is_api))
+            name = rest[len(b"/container/") :]
+            return _later(lambda: self._container(name, is_api), is_api)
         return None
 
     # --- answers -----------------------------------------------------------------------------
@@ -240,28 +243,12 @@ class Page:
                 return _problem("This cannot be read", str(error), 400, is_api)
             return _json(found) if is_api else _html("dropped.html", d=found)
 
-        return self._limited(work, slow=True)
+        return _later(work, is_api, slow=True)
 
-    # --- limits ------------------------------------------------------------------------------
 
-    def _limited(
-        self, work: Callable[[], Response], *, slow: bool = False
-    ) -> Callable[[], Response]:
-        """Work that a thread does, unless too much is being worked on.
-
-        Of ``slow`` work only one piece is done at a time, so that places are left for the rest.
-        """
-        places = self._slow if slow else self._places
-
-        def limited() -> Response:
-            if not places.acquire(blocking=False):
-                return text(503, "too many requests for pages at once", _RETRY, "page")
-            try:
-                return work()
-            finally:
-                places.release()
-
-        return limited
+def _later(work: Callable[[], Response], is_api: bool, *, slow: bool = False) -> Waiting:
+    """Work that a thread does; ``slow`` work of seconds leaves places for the rest."""
+    return Waiting(work, SEARCHES if slow else PAGES, "api" if is_api else "page")
 
 
 def _base(request: Request) -> str:
