@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import socket
@@ -146,6 +147,21 @@ def test_what_cannot_be_read_is_refused(server: Server, content: bytes) -> None:
     error = json.loads(reply.body)["error"]
     assert error
     assert "/proc/" not in error
+
+
+def test_upload_is_told_of_without_a_path_of_the_server(server: Server) -> None:
+    told = measured(server, profile((b"/app", STRIPPED, 3))[:-8])
+    assert told["incomplete"].startswith("the file is not whole")
+    packed = json.loads(post(server, "/api/drop", gzip.compress(b"x")).body)["error"]
+    assert "unpack" in packed
+
+
+def test_upload_that_names_nothing_has_no_coverage(server: Server) -> None:
+    told = measured(server, core_file([]))
+    assert told["weight"] == 0
+    page = post(server, "/drop", core_file([])).body
+    assert b"No binaries can be read in it" in page
+    assert b"100 %" not in page
 
 
 @pytest.mark.parametrize(

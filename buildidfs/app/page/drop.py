@@ -189,7 +189,7 @@ def main(words: Sequence[str]) -> None:
     try:
         reading = _reading(path)
     except UsageError as error:
-        reading = Reading(error=str(error).replace(path.decode(), "the file"))
+        reading = Reading(error=_called(str(error), path))
     except (BuildIdFsError, OSError, MemoryError) as error:
         reading = Reading(error=f"the file cannot be read: {type(error).__name__}")
     sys.stdout.buffer.write(msgspec.json.encode(reading))
@@ -198,14 +198,30 @@ def main(words: Sequence[str]) -> None:
 def _reading(path: bytes) -> Reading:
     """The files that the file at a path names. Raises `UsageError`."""
     if not inputs.is_profile_or_core(path):
-        return Reading("files", [Found(b"", bytes(inputs.build_id_of_binary(path)), 1, "")])
+        return Reading("files", [Found(b"", bytes(_build_id(path)), 1, "")])
     with (
         tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory,
         Store.create(directory) as empty,
     ):
         found = inputs.coverage_of_file(empty, path)
     rows = [Found(row.path, bytes(row.build_id or b""), row.weight, row.why) for row in found.rows]
-    return Reading(found.unit, rows, found.incomplete)
+    return Reading(found.unit, rows, _called(found.incomplete, path))
+
+
+def _build_id(path: bytes) -> BuildId:
+    """The build ID of a binary. Raises `UsageError`."""
+    with open(path, "rb") as file:
+        if file.read(4) != b"\x7fELF":
+            raise UsageError(
+                "this is neither a profile of perf, nor a core file, nor a binary;"
+                " unpack a compressed one first"
+            )
+    return inputs.build_id_of_binary(path)
+
+
+def _called(message: str, path: bytes) -> str:
+    """A message about the upload, whose path means nothing to the visitor."""
+    return message.replace(path.decode(), "the file")
 
 
 def _limit() -> None:
