@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.errors import UsageError
 
@@ -106,7 +107,14 @@ def serve(
         reading.opener(session.settings, private=False),
         _agent_of(session) if settings.fetch else None,
     )
-    server.run(chosen, os.environ, Notifier(os.environ).ready)
+    notifier = Notifier(os.environ)
+
+    def ready(where: str) -> None:
+        if not session.is_quiet:
+            terminal.complain(f"serving at {where}")
+        notifier.ready(f"serving at {where}")
+
+    server.run(chosen, os.environ, ready)
 
 
 def _agent_of(session: Session) -> Callable[[], Agent] | None:

@@ -66,10 +66,10 @@ _FIRST_ACTIVATED: Final = 3  # SD_LISTEN_FDS_START
 _END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run(
-    options: ServeOptions, environ: Mapping[str, str], ready: Callable[[], None] = lambda: None
-) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP comes. ``ready`` is called when requests are answered.
+def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP comes.
+
+    ``ready`` is called when requests are answered, with the addresses as URLs.
 
     Sockets that systemd passes (sd_listen_fds(3)) replace the address of the options. Raises
     `MountError` if the address cannot be had, and `StoreError` if the store cannot be opened.
@@ -130,9 +130,12 @@ def _listening(address: Address) -> Iterator[socket.socket]:
 
 
 def _bound(address: Address) -> socket.socket:
-    found = socket.getaddrinfo(
-        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        found = socket.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except UnicodeError:
+        raise OSError(0, "no host can have that name") from None
     # Without a host the IPv6 socket takes both families.
     found.sort(key=lambda each: each[0] != socket.AF_INET6 if not address.host else 0)
     failure = OSError(0, "no such address")
@@ -202,7 +205,7 @@ class _Owner:
         self._signals: list[int] = []
         self._wake = self._woken = -1
 
-    def run(self, ready: Callable[[], None]) -> None:
+    def run(self, ready: Callable[[str], None]) -> None:
         """Run workers until a signal comes. Raises what the first one failed with at its start."""
         with self._woken_by_signals(), contextlib.ExitStack() as stack:
             stack.callback(self._end)
@@ -213,8 +216,7 @@ class _Owner:
                     where = [_shown(each) for each in self._sockets]
                     presence = Presence(self._options.store, ROLE, listen=where)
                     self._presence = stack.enter_context(presence)
-                    log.info("serving at %s", ", ".join(where))
-                    ready()
+                    ready(" ".join(map(_url, self._sockets)))
 
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
@@ -337,6 +339,12 @@ def _shown(sock: socket.socket) -> str:
         return f"unix:{name}"
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(sock: socket.socket) -> str:
+    """The URL of a socket, or ``unix:`` and its path."""
+    shown = _shown(sock)
+    return shown if sock.family == socket.AF_UNIX else f"http://{shown}"
 
 
 # --- workers -----------------------------------------------------------------------------------

@@ -415,9 +415,17 @@ def test_start_fails_with_one_line(directory: Path, store: Path) -> None:
     missing = BuildIdFs(directory, directory / "none")("serve", "--listen", ":0", check=False)
     assert (missing.rc, "no store" in missing.err) == (11, True), missing
     assert len(missing.err.splitlines()) == 1, missing
+    for host in ("a..b", "x" * 70):
+        result = buildidfs("serve", "--listen", f"{host}:80", check=False)
+        assert (result.rc, result.err.count("cannot listen")) == (40, 1), result
     for wrong in ("nonsense", ":99999", "::1:80", "unix:"):
         result = buildidfs("serve", "--listen", wrong, check=False)
         assert (result.rc, "not an address" in result.err) == (2, True), result
+
+
+def test_server_says_where_it_serves(store: Path) -> None:
+    with serving(store, config=NO_RATE) as server:
+        until(lambda: f"serving at http://{server.listen}\n" in server.log(), "the address")
 
 
 def test_unix_socket_is_for_all_and_goes_with_the_server(tmp_path: Path, store: Path) -> None:
