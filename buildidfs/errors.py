@@ -16,10 +16,11 @@
     ├── IntegrityError             20   bytes or rows are not what they were when written
     ├── ArtifactMissing            30   nothing is known, or kept, under that build ID
     ├── MountError                 40   mounting, serving or unmounting failed
-    ├── RemoteError                50   the object storage of the fleet cannot be used
+    ├── RemoteError                50   the object storage of the fleet, or a server, cannot be used
     │   ├── RemoteUnavailable      50   it does not answer now; a later attempt may succeed
-    │   ├── RemoteDenied           50   it refuses the request: keys, rights, or a missing bucket
-    │   └── RemoteDamaged          50   its filter, or another object of ours in it, is damaged
+    │   ├── RemoteDenied           50   it refuses all requests: keys, rights, or a missing bucket
+    │   ├── RemoteDamaged          50   its filter, or another object of ours in it, is damaged
+    │   └── RemoteRefused          50   it refuses one file
     ├── UpstreamError              50   no server could be asked for what the store lacks
     └── CapabilityError            60   a privilege is missing; the message says which
 
@@ -137,17 +138,21 @@ class MountError(BuildIdFsError):
 
 
 class RemoteError(BuildIdFsError):
-    """The object storage of the fleet cannot be used."""
+    """The object storage of the fleet, or a server that is pushed to, cannot be used."""
 
     exit_code = 50
 
 
 class RemoteUnavailable(RemoteError):
-    """The object storage does not answer now; a later attempt may succeed."""
+    """The storage or server does not answer now; a later attempt may succeed."""
 
 
 class RemoteDenied(RemoteError):
-    """The object storage refuses the request until an operator changes something."""
+    """The storage or server refuses requests until an operator changes something."""
+
+
+class RemoteRefused(RemoteError):
+    """The server refuses one file, and says why."""
 
 
 class RemoteDamaged(RemoteError):

@@ -14,7 +14,8 @@ import pytest
 
 from buildidfs import config
 from buildidfs.app.fleet import push as pushing
-from buildidfs.app.fleet.push import Options, Pusher, Summary
+from buildidfs.app.fleet.push import Pusher
+from buildidfs.app.fleet.uploader import Options, Pace, Summary
 from buildidfs.errors import RemoteDenied, RemoteUnavailable, UsageError
 from buildidfs.model import Kind, Trust
 from buildidfs.remote import Bucket, manifests, objects
@@ -418,7 +419,7 @@ class _Clockless(threading.Event):
 
 def test_rate_bounds_what_is_sent() -> None:
     stop = _Clockless()
-    pace = pushing.Pace(1000, stop)
+    pace = Pace(1000, stop)
     for _ in range(3):
         pace.wait(500)
     assert stop.waited == [0.0, 0.5, 1.0]

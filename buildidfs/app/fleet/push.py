@@ -14,69 +14,39 @@ nowhere. The same holds for places: a manifest has only those that everybody may
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import logging
 import random
-import select
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 
-import msgspec
-
-from buildidfs import config
 from buildidfs.app.fleet.ledger import Entry, Ledger
-from buildidfs.errors import (
-    IntegrityError,
-    RemoteError,
-    RemoteUnavailable,
-    StoreError,
-    UsageError,
-)
+from buildidfs.app.fleet.uploader import DAMAGED, READABLE, Job, Options, Stopped, Summary, Uploader
+from buildidfs.errors import IntegrityError, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.filters import CLAIM_S, Filter
 from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
-from buildidfs.store import OriginRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Iterable, Iterator, Sequence
 
     from buildidfs.capture.base import Progress
     from buildidfs.config import RemoteSettings
-    from buildidfs.store import Store
-    from buildidfs.store.coordination import Listener
-
-T = TypeVar("T")
+    from buildidfs.store import OriginRecord, Store
 
 _log = logging.getLogger(__name__)
 
-WORKERS: Final = 16
-PATIENCE_S: Final = 60.0
-"""How long a push that is no watch waits for a bucket that does not answer."""
-
-_READABLE: Final = 0o444
-_AHEAD: Final = 4 * WORKERS
 _ASK_FIRST: Final = 1 << 20
 """Larger files are looked up before they are sent; smaller ones are sent on condition."""
 _LARGE: Final = 64 << 20
 """Larger files are uploaded in parts, which takes a lease: parts know no condition."""
 _LEASE_S: Final = 3600.0
-_FIRST_PAUSE_S: Final = 1.0
-_MOST_PAUSE_S: Final = 60.0
 _MOST_PLACES: Final = 64
-_SETTLE_S: Final = 1.0
-_PASS_S: Final = 3600.0
-_POLL_S: Final = 60.0
-_LISTEN_S: Final = 0.5
-_MOST_CHANGES: Final = 100_000
 _MANIFEST_ROWS: Final = 10_000
 _CLAIMED: Final = 1024
 """Files that the filter is told of at a time."""
@@ -86,71 +56,6 @@ _NS: Final = 1_000_000_000
 Put = Literal["sent", "same", "other", "leased"]
 """The result for a file: it was written; the bucket has the same bytes, or other bytes, under that
 key; another host is uploading it."""
-
-_DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
-
-
-class Options(msgspec.Struct, frozen=True):
-    """Options of a push. ``rate`` is in bytes per second, 0 for no limit. ``patience_s`` is the
-    time to wait for a bucket that does not answer, None for ever. ``verify`` compares all files
-    with the bucket, whatever the ledger says. Objects older than half of ``keep_s`` are touched.
-    """
-
-    rate: int = 0
-    patience_s: float | None = PATIENCE_S
-    verify: bool = False
-    keep_s: int | None = None
-
-
-class Summary(msgspec.Struct):
-    """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, in the
-    bucket before (``present``), left out because not everybody could read them (``private``), being
-    uploaded by another host (``leased``). ``bytes`` were sent. ``failed`` has the files that could
-    not be sent, with the reason.
-    """
-
-    pushed: int = 0
-    variants: int = 0
-    present: int = 0
-    private: int = 0
-    leased: int = 0
-    bytes: int = 0
-    failed: list[str] = msgspec.field(default_factory=list)
-
-    @property
-    def files(self) -> int:
-        """The number of files that were dealt with."""
-        return self.pushed + self.variants + self.present + self.private + self.leased
-
-    def add(self, other: Summary) -> None:
-        """Add the counts of another one."""
-        for name in ("pushed", "variants", "present", "private", "leased", "bytes"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.failed += other.failed
-
-
-class Pace:
-    """Keeps a number of bytes a second, over all threads."""
-
-    def __init__(self, rate: int, stop: threading.Event) -> None:
-        self._rate = rate
-        self._stop = stop
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def wait(self, size: int) -> None:
-        """Wait until a number of bytes may be sent."""
-        if not self._rate:
-            return
-        with self._lock:
-            now = time.monotonic()
-            start = max(self._free_at, now)
-            self._free_at = start + size / self._rate
-        self._stop.wait(start - now)
-
-
-class Stopped(Exception):
-    """The push was told to end."""
 
 
 class Target:
@@ -205,15 +110,13 @@ class Target:
         self.ledger.close()
 
 
-class _Job(msgspec.Struct):
+class _Job(Job):
     """A file to push. ``served`` says that it is the one that the store serves.
 
     ``claimed`` is when the filter was told of it, in seconds since the machine was started. The
     filter knew no such file before if it ``is_new``.
     """
 
-    build_id: BuildId
-    artifact: Artifact
     target: Target
     served: bool
     origins: list[OriginRecord]
@@ -221,32 +124,25 @@ class _Job(msgspec.Struct):
     claimed: float = 0.0
 
 
-class Pusher:
-    """Pushes the files of a store; a context manager. `stop` may be called from any thread."""
+class Pusher(Uploader[_Job]):
+    """Pushes the files of a store to a bucket."""
+
+    workers = 16
 
     def __init__(self, store: Store, settings: RemoteSettings, options: Options) -> None:
         """Raises `UsageError`, `RemoteError`, `StoreError`."""
         if not settings.url:
             raise UsageError("no bucket is configured: set url in [remote] of buildidfs.toml")
-        self._store = store
-        self._options = options
-        self._stop = threading.Event()
-        self._pace = Pace(options.rate, self._stop)
+        super().__init__(store, options)
         self._host = machine.host_name()
         self._targets: list[Target] = []
         self._urls = (settings.url, settings.private)
         self._rows: list[Row] = []
 
-    def __enter__(self) -> Pusher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the ledgers."""
         for target in self._targets:
             target.close()
-
-    def stop(self) -> None:
-        """End the push soon; what was begun is finished or left out."""
-        self._stop.set()
 
     # --- one pass ------------------------------------------------------------------------------
 
@@ -255,11 +151,7 @@ class Pusher:
         ordinals: Iterable[tuple[int, BuildId]] | None = None,
         progress: Progress | None = None,
     ) -> Summary:
-        """Push the files of some build IDs, or all; returns what was done.
-
-        Waits while the bucket does not answer. Raises `RemoteUnavailable` if that takes longer than
-        the options say, `RemoteDenied`, `StoreError`.
-        """
+        """Do one pass, and write manifest and filter; see `Uploader.run`."""
         self._persistently(self._connect)
         is_all = ordinals is None
         since = int(self._public.ledger.value("told") or 0)
@@ -291,7 +183,7 @@ class Pusher:
 
     def _target(self, artifact: Artifact) -> Target | None:
         """The bucket for a file; None if it must not leave this host."""
-        if artifact.mode & _READABLE == _READABLE:
+        if artifact.mode & READABLE == READABLE:
             return self._public
         return self._targets[1] if len(self._targets) > 1 else None
 
@@ -334,33 +226,6 @@ class Pusher:
         if self._options.verify:
             return False
         return target.ledger.has(build_id, artifact.kind, artifact.digest)
-
-    def _send(self, jobs: Iterator[_Job], summary: Summary, progress: Progress | None) -> None:
-        """Send the files in threads, a few more at a time than there are threads."""
-        waiting: deque[tuple[_Job, Future[Summary]]] = deque()
-        with ThreadPoolExecutor(WORKERS, "push") as pool:
-            try:
-                for job in jobs:
-                    waiting.append((job, pool.submit(self._sent, job)))
-                    if len(waiting) >= _AHEAD:
-                        self._take(*waiting.popleft(), summary, progress)
-                while waiting:
-                    self._take(*waiting.popleft(), summary, progress)
-            except BaseException:
-                self._stop.set()
-                for _, future in waiting:
-                    future.cancel()
-                raise
-
-    def _take(
-        self, job: _Job, future: Future[Summary], summary: Summary, progress: Progress | None
-    ) -> None:
-        try:
-            summary.add(future.result())
-        except (IntegrityError, StoreError, OSError) as error:
-            summary.failed.append(f"{job.build_id} ({job.artifact.kind.name.lower()}): {error}")
-        if progress is not None:
-            progress(summary.files, str(job.build_id), size=summary.bytes)
 
     # --- one file ------------------------------------------------------------------------------
 
@@ -409,7 +274,7 @@ class Pusher:
         with self._store.blobs.open(artifact.digest) as blob:
             data = blob.pread(blob.size, 0)
         if hashlib.sha256(data).digest() != artifact.digest:
-            raise IntegrityError(_DAMAGED)
+            raise IntegrityError(DAMAGED)
         self._pace.wait(len(data))
         if bucket.create(key, data, _described(job, self._host).metadata()):
             return "sent"
@@ -441,7 +306,7 @@ class Pusher:
             return "leased"
         with self._store.blobs.open(artifact.digest) as blob:
             if blob.computed() != artifact.digest:
-                raise IntegrityError(_DAMAGED)
+                raise IntegrityError(DAMAGED)
             metadata = _described(job, self._host).metadata()
             bucket.upload(key, self._paced(blob.chunks(), job), metadata)
         bucket.delete(lease)
@@ -541,119 +406,6 @@ class Pusher:
             return
         target.ledger.set_touched(entry)
 
-    # --- outages -------------------------------------------------------------------------------
-
-    def _persistently(self, work: Callable[[], T]) -> T:
-        """Do something again until the bucket answers, or patience or the push ends.
-
-        Raises `RemoteUnavailable`, `RemoteDenied`, `Stopped`.
-        """
-        began = time.monotonic()
-        pause = _FIRST_PAUSE_S
-        while True:
-            if self._stop.is_set():
-                raise Stopped
-            try:
-                return work()
-            except RemoteUnavailable as error:
-                patience = self._options.patience_s
-                if patience is not None and time.monotonic() - began + pause > patience:
-                    raise
-                if pause >= _MOST_PAUSE_S:
-                    _log.warning("%s; trying again", error)
-                # Many hosts must not come back at the same moment.
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, _MOST_PAUSE_S)
-
-    # --- following the store -------------------------------------------------------------------
-
-    def follow(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Push all files, then each new capture, until `stop` is called.
-
-        Raises `RemoteDenied`, `StoreError`.
-        """
-        with contextlib.closing(self._store.listen()) as listener:
-            changes = _Changes(listener)
-            due = 0.0
-            with changes:
-                while not self._stop.is_set():
-                    if time.monotonic() >= due:
-                        changes.take()
-                        self._log(self.run())
-                        due = time.monotonic() + _PASS_S
-                        ready()
-                    ordinals = changes.wait(self._stop)
-                    if ordinals is None:
-                        due = 0.0
-                    elif ordinals:
-                        self._log(self.run(self._named(ordinals)))
-
-    def _named(self, ordinals: Iterable[int]) -> list[tuple[int, BuildId]]:
-        named = ((each, self._store.index.build_id(each)) for each in sorted(ordinals))
-        return [(ordinal, build_id) for ordinal, build_id in named if build_id is not None]
-
-    def _log(self, summary: Summary) -> None:
-        for failure in summary.failed:
-            _log.warning("cannot push %s", failure)
-        if summary.pushed or summary.variants:
-            _log.info("pushed %d files, %d variants", summary.pushed, summary.variants)
-
-
-class _Changes:
-    """Collects the ordinals that commits change, in a thread: committers do not wait for a bucket.
-
-    A context manager.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._lock = threading.Lock()
-        self._ordinals: set[int] | None = set()
-        self._news = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="buildidfs-changes", daemon=True)
-
-    def __enter__(self) -> _Changes:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            if not select.select([self._listener], [], [], _LISTEN_S)[0]:
-                continue
-            found = self._listener.receive()
-            self._listener.acknowledge()
-            if found is None:
-                continue
-            with self._lock:
-                if not found or self._ordinals is None:
-                    self._ordinals = None
-                else:
-                    self._ordinals.update(found)
-                    if len(self._ordinals) > _MOST_CHANGES:
-                        self._ordinals = None
-            self._news.set()
-
-    def take(self) -> set[int] | None:
-        """Return the changes since the last call; None if everything may have changed."""
-        self._news.clear()
-        with self._lock:
-            taken, self._ordinals = self._ordinals, set()
-        return taken
-
-    def wait(self, stop: threading.Event) -> set[int] | None:
-        """Wait a while for a change, and a little more for those that come with it."""
-        for _ in range(int(_POLL_S / _SETTLE_S)):
-            if stop.wait(_SETTLE_S):
-                return set()
-            if self._news.is_set():
-                return self.take()
-        return set()
-
 
 def _boot_time() -> float:
     """Seconds since the machine was started, with those in which it slept."""
@@ -679,17 +431,4 @@ def _described(job: _Job, host: str) -> objects.Described:
         artifact.first_seen_ns,
         next(public, b""),
         host,
-    )
-
-
-def settings_of(
-    settings: RemoteSettings, *, rate: str | None, verify: bool, patience_s: float | None
-) -> Options:
-    """The options of a push, from the settings and the command line. Raises `UsageError`."""
-    keep = settings.keep
-    return Options(
-        config.size(settings.rate if rate is None else rate),
-        patience_s,
-        verify,
-        None if keep is None else config.seconds(keep),
     )
