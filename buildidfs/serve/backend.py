@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError, StoreError
+from buildidfs.serve.misses import Misses
 from buildidfs.store import Store
 from buildidfs.view import view_of
 
@@ -20,20 +21,30 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """An open store and its view, whose methods are thread-safe."""
+    """An open store and its view, whose methods are thread-safe.
+
+    ``misses`` are the build IDs that clients of the server asked for in vain.
+    """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         opened: Callable[[bytes], Store] | None = None,
+        misses: Misses | None = None,
+        worker: int = 0,
     ) -> None:
-        """Open the store at ``path``, by ``opened``. Raises `StoreError`."""
+        """Open the store at ``path``, by ``opened``. Raises `StoreError`.
+
+        ``misses`` are those of all workers, of which this is number ``worker``.
+        """
         root = os.path.abspath(os.fsencode(path))
         self._data = os.path.join(root, b"index", b"data.mdb")
         self.store = Store.open(root, read_only=True) if opened is None else opened(root)
         try:
             self._identity = self._look()
             self.view = view_of(self.store)
+            self.misses = misses or Misses()
+            self.misses.choose(worker, self.view.misses.every)
         except (OSError, BuildIdFsError):
             self.store.close()
             raise

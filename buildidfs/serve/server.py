@@ -32,6 +32,7 @@ from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, Shared
 from buildidfs.serve.counters import Counters
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
+from buildidfs.serve.misses import Misses
 from buildidfs.serve.site import Site
 from buildidfs.store.run_files import Presence
 from buildidfs.view.quota import Quota
@@ -81,8 +82,7 @@ def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str]
             sockets = [stack.enter_context(_listening(options.listen))]
         for each in sockets:
             stack.callback(each.close)
-        counters = Counters(options.workers)
-        _Owner(options, sockets, counters).run(ready)
+        _Owner(options, sockets).run(ready)
 
 
 def activated(environ: Mapping[str, str]) -> list[socket.socket]:
@@ -194,12 +194,11 @@ class _Slot:
 class _Owner:
     """Keeps workers running. For the main thread of a process without others."""
 
-    def __init__(
-        self, options: ServeOptions, sockets: Sequence[socket.socket], counters: Counters
-    ) -> None:
+    def __init__(self, options: ServeOptions, sockets: Sequence[socket.socket]) -> None:
         self._options = options
         self._sockets = sockets
-        self._counters = counters
+        self._counters = Counters(options.workers)
+        self._misses = Misses(options.workers)
         self._slots = [_Slot(number) for number in range(options.workers)]
         self._presence: Presence | None = None
         self._signals: list[int] = []
@@ -246,9 +245,8 @@ class _Owner:
             if self._presence is not None and self._presence.fileno() >= 0:
                 os.close(self._presence.fileno())  # its lock is the owner's alone
             self._counters.choose(number)
-            Worker(self._options, self._sockets, self._counters).run(
-                lambda: os.write(writing, _READY)
-            )
+            worker = Worker(self._options, self._sockets, self._counters, self._misses, number)
+            worker.run(lambda: os.write(writing, _READY))
         except BuildIdFsError as error:
             if self._presence is not None:  # else the owner raises it
                 log.error("%s", error)
@@ -354,16 +352,24 @@ class Worker:
     """Answers requests until SIGTERM, or until the store is replaced."""
 
     def __init__(
-        self, options: ServeOptions, sockets: Sequence[socket.socket], counters: Counters
+        self,
+        options: ServeOptions,
+        sockets: Sequence[socket.socket],
+        counters: Counters,
+        misses: Misses,
+        number: int,
     ) -> None:
         self._options = options
         self._sockets = sockets
         self._counters = counters
+        self._misses = misses
+        self._number = number
 
     def run(self, ready: Callable[[], object]) -> None:
         """Open the store, call ``ready``, and serve. Raises `StoreError`."""
         with contextlib.ExitStack() as stack:
-            backend = Backend(self._options.store, self._options.opened)
+            options = self._options
+            backend = Backend(options.store, options.opened, self._misses, self._number)
             stack.callback(backend.close)
             if isinstance(backend.store, TieredStore):
                 backend.store.remote.start()
@@ -475,6 +481,7 @@ async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
             log.warning("the store was deleted or replaced: opening the one that is there")
             ended.set()
             return
+        await loop.run_in_executor(shared.executor, backend.misses.publish)
         if shared.site.symbolication.is_idle(time.monotonic()):
             symbolizing = shared.lanes[messages.SYMBOLS].executor
             loop.run_in_executor(symbolizing, shared.site.symbolication.close)

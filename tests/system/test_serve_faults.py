@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import resource
@@ -385,6 +386,21 @@ def test_counts_of_all_workers_are_added_up(store: Path) -> None:
             assert server.ask(GOOD).status == 200
         lines = server.ask("/metrics").body.decode().splitlines()
     assert 'http_requests_total{type="executable"} 60' in lines
+
+
+def test_requests_in_vain_of_all_workers_are_on_the_page(store: Path) -> None:
+    def asked() -> dict[str, int]:
+        rows = json.loads(server.ask("/api/overview").body)["missing"]["asked"]
+        return {row["build_id"]: row["asked"] for row in rows}
+
+    expected = {f"{number:040x}": 3 for number in range(1, 11)}
+    with serving(store, "--workers", "2", config=NO_RATE) as server:
+        for build_id in list(expected) * 3:
+            assert server.ask(f"/buildid/{build_id}/debuginfo").status == 404
+        until(lambda: [asked() for _ in range(10)] == [expected] * 10, "one list of both workers")
+        for worker in server.workers():
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: [asked() for _ in range(10)] == [expected] * 10, "the list of those before")
 
 
 # --- starting and ending --------------------------------------------------------------------------

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from buildidfs.app.containers import Contents, Names
     from buildidfs.app.survey import Counted, Survey
+    from buildidfs.serve.misses import Asked
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Policy
     from buildidfs.store.schema import HistoryRow
-    from buildidfs.view.layouts.browse import Miss
 
 MOST_ASKED: Final = 50
 _MOST_LOSSES: Final = 10
@@ -44,7 +44,7 @@ def overview(
     names: Names,
     *,
     policy: Policy | None,
-    misses: Iterable[Miss] = (),
+    misses: Iterable[Asked] = (),
     history: Iterable[HistoryRow] = (),
 ) -> answers.Overview:
     """Put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
@@ -128,7 +128,7 @@ def finding(why: str, build_id: str = "ID") -> answers.Finding:
 
 
 def _missing(
-    store: Store, survey: Survey | None, names: Names, misses: Iterable[Miss]
+    store: Store, survey: Survey | None, names: Names, misses: Iterable[Asked]
 ) -> answers.Missing:
     found = answers.Missing()
     if survey is not None:
@@ -154,7 +154,7 @@ def _missing(
     return found
 
 
-def _has_come(store: Store, miss: Miss) -> bool:
+def _has_come(store: Store, miss: Asked) -> bool:
     """Return True if every user may now read the file that was asked for.
 
     A file that not all users may read must not look different from one that is not there.
@@ -166,7 +166,7 @@ def _has_come(store: Store, miss: Miss) -> bool:
     return all(_is_readable(store, ordinal, kind) for kind in wanted)
 
 
-def _asked(store: Store, miss: Miss) -> answers.Asked:
+def _asked(store: Store, miss: Asked) -> answers.Asked:
     kinds = [kind for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO) if miss.wanted & 1 << kind]
     why = remedies.NOT_SERVED
     if is_served(store, store.index.ordinal(miss.build_id)):

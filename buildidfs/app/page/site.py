@@ -162,7 +162,7 @@ class Page:
             self._surveyor.latest(),
             Names(self._store),
             policy=upkeep.policy(self._settings.retention, self._store.path),
-            misses=self._backend.view.misses.every(),
+            misses=self._backend.misses.every(),
             history=self._trends.rows(),
         )
 
