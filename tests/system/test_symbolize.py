@@ -99,6 +99,33 @@ def test_inlined_functions(tmp_path: Path, asked: str) -> None:
 
 
 @pytest.mark.parametrize("asked", PROGRAMS)
+def test_symbol_without_a_size_names_nothing_of_another_section(tmp_path: Path, asked: str) -> None:
+    """The PLT has no symbols, and lies between ``_init``, which has no size, and the code."""
+    source = tmp_path / "plt.c"
+    source.write_text(
+        "#include <stdio.h>\n"
+        'int main(void) { return puts("x"); }\n'
+        '__asm__(".text\\n.globl sizeless\\nsizeless: nop\\n nop\\n ret\\n");\n'
+    )
+    binary = tmp_path / "plt"
+    run([tool("gcc"), "-g", "-Wl,--build-id,-z,lazy", "-o", binary, source], check=True)
+    sections = run([tool("readelf"), "-SW", binary], check=True).out
+    plt = re.search(r" \.plt +PROGBITS +(\w+) ", sections)
+    symbols = run([tool("nm"), binary], check=True).out
+    sizeless = re.search(r"(\w+) T sizeless\n", symbols)
+    assert plt is not None
+    assert sizeless is not None
+    assert re.search(r" [Tt] _init\n", symbols)
+    made = BuildIdFs(tmp_path)
+    made("scan", "tree", binary)
+    build_id = build_id_of(binary)
+    words = [f"{build_id}+{int(plt[1], 16) + 16:#x}", f"{build_id}+{int(sizeless[1], 16) + 1:#x}"]
+    answer = made("symbolize", "--with", asked, *words, check=False)
+    named = [line.split()[1] for line in answer.out.splitlines()]
+    assert named == ["??", "sizeless"], answer
+
+
+@pytest.mark.parametrize("asked", PROGRAMS)
 @pytest.mark.parametrize("has_debug_file", [False, True])
 def test_programs_that_share_a_build_id_are_told_apart(
     tmp_path: Path, asked: str, has_debug_file: bool

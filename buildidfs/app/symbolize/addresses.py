@@ -14,15 +14,16 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
 from buildidfs.errors import StoreError
 from buildidfs.formats.elf import header as elf_header
-from buildidfs.formats.elf.header import Segment
+from buildidfs.formats.elf.header import SHF_EXECINSTR, Segment
 from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.formats.elf.sections import Sections
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
-from buildidfs.model import Artifact, BuildId, Kind
+from buildidfs.model import Artifact, BuildId, ByteRange, Kind
 from buildidfs.store import is_withheld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from buildidfs.app.symbolize.programs import Program, Slots
     from buildidfs.formats.symbolizer_output import Symbol
@@ -76,11 +77,13 @@ class _Copy(msgspec.Struct):
 
 class _File(msgspec.Struct):
     """The files to ask about for a build ID, the one that tells most first, and what it takes to
-    read its addresses. ``chosen`` are the artifacts that the store had for it.
+    read its addresses. ``code`` are its sections with instructions. ``chosen`` are the artifacts
+    that the store had for it.
     """
 
     copies: list[_Copy]
     loads: list[Segment] = []
+    code: list[ByteRange] = []
     has_offsets: bool = False
     why: str = ""
     chosen: tuple[Artifact | None, ...] = ()
@@ -226,7 +229,8 @@ class Symbolizer:
         copies = [_Copy(each, self._supplement(each)) for each in found]
         if len({each.digest for each in found}) == 1:
             del copies[1:]
-        return _File(copies, self._loads(executable or found[0]), executable is not None)
+        loads, code = self._mapped(executable or found[0])
+        return _File(copies, loads, code, executable is not None)
 
     def _why_none(self, build_id: BuildId) -> str:
         store = self._store
@@ -253,10 +257,16 @@ class Symbolizer:
             return None
         return build_id, found
 
-    def _loads(self, artifact: Artifact) -> list[Segment]:
+    def _mapped(self, artifact: Artifact) -> tuple[list[Segment], list[ByteRange]]:
+        """The segments that are loaded, and the addresses of sections with instructions."""
         try:
             with self._store.open_blob(artifact.digest) as blob:
-                return elf_header.loaded(blob.read_at, blob.size)
+                sections = Sections(blob.read_at, blob.size)
+                return elf_header.loaded(blob.read_at, blob.size), [
+                    ByteRange(each.address, each.size)
+                    for each in sections.headers
+                    if each.flags & SHF_EXECINSTR
+                ]
         except OSError as error:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
 
@@ -314,7 +324,7 @@ class Symbolizer:
             if frames and frames[-1].function and frames[-1].line:
                 break
             answer = self._ask(each, lambda program, slot: program.ask(slot, address))
-            frames = _merged(frames, answer or [])
+            frames = _merged(frames, _without_stray(answer or [], file.code, address))
             why += filter(None, (each.failed, each.lacks))
         return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
 
@@ -341,6 +351,22 @@ class Symbolizer:
         if self._program is not None:
             self._program.close()
             self._program = None
+
+
+def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int) -> list[Frame]:
+    """The frames without a name that belongs to another section than the address.
+
+    A symbol without a size, such as ``_init``, is taken to reach to the next symbol: over the whole
+    procedure linkage table (PLT), which has none.
+    """
+    last = frames[-1] if frames else None
+    if last is None or last.start is None or last.file:
+        return frames
+    begin = last.start
+    where = next((each for each in code if begin - each.offset in range(each.size)), None)
+    if where is None or address - where.offset in range(where.size):
+        return frames
+    return frames[:-1]
 
 
 def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:

@@ -29,6 +29,7 @@ from buildidfs.formats.elf.header import (
     PT_LOAD,
     PT_NOTE,
     SHF_ALLOC,
+    SHF_EXECINSTR,
     SHT_NOBITS,
     SHT_NOTE,
     SHT_NULL,
@@ -48,7 +49,6 @@ PRODUCER: Final = b"buildidfs: made of .gopclntab"
 
 _BUILD_ID: Final = b".note.gnu.build-id"
 _PROGBITS: Final = 1
-_SHF_EXECINSTR: Final = 4
 _STRINGS: Final = 0x30  # SHF_MERGE, SHF_STRINGS
 _SIZE_MAX: Final = 0xFFFFFFFF
 # PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE, PT_TLS; PT_GNU_EH_FRAME to PT_GNU_PROPERTY
@@ -154,7 +154,7 @@ def _kept(sections: Sections, loads: list[Segment]) -> list[_Section]:
             b".text" if each.flags & PF_X else b".data",
             SHT_NOBITS,
             b"",
-            SHF_ALLOC | (_SHF_EXECINSTR if each.flags & PF_X else 0),
+            SHF_ALLOC | (SHF_EXECINSTR if each.flags & PF_X else 0),
             each.address,
             each.offset,
             each.memory,
@@ -247,7 +247,7 @@ class _Writer:
             (
                 (each.address, each.address + each.size, number)
                 for number, each in enumerate(self._kept, 1)
-                if each.flags & _SHF_EXECINSTR
+                if each.flags & SHF_EXECINSTR
             ),
             reverse=True,
         )

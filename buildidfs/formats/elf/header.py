@@ -37,6 +37,7 @@ SHT_NOTE: Final = 7
 SHT_NOBITS: Final = 8
 SHT_DYNSYM: Final = 11
 SHF_ALLOC: Final = 0x2
+SHF_EXECINSTR: Final = 0x4
 SHF_COMPRESSED: Final = 0x800
 SHN_XINDEX: Final = 0xFFFF  # e_shstrndx is in sh_link of section 0
 
