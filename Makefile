@@ -6,7 +6,7 @@
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
-# make test-page  install Chromium and axe-core, and test the page of `serve` with them
+# make test-page  install Chromium and programs from npm, and test `serve` with them
 # make fuzz      give everything that takes bytes of strangers bad ones, for FUZZ_SECONDS (600)
 # make bench     measure against the bars in benchmarks/RESULTS.md
 # make bench-capture  the part of it that is about live capture
@@ -46,7 +46,8 @@ test: $(VENV)/.dev
 
 test-page: $(VENV)/.dev
 	scripts/install-packages page
-	npm install --no-save --no-audit --no-fund --prefix $(VENV)/axe axe-core@4
+	npm install --no-save --no-audit --no-fund --prefix $(VENV)/axe axe-core@4 node@24 \
+		@firefox-devtools/profiler-cli@0.10
 	$(BIN)/pytest tests/browser $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
