@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads over HTTP, bounded in time, bytes and redirects whatever the server does.
+"""Downloads and uploads over HTTP, bounded in time, bytes and redirects whatever the server does.
 
 A server has a limited time from the request to the end of the head of its answer, redirects
 included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
@@ -8,6 +8,8 @@ because the library does not tell which of them a request uses.
 
 A body is complete if it has the length that the server claimed, in whatever header. One that is
 compressed is unpacked piece by piece, and counts unpacked.
+
+An upload has the same time for each of its pieces, and for the answer after the last one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from buildidfs.linux import file_ops
 from buildidfs.upstream.server import NotThere, Unacceptable, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _ATTEMPTS: Final = 3
 _FIRST_DELAY_S: Final = 0.25
@@ -41,6 +43,7 @@ _REDIRECTS: Final = 5
 _PROGRESS_BYTES: Final = 100 << 10
 _UNPACKED_PIECE: Final = 1 << 20
 _WHY_BYTES: Final = 80
+_ANSWER_BYTES: Final = 64 << 10
 
 _GONE: Final = frozenset((404, 410))
 _FORBIDDEN: Final = frozenset((401, 403, 407))
@@ -53,6 +56,18 @@ class Download(msgspec.Struct, frozen=True):
 
     size: int
     modified_ns: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to an upload, whatever its status; ``said`` is the status in words.
+
+    ``body`` has at most 64 KiB. ``location`` is where a redirect leads, which is not followed.
+    """
+
+    status: int
+    said: str
+    body: bytes
+    location: str = ""
 
 
 class HttpClient:
@@ -96,6 +111,23 @@ class HttpClient:
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
         raise AssertionError("the last attempt returns or raises")
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        content: bytes | Iterable[bytes],
+        headers: Sequence[tuple[str, str]] = (),
+        *,
+        is_own: bool = True,
+    ) -> Answer:
+        """Upload bytes, or pieces as they come, in one attempt; returns the answer.
+
+        Pieces need a Content-Length among the headers, or go in chunks. The headers of the operator
+        are left out unless ``is_own``. Raises `Unavailable`, and what ``content`` raises.
+        """
+        request = _Request(self, url, (*headers,), self._timeout_s)
+        return request.send(method, content, self._headers if is_own else ())
 
     def connections(self) -> _Connections:
         """The connections of the calling thread."""
@@ -162,33 +194,83 @@ class _Request:
     ) -> None:
         self._owner = owner
         self._connections = owner.connections()
-        self._url = httpx2.URL(url)
+        try:
+            self._url = httpx2.URL(url)
+        except httpx2.InvalidURL as error:
+            raise _failure(error) from error
         self._headers = headers
         self._timeout_s = timeout_s
         self._is_cut = False
+        self._timer: threading.Timer | None = None
 
     def run(self, fd: int, most: int, progress: Callable[[int], None]) -> Download:
-        """Do it. Raises what `HttpClient.download` does."""
-        timer = threading.Timer(self._timeout_s, self._cut)
-        timer.daemon = True
-        timer.start()
-        response: httpx2.Response | None = None
-        try:
-            response = self._answer()
-            timer.cancel()
+        """Download. Raises what `HttpClient.download` does."""
+        with self._timed(), self._closing(self._answer()) as response:
+            self._stop_timer()
             _check_status(response)
             return self._body(response, fd, most, progress)
+
+    def send(
+        self, method: str, content: bytes | Iterable[bytes], own: Sequence[tuple[str, str]]
+    ) -> Answer:
+        """Upload. Raises what `HttpClient.send` does."""
+        with self._timed():
+            request = self._connections.client.build_request(
+                method,
+                self._url,
+                headers=[*own, *self._headers],
+                content=content if isinstance(content, bytes) else self._renewing(content),
+                extensions={"trace": self._connections.trace},
+            )
+            sent = self._connections.client.send(request, stream=True, follow_redirects=False)
+            with self._closing(sent) as response:
+                body = b""
+                for piece in response.iter_raw():
+                    body += piece
+                    if len(body) >= _ANSWER_BYTES:
+                        break
+                location = response.headers.get("location", "")
+                return Answer(response.status_code, _said(response), body[:_ANSWER_BYTES], location)
+
+    def _renewing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """The pieces; each one has all of the time to be taken."""
+        for piece in pieces:
+            self._start_timer()
+            yield piece
+        self._start_timer()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Limit the time of what is done in the block, and tell its failures in our words."""
+        self._start_timer()
+        try:
+            yield
         except httpx2.TimeoutException as error:
             raise self._silent() from error
-        except (httpx2.HTTPError, httpx2.StreamError, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
             if self._is_cut:
                 raise self._silent() from error
             raise _failure(error) from error
         finally:
-            timer.cancel()
-            if response is not None:
-                with contextlib.suppress(httpx2.HTTPError, OSError):
-                    response.close()
+            self._stop_timer()
+
+    @contextlib.contextmanager
+    def _closing(self, response: httpx2.Response) -> Iterator[httpx2.Response]:
+        try:
+            yield response
+        finally:
+            with contextlib.suppress(httpx2.HTTPError, OSError):
+                response.close()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = threading.Timer(self._timeout_s, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _cut(self) -> None:
         self._is_cut = True
@@ -286,7 +368,7 @@ def _said(response: httpx2.Response) -> str:
 
 def _failure(error: Exception) -> Unavailable:
     """A failure of the network, or of the protocol, in words."""
-    if isinstance(error, ValueError | httpx2.UnsupportedProtocol):
+    if isinstance(error, ValueError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return Unavailable(f"is no URL that can be asked: {error}"[:_WHY_BYTES], lasting=True)
     cause: BaseException | None = error
     while cause is not None:

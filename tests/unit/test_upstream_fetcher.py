@@ -270,6 +270,13 @@ def test_redirect_to_a_file_is_refused(store: Store) -> None:
     assert (done.state, "redirects to where" in done.why) == (State.UNAVAILABLE, True)
 
 
+def test_redirect_to_what_is_no_url_is_no_crash(store: Store) -> None:
+    moved = "http://127.0.0.1:port/"
+    with upstream(lambda handler: handler.send(b"", 302, Location=moved)) as server:
+        done = fetched(store, server.url)
+    assert (done.state, "is no URL" in done.why) == (State.UNAVAILABLE, True)
+
+
 REFUSED: list[tuple[Behaviour, str]] = [
     (lambda handler: handler.send(elf_file([DWARF], build_id=OTHER)), f"build ID, {OTHER}"),
     (lambda handler: handler.send(b"<html>log in</html>"), "not an ELF file"),
