@@ -1,48 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upload what the store holds to the bucket of the fleet."""
+"""Upload what the store holds to the bucket of the fleet, or to a server of profiles."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.app.fleet.push import Pusher
-    from buildidfs.app.fleet.uploader import Summary
+    from buildidfs.app.fleet.uploader import Options, Summary, Uploader
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
 
+SERVERS: Final = ("parca", "pyroscope")
+
+
 @click.command(
     "push",
-    short_help="Upload what the store holds to the bucket of the fleet.",
+    short_help="Upload what the store holds to a bucket, Parca or Pyroscope.",
     epilog=exit_status(
         [
             "buildidfs push --all",
             "buildidfs push --watch --rate 10MiB",
             "buildidfs push 5d8f",
+            "buildidfs push --all --to parca http://parca:7070",
+            "buildidfs push --watch --to pyroscope https://profiles --headers-file keys",
         ],
         {
-            2: "no bucket is configured, or the extra buildidfs[remote] is not installed",
+            2: "no bucket is configured, or the extra for it or for --to is not installed",
             3: "some files could not be pushed; a line for each is on standard error",
             30: "nothing known under a build ID",
-            50: "the bucket is missing, refuses the request, or does not answer",
+            50: "the bucket or server is missing, refuses the request, or does not answer",
         },
     ),
 )
 @click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
 @click.option("--all", "all_", is_flag=True, help="Push all files of the store.")
 @click.option("--watch", is_flag=True, help="Push all files, then new captures, until stopped.")
+@click.option(
+    "--to",
+    metavar="parca|pyroscope URL",
+    type=(click.Choice(SERVERS), str),
+    help="Push to that server instead of the bucket.",
+)
+@click.option(
+    "--headers-file",
+    metavar="FILE",
+    type=AnyPath(),
+    help="With --to: send these headers with each request.",
+)
 @click.option("--rate", metavar="SIZE", help="Bytes a second at most.  [default: no limit]")
-@click.option("--verify", is_flag=True, help="Compare all files with the bucket once more.")
+@click.option("--verify", is_flag=True, help="Ask about all files once more.")
 @click.option("--json", "json_", is_flag=True, help="Print the counts as a JSON object.")
 @click.pass_obj
 def push(
@@ -50,6 +66,8 @@ def push(
     ids: tuple[str, ...],
     all_: bool,
     watch: bool,
+    to: tuple[str, str] | None,
+    headers_file: str | None,
     rate: str | None,
     verify: bool,
     json_: bool,
@@ -59,11 +77,15 @@ def push(
     Sends what the bucket lacks. Nothing in the bucket is overwritten: other bytes for a build ID
     that the bucket has go below variant/. Files that not every user could read go to the bucket
     that [remote] private names, or nowhere. A push that was interrupted goes on where it was.
+
+    With --to, push to a Parca or Pyroscope server the files that it lacks to name functions: one
+    for a build ID, and none that not every user could read. It needs the extra buildidfs[upstream].
     """
     if sum((bool(ids), all_, watch)) != 1:
         raise UsageError("push takes build IDs, or one of --all and --watch")
+    if headers_file is not None and to is None:
+        raise UsageError("--headers-file is for a server: give --to as well")
     from buildidfs.app.fleet import uploader
-    from buildidfs.app.fleet.push import Pusher
 
     if watch and not session.verbosity:
         session.start_logging()
@@ -73,7 +95,7 @@ def push(
     )
     with (
         session.open_store() as store,
-        Pusher(store, session.settings.remote, options) as pusher,
+        _uploader(session, store, to, headers_file or "", options) as pusher,
     ):
         if watch:
             _watch(pusher)
@@ -81,10 +103,22 @@ def push(
         chosen = [_found(store, text) for text in ids] if ids else None
         with session.progress("Pushing") as line:
             summary = pusher.run(chosen, line)
-    return _report(session, summary, json_=json_)
+    return _report(session, summary, to, json_=json_)
 
 
-def _watch(pusher: Pusher) -> None:
+def _uploader(
+    session: Session, store: Store, to: tuple[str, str] | None, headers_file: str, options: Options
+) -> Uploader[Any]:
+    if to is not None:
+        from buildidfs.app.fleet.symbol_push import pusher_of
+
+        return pusher_of(store, *to, headers_file, options)
+    from buildidfs.app.fleet.push import Pusher
+
+    return Pusher(store, session.settings.remote, options)
+
+
+def _watch(pusher: Uploader[Any]) -> None:
     from buildidfs.linux.sdnotify import Notifier
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -99,26 +133,26 @@ def _found(store: Store, text: str) -> tuple[int, BuildId]:
     return ordinal, build_id
 
 
-def _report(session: Session, summary: Summary, *, json_: bool) -> int:
+def _report(session: Session, summary: Summary, to: tuple[str, str] | None, *, json_: bool) -> int:
     for failure in summary.failed:
         terminal.complain(f"cannot push {one_line(failure)}")
     if json_:
-        json_line(
-            {
-                "pushed": summary.pushed,
-                "variants": summary.variants,
-                "present": summary.present,
-                "private": summary.private,
-                "leased": summary.leased,
-                "failed": len(summary.failed),
-                "bytes": summary.bytes,
-            }
-        )
+        own = ("variants",) if to is None else ("ambiguous", "unsuitable")
+        names = ("pushed", *own, "present", "private", "leased")
+        counts = {name: getattr(summary, name) for name in names}
+        json_line({**counts, "failed": len(summary.failed), "bytes": summary.bytes})
     elif not session.is_quiet:
+        where = "in the bucket" if to is None else "on the server"
+        variants = f" {counted(summary.variants, 'variant')}," if to is None else ""
+        left_out = (
+            (summary.private, "private"),
+            (summary.ambiguous, "of unrelated programs each"),
+            (summary.unsuitable, "of no use to the server"),
+            (summary.leased, "being pushed by other hosts"),
+        )
         click.echo(
-            f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),"
-            f" {counted(summary.variants, 'variant')}, {summary.present} in the bucket before"
-            + (f", {summary.private} private" if summary.private else "")
-            + (f", {summary.leased} being pushed by other hosts" if summary.leased else "")
+            f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),{variants}"
+            f" {summary.present} {where} before"
+            + "".join(f", {count} {what}" for count, what in left_out if count)
         )
     return 3 if summary.failed else 0

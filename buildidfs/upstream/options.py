@@ -54,7 +54,7 @@ def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Optio
         settings.wait,
         config.size(settings.max_size),
         config.seconds(settings.remember_absent),
-        _headers(settings.headers_file or environ.get(HEADERS_FILE, "")),
+        headers_in(settings.headers_file or environ.get(HEADERS_FILE, "")),
         settings.offline,
     )
 
@@ -68,8 +68,11 @@ def _seconds(text: str) -> float | None:
     return value if 0 < value < 86_400 else None
 
 
-def _headers(path: str) -> tuple[tuple[str, str], ...]:
-    """The headers in a file, one a line. Raises `UsageError`, which tells none of them."""
+def headers_in(path: str) -> tuple[tuple[str, str], ...]:
+    """The headers in a file, one a line; none without a path.
+
+    Raises `UsageError`, which tells none of them.
+    """
     if not path:
         return ()
     try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many hosts, one bucket: push what a store holds, and answer questions about all hosts.
 
-`push` uploads, `ledger` remembers what was uploaded, `questions` reads the manifests of all hosts.
+`push` uploads to a bucket, `symbol_push` to a server of profiles; `uploader` has what both share.
+`ledger` remembers what was uploaded, `questions` reads the manifests of all hosts.
 `fetch` gets what a store lacks from upstream servers.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of files that this store has pushed: `Ledger`, a file beside the store's index.
 
-It spares requests and nothing more: the bucket has the last word. A ledger that is lost, or that is
-of a bucket which was made anew, costs a comparison of each file.
+It spares requests and nothing more: the receiver has the last word. A ledger that is lost, or that
+is of a bucket which was made anew, costs a comparison of each file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BUSY_S: Final = 30.0
 
 
 class Entry(NamedTuple):
-    """A file that is in the bucket, and how (`manifests.Row.state`)."""
+    """A file that the receiver has, and how: `manifests.Row.state`, or `symbol_push.State`."""
 
     build_id: BuildId
     kind: Kind
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """The entries for one bucket. May be used from several threads and processes."""
+    """The entries for one receiver. May be used from several threads and processes."""
 
     def __init__(self, store_path: bytes, url: str) -> None:
         """Open the ledger in ``STORE/remote``. Raises `StoreError`."""
@@ -86,6 +86,15 @@ class Ledger:
         ]
         self._write("insert or replace into pushed values (?, ?, ?, ?, ?, ?)", rows)
         self._known.update(_key(*row[:3]) for row in rows)
+
+    def noted(self, build_id: bytes, kind: Kind) -> dict[Digest, tuple[str, int]]:
+        """The states of the files with a build ID and kind, each with its time (Unix time)."""
+        with self._lock:
+            rows = self._db.execute(
+                "select digest, state, at from pushed where build_id = ? and kind = ?",
+                (bytes(build_id), int(kind)),
+            ).fetchall()
+        return {Digest(row[0]): (row[1], row[2]) for row in rows}
 
     def unfiltered(self) -> list[Entry]:
         """The files that the filter of the bucket may lack."""

@@ -2,7 +2,7 @@
 """What all pushes share: `Uploader` sends the files of a store in threads, again and again.
 
 It keeps the rate, waits while the receiver does not answer, and follows the commits to the store.
-A subclass knows the receiver: `push` a bucket.
+A subclass knows the receiver: `push` a bucket, `symbol_push` a server of profiles.
 """
 
 from __future__ import annotations

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of profiles that take files to name functions with: Parca and Pyroscope.
+
+Both are asked first if they want a file, get its bytes, and are told that these are complete. A
+server that was asked notes that an upload has begun, and refuses all others for some minutes.
+
+    Parca      POST /api/shouldinitiateupload, /api/initiateupload; then PUT to a signed URL or POST
+               /api/upload, a stream of JSON messages with base64; POST /api/markuploadfinished.
+               It is the HTTP side of the gRPC service parca.debuginfo.v1alpha1.DebuginfoService.
+    Pyroscope  POST /debuginfo.v1alpha1.DebuginfoService/ShouldInitiateUpload, Upload/ID with the
+               bytes, UploadFinished: the protocol Connect with JSON.
+
+A server takes one file for a build ID, and keeps the first that it gets; Parca also takes an
+executable to disassemble, and replaces a file if it is told to.
+"""
+
+from __future__ import annotations
+
+import base64
+import urllib.parse
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
+
+from buildidfs.errors import RemoteDenied, RemoteRefused, RemoteUnavailable, UsageError
+from buildidfs.model import BuildId, Digest, Kind, Quality
+from buildidfs.upstream.debuginfod import host_of
+from buildidfs.upstream.server import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.upstream.http_client import Answer, HttpClient
+
+_FORBIDDEN: Final = frozenset((401, 403, 407))
+_BUSY: Final = frozenset((429, 502, 503, 504))
+_NO_SERVICE: Final = frozenset((404, 405, 501))
+_JSON: Final = ("Content-Type", "application/json")
+_BYTES: Final = ("Content-Type", "application/octet-stream")
+_SAID_CHARACTERS: Final = 200
+_IN_PROGRESS: Final = "still in-progress"
+"""The words of both servers for an upload that another client has begun."""
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file to upload. ``slot`` is `Kind.DEBUGINFO` for the file that names functions, which may
+    be an executable, and `Kind.EXECUTABLE` for one to disassemble. ``kind`` is what it is itself.
+    """
+
+    build_id: BuildId
+    is_adopted: bool
+    slot: Kind
+    kind: Kind
+    size: int
+    digest: Digest
+    name: str
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """The server wants the file; ``url`` is where to put it, ``id`` what the server calls it."""
+
+    id: str = ""
+    url: str = ""
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """The server does not want the file. ``is_busy``: another client may be uploading it."""
+
+    why: str
+    is_busy: bool = False
+
+
+class _Fault(Exception):
+    """An answer with a status of failure.
+
+    ``code`` is that of the protocol, if the answer has one. ``is_foreign`` says that the server has
+    nothing at that path.
+    """
+
+    def __init__(self, said: str, code: object = None, *, is_foreign: bool = False) -> None:
+        super().__init__(said)
+        self.said = said
+        self.code = code
+        self.is_foreign = is_foreign
+
+
+class SymbolServer(ABC):
+    """A server at a URL. Thread-safe.
+
+    All methods raise `RemoteUnavailable` if it does not answer, `RemoteDenied` if it refuses all
+    requests, and `RemoteRefused` if it refuses the file.
+    """
+
+    name: ClassVar[str]
+    takes_executables: ClassVar[bool]
+    """True if it takes an executable beside the file that names functions."""
+    least_quality: ClassVar[Quality]
+    """The least that an executable needs to be uploaded as the file that names functions."""
+    time_limit: ClassVar[str]
+    """Its option for the time that an upload may take."""
+    _headers: ClassVar[tuple[tuple[str, str], ...]] = (_JSON,)
+
+    def __init__(self, url: str, client: HttpClient) -> None:
+        self.url = url.rstrip("/")
+        self.label = f"{self.name} at {host_of(url)}"
+        self._client = client
+
+    @abstractmethod
+    def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
+        """Say why the server can do nothing with a build ID; empty if it can."""
+
+    @abstractmethod
+    def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
+        """Ask the server to take a file.
+
+        ``resume`` says that an upload which seems to be under way is ours, and has ended.
+        ``replace`` says that the file which the server has is ours, and worse.
+        """
+
+    @abstractmethod
+    def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
+        """Send the bytes. Raises what ``pieces`` raises, too."""
+
+    @abstractmethod
+    def finish(self, upload: Upload, file: File) -> None:
+        """Tell the server that all bytes are there."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _call(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a JSON object, and return the one that is answered. Raises `_Fault` as well."""
+        answer = self._sent(
+            "POST", f"{self.url}{path}", msgspec.json.encode(message), self._headers
+        )
+        found = _object(answer.body)
+        if found is None:
+            raise RemoteDenied(f"{self.label} answers without JSON at {path}: check the URL")
+        return found
+
+    def _sent(
+        self,
+        method: str,
+        url: str,
+        content: bytes | Iterable[bytes],
+        headers: Iterable[tuple[str, str]],
+        *,
+        is_own: bool = True,
+    ) -> Answer:
+        """Send a request; returns an answer of success. Raises `_Fault` for any other."""
+        try:
+            answer = self._client.send(method, url, content, (*headers,), is_own=is_own)
+        except Unavailable as error:
+            is_lasting = not (error.transient or error.hangs)
+            raise (RemoteDenied if is_lasting else RemoteUnavailable)(
+                f"{self.label} {error}"
+            ) from error
+        if 200 <= answer.status < 300:
+            return answer
+        if answer.status in _BUSY:
+            raise RemoteUnavailable(f"{self.label} answers {answer.said}")
+        if not is_own:
+            raise _Fault(answer.said)  # the text of a storage may name keys
+        if answer.status in _FORBIDDEN:
+            raise RemoteDenied(f"{self.label} refuses us: {answer.said}; try --headers-file")
+        if 300 <= answer.status < 400:
+            to = _shown(answer.location)
+            raise RemoteDenied(f"{self.label} redirects to {to}: give the URL that it leads to")
+        found = _object(answer.body)
+        if found is None and answer.status in _NO_SERVICE:
+            path = urllib.parse.urlsplit(url).path
+            raise _Fault(f"it has no {path}; check the URL", is_foreign=True)
+        found = found or {}
+        text = str(found.get("message") or "") or answer.body.decode("utf-8", "replace")
+        raise _Fault(f"{answer.said}: {_printable(text)}", found.get("code"))
+
+    def _refused(self, fault: _Fault) -> RemoteRefused | RemoteDenied:
+        """The error for a fault; a path that the server lacks concerns all files."""
+        error = RemoteDenied if fault.is_foreign else RemoteRefused
+        return error(f"{self.label} refuses it: {fault.said}")
+
+    def _wants(self, said: dict[str, Any]) -> bool:
+        """Return the decision in an answer. Raises `RemoteDenied` if there is none."""
+        if not said.keys() & {"shouldInitiateUpload", "reason"}:
+            raise RemoteDenied(f"{self.label} answers something else: check the URL")
+        return said.get("shouldInitiateUpload") is True
+
+    def _declined(self, reason: object) -> Declined:
+        why = _printable(str(reason or "")) or "it gives no reason"
+        return Declined(why, _IN_PROGRESS in why)
+
+
+class Parca(SymbolServer):
+    """A Parca server, by its HTTP interface."""
+
+    name = "parca"
+    takes_executables = True
+    least_quality = Quality.DYNSYM
+    time_limit = "--http-read-timeout"
+
+    _TYPES: Final = {
+        Kind.DEBUGINFO: "DEBUGINFO_TYPE_DEBUGINFO_UNSPECIFIED",
+        Kind.EXECUTABLE: "DEBUGINFO_TYPE_EXECUTABLE",
+    }
+    _TOO_LATE: Final = (6, 9)
+    """The codes of gRPC ALREADY_EXISTS and FAILED_PRECONDITION."""
+
+    def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
+        """Parca takes all build IDs; an adopted one is what its agent sends as a hash."""
+        return ""
+
+    def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
+        """Ask, and initiate the upload; by force if that is what it takes."""
+        asked = self._named(file) | {"hash": file.digest.hex()}
+        try:
+            force = False
+            said = self._call("/api/shouldinitiateupload", asked)
+            if not self._wants(said):
+                is_busy = self._declined(said.get("reason")).is_busy
+                force = resume if is_busy else replace
+                if force:
+                    said = self._call("/api/shouldinitiateupload", asked | {"force": True})
+            if not self._wants(said):
+                return self._declined(said.get("reason"))
+            size = {"size": str(file.size), "force": force}
+            answer = self._call("/api/initiateupload", asked | size)
+        except _Fault as fault:
+            if fault.code in self._TOO_LATE:
+                return self._declined(fault.said)  # another client was faster
+            raise self._refused(fault) from fault
+        return self._instructed(answer.get("uploadInstructions"))
+
+    def _named(self, file: File) -> dict[str, Any]:
+        return {
+            "buildId": str(file.build_id),
+            "buildIdType": "BUILD_ID_TYPE_HASH" if file.is_adopted else "BUILD_ID_TYPE_GNU",
+            "type": self._TYPES[file.slot],
+        }
+
+    def _instructed(self, told: object) -> Upload:
+        """The way that the server wants the bytes to take."""
+        told = told if isinstance(told, dict) else {}
+        upload_id, url = told.get("uploadId"), told.get("signedUrl")
+        strategy = told.get("uploadStrategy")
+        if not isinstance(upload_id, str) or not upload_id:
+            raise RemoteRefused(f"{self.label} wants the file, and gives its upload no ID")
+        if strategy == "UPLOAD_STRATEGY_GRPC":
+            return Upload(upload_id)
+        if strategy != "UPLOAD_STRATEGY_SIGNED_URL" or not isinstance(url, str):
+            shown = _printable(str(strategy))
+            raise RemoteRefused(f"{self.label} wants an upload of an unknown kind: {shown}")
+        allowed = ("https://",) if self.url.startswith("https:") else ("https://", "http://")
+        if not url.startswith(allowed):
+            raise RemoteRefused(f"{self.label} wants the file to go to a URL without TLS")
+        return Upload(upload_id, url)
+
+    def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
+        """Put the bytes where the server said, or send them to it in messages."""
+        if upload.url:
+            length = ("Content-Length", str(file.size))
+            try:
+                self._sent("PUT", upload.url, pieces, (_BYTES, length), is_own=False)
+            except _Fault as fault:
+                raise RemoteRefused(
+                    f"the storage of {self.label} refuses it: {fault.said}"
+                ) from fault
+            return
+        url = f"{self.url}/api/upload"
+        try:
+            answer = self._sent("POST", url, self._messages(upload, file, pieces), (_JSON,))
+        except _Fault as fault:
+            raise self._refused(fault) from fault
+        size = (_object(answer.body) or {}).get("size")
+        if str(size) != str(file.size):
+            shown = _printable(str(size))
+            raise RemoteUnavailable(f"{self.label} took {shown} bytes of {file.size}")
+
+    def _messages(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        info = {
+            "buildId": str(file.build_id),
+            "uploadId": upload.id,
+            "type": self._TYPES[file.slot],
+        }
+        yield msgspec.json.encode({"info": info}) + b"\n"
+        for piece in pieces:
+            yield b'{"chunkData":"%s"}\n' % base64.b64encode(piece)
+
+    def finish(self, upload: Upload, file: File) -> None:
+        """Mark the upload as finished."""
+        message = {
+            "buildId": str(file.build_id),
+            "uploadId": upload.id,
+            "type": self._TYPES[file.slot],
+        }
+        try:
+            self._call("/api/markuploadfinished", message)
+        except _Fault as fault:
+            # It answers 404 for an upload that it does not know, too.
+            raise RemoteRefused(f"{self.label} does not finish it: {fault.said}") from fault
+
+
+class Pyroscope(SymbolServer):
+    """A Pyroscope server, by Connect with JSON."""
+
+    name = "pyroscope"
+    takes_executables = False
+    least_quality = Quality.SYMTAB
+    """It asks debuginfod servers for what it lacks, and would keep a worse file for ever."""
+    time_limit = "-debug-info.upload-timeout"
+    _headers = (_JSON, ("Connect-Protocol-Version", "1"))
+
+    _SERVICE: Final = "/debuginfo.v1alpha1.DebuginfoService/"
+    _MOST_ID_BYTES: Final = 20
+    _DISABLED: Final = "upload disabled"
+
+    def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
+        """Pyroscope looks files up by GNU build IDs of at most 20 bytes."""
+        if is_adopted:
+            return "Pyroscope knows no file without a build ID of its own"
+        if len(build_id) > self._MOST_ID_BYTES:
+            return f"Pyroscope takes build IDs of at most {self._MOST_ID_BYTES} bytes"
+        return ""
+
+    def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
+        """Ask, which also begins the upload."""
+        is_whole = file.kind is not Kind.DEBUGINFO
+        asked = {
+            "gnuBuildId": str(file.build_id),
+            "name": file.name,
+            "type": "TYPE_EXECUTABLE_FULL" if is_whole else "TYPE_EXECUTABLE_NO_TEXT",
+        }
+        try:
+            said = self._call(self._SERVICE + "ShouldInitiateUpload", {"file": asked})
+        except _Fault as fault:
+            raise self._refused(fault) from fault
+        if self._wants(said):
+            return Upload()
+        declined = self._declined(said.get("reason"))
+        if self._DISABLED in declined.why:
+            raise RemoteDenied(f"{self.label} takes no files: set -debug-info.enabled=true there")
+        # It takes the bytes of an upload that has begun, whoever sends them.
+        return Upload() if declined.is_busy and resume else declined
+
+    def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
+        """Send the bytes as they are."""
+        url = f"{self.url}{self._SERVICE}Upload/{file.build_id}"
+        try:
+            self._sent("POST", url, pieces, (_BYTES, ("Content-Length", str(file.size))))
+        except _Fault as fault:
+            raise self._refused(fault) from fault
+
+    def finish(self, upload: Upload, file: File) -> None:
+        """Tell the server that the upload has finished."""
+        message = {"gnuBuildId": str(file.build_id)}
+        try:
+            self._call(self._SERVICE + "UploadFinished", message)
+        except _Fault as fault:
+            raise self._refused(fault) from fault
+
+
+_KINDS: Final[dict[str, Callable[[str, HttpClient], SymbolServer]]] = {
+    Parca.name: Parca,
+    Pyroscope.name: Pyroscope,
+}
+
+
+def symbol_server(
+    kind: str, url: str, timeout_s: float, headers: tuple[tuple[str, str], ...]
+) -> SymbolServer:
+    """The server of a kind at a URL; each request has its headers. Raises `UsageError`."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_url = urllib.parse.urlsplit(""), False
+    if parts.username or parts.password:
+        raise UsageError(
+            "all users of this host can see the password in the URL: put the header"
+            " Authorization into a file for --headers-file"
+        )
+    if not is_url or parts.query or parts.fragment or not url.isprintable():
+        raise UsageError(f"not the URL of a server: {url[:80]!r}; try https://HOST:PORT")
+    try:
+        from buildidfs.upstream.http_client import HttpClient
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[upstream]"
+        ) from error
+    return _KINDS[kind](url, HttpClient(timeout_s, headers))
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in an answer; None if there is none."""
+    try:
+        found = msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text))[:_SAID_CHARACTERS].strip()
+
+
+def _shown(location: str) -> str:
+    """Scheme and host of a URL: the rest may have a secret."""
+    parts = urllib.parse.urlsplit(location)
+    return _printable(f"{parts.scheme}://{host_of(location)}") if parts.netloc else "another path"
