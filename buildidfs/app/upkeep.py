@@ -52,8 +52,8 @@ _FREE_BYTES: Final = 4 << 30
 _DERIVERS: Final = 2
 _DERIVE_WAIT_S: Final = 1.0
 _FEW: Final = 2
-# Of a table of 256 MB, the largest that is read, some eight times as much is needed.
-_DERIVER_BYTES: Final = 3 << 30
+# A table of 256 MB, the largest that is read, takes some 300 MB; more is a hostile one.
+_DERIVER_BYTES: Final = 1 << 30
 
 
 def compress_after(settings: Settings) -> int | None:

@@ -25,6 +25,7 @@ from buildidfs.capture import elf_file
 from buildidfs.errors import IntegrityError, Recapturable
 from buildidfs.formats.elf import go_debug, identity, minidebug
 from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
 from buildidfs.store import NewCapture, Store
 
@@ -38,24 +39,17 @@ _LOCK: Final = b"run/derive.lock"
 
 
 def _staged(
-    store: Store,
-    data: bytes | bytearray,
-    described: ElfFile,
-    sighting: Sighting,
-    quality: Quality,
+    store: Store, fd: int, described: ElfFile, sighting: Sighting, quality: Quality
 ) -> NewCapture | None:
-    """Stage a debug file that was made of an executable seen at that place.
+    """Stage the open debug file that was made of an executable seen at that place.
 
     Returns None if it is not one of that executable, or if there is no room for it and the
     executable is still there. Raises OSError, `StoreError`.
     """
-    fd = elf_file.memory_file(b"debug", data)
     try:
         staged = store.stage(fd, origin=sighting.origin)
     except Recapturable:
         return None
-    finally:
-        os.close(fd)
     try:
         return _capture(staged, described, sighting, quality)
     except BaseException:
@@ -139,7 +133,11 @@ def unpacked(
         data = _completed(staged.fd, described)
         if data is None:
             return None
-        return _staged(store, data, described, sighting, Quality.DYNSYM)
+        fd = elf_file.memory_file(b"debug", data)
+        try:
+            return _staged(store, fd, described, sighting, Quality.DYNSYM)
+        finally:
+            os.close(fd)
 
 
 def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
@@ -209,22 +207,25 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
     record = _place(store, ordinal, digest)
     if record is None:
         return
-    with store.blobs.open(digest) as blob:
+    with (
+        store.blobs.open(digest) as blob,
+        open(elf_file.scratch_file(), "w+b") as debug,
+        open(elf_file.scratch_file(), "w+b") as scratch,
+    ):
         described = identity.describe(blob.read_at, blob.size, build_id)
         if isinstance(described, Absence) or described.build_id != build_id:
             return
-        data: bytes | bytearray | None
-        data = go_debug.debug_file(blob.read_at, blob.size, build_id, digest)
-        dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size)
-        if data is not None and dynamic is not None:
-            data = minidebug.completed(data, dynamic)
-    if data is None:
-        return
-    origin = msgspec.structs.replace(
-        record.origin, trust=executable.trust, standing=executable.standing
-    )
-    sighting = Sighting(origin, record.last_seen_ns)
-    capture = _staged(store, data, described, sighting, Quality.GOPCLNTAB)
+        dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size) or DynamicSymbols()
+        if not go_debug.write_debug_file(
+            blob.read_at, blob.size, build_id, digest, debug, scratch=scratch, dynamic=dynamic
+        ):
+            return
+        debug.flush()
+        origin = msgspec.structs.replace(
+            record.origin, trust=executable.trust, standing=executable.standing
+        )
+        sighting = Sighting(origin, record.last_seen_ns)
+        capture = _staged(store, debug.fileno(), described, sighting, Quality.GOPCLNTAB)
     if capture is not None:
         store.commit([capture])
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats import bzimage
-from buildidfs.formats.elf import go_debug, identify, minidebug, splitdwarf
+from buildidfs.formats.elf import identify, minidebug, splitdwarf
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections, functions
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
-from tests.support import gowriter
+from tests.support import godebug, gowriter
 from tests.support.elfwriter import (
     SHF_ALLOC,
     SHF_COMPRESSED,
@@ -37,7 +37,7 @@ def _check_go(data: bytes) -> None:
 
 
 def _check_go_file(data: bytes) -> None:
-    debug = go_debug.debug_file(FileReader(data), len(data), b"\x0b" * 20, bytes(32))
+    debug = godebug.made(data)
     if debug is not None:
         assert len(debug) <= 16 * len(data) + (1 << 20)
         found = identify.describe(FileReader(debug), len(debug))

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from buildidfs.formats.elf import go_debug
-from tests.support import clients
+from tests.support import clients, godebug
 from tests.support.clients import run, tool
-from tests.support.filereader import FileReader
 from tests.support.goprograms import HOT_LINE, GoTools, Symbol
 from tests.support.waiting import until
 
@@ -208,7 +206,7 @@ def _spelled(symbol: Symbol) -> Symbol:
 def compared(go: GoTools, full: Path, stripped: Path, directory: Path, *, lines: int) -> None:
     """The functions of a stripped program are those of its twin, and so are files and lines."""
     data = stripped.read_bytes()
-    debug = go_debug.debug_file(FileReader(data), len(data), b"\x0b" * 20, bytes(32))
+    debug = godebug.made(data)
     assert debug is not None
     wanted, found = go.functions(full), functions_in(debug)
     wanted, found = ({_spelled(each) for each in group} for group in (wanted, found))

@@ -13,9 +13,10 @@ Nothing raises for any input, except what ``read_at`` raises itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from buildidfs.formats.elf import gopclntab
 from buildidfs.formats.elf.go_lines import VERSION, Lines
@@ -43,7 +44,8 @@ from buildidfs.formats.elf.header import (
     segments,
 )
 from buildidfs.formats.elf.identify import MADE_OF_GOPCLNTAB
-from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.minidebug import DynamicSymbols, added_symbols
+from buildidfs.formats.elf.sections import SectionHeader, Sections
 
 PRODUCER: Final = b"buildidfs: made of .gopclntab"
 
@@ -82,13 +84,15 @@ _ABBREVIATIONS: Final = bytes((
 ))  # fmt: skip
 _DW_LANG_GO: Final = 0x16
 
+_NO_SYMBOLS: Final = DynamicSymbols()
+
 
 class _Section(NamedTuple):
-    """A section to be written. ``size`` is that of a section without contents."""
+    """A section to be written, of ``size`` bytes, which ``parts`` have, unless it has none."""
 
     name: bytes
     type: int
-    contents: bytes | bytearray = b""
+    parts: Sequence[bytes | bytearray | BinaryIO] = ()
     flags: int = 0
     address: int = 0
     offset: int = 0
@@ -99,27 +103,62 @@ class _Section(NamedTuple):
     entry: int = 0
 
 
-def debug_file(read_at: ReadAt, size: int, build_id: bytes, source: bytes) -> bytes | None:
-    """The debug file of a Go program of ``size`` bytes; None if it has no sound ``.gopclntab``.
+def _section(
+    name: bytes,
+    kind: int,
+    *parts: bytes | bytearray,
+    flags: int = 0,
+    address: int = 0,
+    link: int = 0,
+    info: int = 0,
+    align: int = 1,
+    entry: int = 0,
+) -> _Section:
+    """A section with these parts."""
+    size = sum(map(len, parts))
+    return _Section(name, kind, parts, flags, address, 0, size, link, info, align, entry)
 
-    ``build_id`` is the one that the debug file shall have, ``source`` the SHA-256 of the program.
+
+def write_debug_file(
+    read_at: ReadAt,
+    size: int,
+    build_id: bytes,
+    source: bytes,
+    out: BinaryIO,
+    *,
+    scratch: BinaryIO,
+    dynamic: DynamicSymbols = _NO_SYMBOLS,
+) -> bool:
+    """Write the debug file of a Go program of ``size`` bytes to ``out``.
+
+    ``build_id`` is the one that the debug file shall have, ``source`` the SHA-256 of the program,
+    ``dynamic`` its symbols of C. ``scratch`` is an empty file for the use of this function: a part
+    of the result may be too large for memory. Returns False, and writes nothing to ``out``, if the
+    program has no sound ``.gopclntab``.
     """
     read_at = Source(b"", read_at, size).read
     head = read_at(0, _HEAD_BYTES)
     parsed = parse_header(head)
     if parsed is None or parsed[1][0] not in (ET_EXEC, ET_DYN):
-        return None
+        return False
     layout, header = parsed
     table = gopclntab.find(read_at, size)
     if table is None:
-        return None
+        return False
     sections = Sections(read_at, size)
     loads = _segments(read_at, layout, header)
     kept = _kept(sections, loads)
     writer = _Writer(layout, kept, loads)
-    made = writer.sections(table, build_id, source)
-    del table  # it may have more bytes than the file
-    return writer.file(head, made) if made is not None else None
+    made = writer.sections(table, build_id, source, scratch, dynamic)
+    if made is None:
+        return False
+    for part in writer.file(head, made):
+        if isinstance(part, bytes | bytearray):
+            out.write(part)
+        else:
+            part.seek(0)
+            shutil.copyfileobj(part, out)
+    return True
 
 
 def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[Segment]:
@@ -137,7 +176,7 @@ def _kept(sections: Sections, loads: list[Segment]) -> list[_Section]:
         _Section(
             each.name,
             SHT_NOBITS,
-            b"",
+            (),
             each.flags,
             each.address,
             each.offset,
@@ -153,7 +192,7 @@ def _kept(sections: Sections, loads: list[Segment]) -> list[_Section]:
         _Section(
             b".text" if each.flags & PF_X else b".data",
             SHT_NOBITS,
-            b"",
+            (),
             SHF_ALLOC | (SHF_EXECINSTR if each.flags & PF_X else 0),
             each.address,
             each.offset,
@@ -177,10 +216,15 @@ class _Writer:
         self._phdr = Struct(self._order + ("IIQQQQQQ" if layout.bits == 64 else "IIIIIIII"))
 
     def sections(
-        self, table: gopclntab.GoTable, build_id: bytes, source: bytes
+        self,
+        table: gopclntab.GoTable,
+        build_id: bytes,
+        source: bytes,
+        scratch: BinaryIO,
+        dynamic: DynamicSymbols,
     ) -> list[_Section] | None:
         """The sections of the file, without that of their names; None if no function is sound."""
-        lines = Lines(table, self._address)
+        lines = Lines(table, self._address, scratch)
         names = _Names(table)
         symbols, functions, start, end = self._functions(table, names, lines)
         if start >= end:
@@ -189,23 +233,37 @@ class _Writer:
         noted = next((each for each in self._segments if each.kind == PT_NOTE), None)
         address = noted.address if noted is not None else 0
         number, entry = len(self._kept) + 3, 24 if self._bits == 64 else 16
+        local = len(symbols) // entry
+        strings = names.contents()
+        if added := self._added(dynamic, len(names)):
+            symbols += added
+            strings += [dynamic.names, b"\0"]
+        head = lines.header()
         return [
             *self._kept,
-            _Section(
-                _BUILD_ID, SHT_NOTE, note, SHF_ALLOC if noted else 0, address, align=4
+            _section(
+                _BUILD_ID, SHT_NOTE, note, flags=SHF_ALLOC if noted else 0, address=address, align=4
             ),
-            _Section(
-                b".symtab", SHT_SYMTAB, symbols, link=number, info=len(symbols) // entry,
+            _section(
+                b".symtab", SHT_SYMTAB, symbols, link=number, info=local,
                 align=self._address.size, entry=entry,
             ),
-            _Section(b".strtab", SHT_STRTAB, names.contents()),
+            _section(b".strtab", SHT_STRTAB, *strings),
             _Section(b".debug_str", _PROGBITS, flags=_STRINGS, entry=1),
-            _Section(b".debug_abbrev", _PROGBITS, _ABBREVIATIONS),
-            _Section(b".debug_info", _PROGBITS, self._unit(start, end, functions)),
-            _Section(b".debug_aranges", _PROGBITS, self._ranges(start, end)),
-            _Section(b".debug_line", _PROGBITS, lines.contents()),
-            _Section(MADE_OF_GOPCLNTAB, _PROGBITS, source),
+            _section(b".debug_abbrev", _PROGBITS, _ABBREVIATIONS),
+            _section(b".debug_info", _PROGBITS, *self._unit(start, end, functions)),
+            _section(b".debug_aranges", _PROGBITS, self._ranges(start, end)),
+            _Section(b".debug_line", _PROGBITS, (head, scratch), size=len(head) + lines.size),
+            _section(MADE_OF_GOPCLNTAB, _PROGBITS, source),
         ]  # fmt: skip
+
+    def _added(self, dynamic: DynamicSymbols, names_at: int) -> bytes:
+        """The symbols of C, which no table of Go has."""
+        headers = [
+            SectionHeader(each.name, each.type, each.flags, each.address, 0, each.size, 0, 0)
+            for each in (_Section(b"", SHT_NULL), *self._kept)
+        ]
+        return added_symbols(dynamic, self._bits, self._order == "<", headers, names_at)
 
     def _functions(
         self, table: gopclntab.GoTable, names: _Names, lines: Lines
@@ -265,13 +323,14 @@ class _Writer:
         header = Struct(self._order + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
         return header + b"GNU\0" + build_id + bytes(-len(build_id) % 4)
 
-    def _unit(self, start: int, end: int, functions: bytearray) -> bytes:
+    def _unit(self, start: int, end: int, functions: bytearray) -> tuple[bytes, bytearray, bytes]:
         """``.debug_info``: one unit with all lines and functions."""
         language = Struct(self._order + "H").pack(_DW_LANG_GO)
         die = b"\x01" + PRODUCER + b"\0" + language + b".gopclntab\0" + self._address.pack(start)
-        die += Struct(self._order + "QI").pack(end - start, 0) + functions + b"\0"
-        form = Struct(self._order + "HIB")
-        return self._counted(form.pack(VERSION, 0, self._address.size) + die)
+        die += Struct(self._order + "QI").pack(end - start, 0)
+        head = Struct(self._order + "HIB").pack(VERSION, 0, self._address.size) + die
+        size = Struct(self._order + "I").pack(len(head) + len(functions) + 1)
+        return size + head, functions, b"\0"
 
     def _ranges(self, start: int, end: int) -> bytes:
         """``.debug_aranges``, without which elfutils looks through all units."""
@@ -283,18 +342,19 @@ class _Writer:
     def _counted(self, data: bytes) -> bytes:
         return Struct(self._order + "I").pack(len(data)) + data
 
-    def file(self, head: bytes, sections: list[_Section]) -> bytes:
-        """The file with these sections; ``head`` is the ELF header of the program."""
+    def file(self, head: bytes, sections: list[_Section]) -> Iterator[bytes | bytearray | BinaryIO]:
+        """The parts of the file with these sections; ``head`` is the ELF header of the program."""
         names = bytearray(b"\0")
         named = {b"": 0}
         for name in (*(each.name for each in sections), b".shstrtab"):
             if name not in named:
                 named[name] = len(names)
                 names += name + b"\0"
-        sections = [*sections, _Section(b".shstrtab", SHT_STRTAB, bytes(names))]
+        sections = [*sections, _section(b".shstrtab", SHT_STRTAB, bytes(names))]
         kept = self._segments
         at = self._ehdr.size + len(kept) * self._phdr.size
-        parts, rows = [], [self._shdr.pack(*bytes(10))]
+        parts: list[bytes | bytearray | BinaryIO] = []
+        rows = [self._shdr.pack(*bytes(10))]
         strings = (0, 0)
         for each in sections:
             offset, size = each.offset, each.size
@@ -302,8 +362,8 @@ class _Writer:
                 offset, size = strings  # the same bytes under two names
             elif each.type != SHT_NOBITS:
                 padding = -at % each.align
-                offset, size = at + padding, len(each.contents)
-                parts += [bytes(padding), each.contents]
+                offset = at + padding
+                parts += [bytes(padding), *each.parts]
                 at = offset + size
                 strings = (offset, size) if each.type == SHT_STRTAB else strings
                 if each.name == _BUILD_ID:
@@ -328,7 +388,7 @@ class _Writer:
             self._ehdr.size, self._phdr.size, len(kept), self._shdr.size, len(rows), len(rows) - 1,
         )  # fmt: skip
         segments = [self._segment(each) for each in kept]
-        return b"".join((self._ehdr.pack(*fields), *segments, *parts, bytes(padding), *rows))
+        yield from (self._ehdr.pack(*fields), *segments, *parts, bytes(padding), *rows)
 
     def _segment(self, each: Segment) -> bytes:
         size = each.size if each.kind == PT_NOTE else 0
@@ -346,40 +406,42 @@ class _Names:
     """
 
     def __init__(self, table: gopclntab.GoTable) -> None:
-        self._data = data = table.data
-        self._start, self._end = table.names, table.names_end
+        self._names = names = table.names
         self._is_whole = table.version != gopclntab.GO_1_2
         self._known: dict[int, int] = {}
-        self._out = bytearray(b"\0")
+        self._before = [b"\0", names, b"\0"] if self._is_whole else [b"\0"]
+        self._start = sum(map(len, self._before))
+        self._added = bytearray()
         if self._is_whole:
-            self._out += memoryview(data)[self._start : self._end]
-            self._out += b"\0"
-            dot = data.find(_DOT, self._start, self._end)
+            dot = names.find(_DOT)
             while dot >= 0:
-                place = data.rfind(b"\0", self._start, dot) + 1 or self._start
-                end = self._append(place)
-                dot = data.find(_DOT, max(end, dot + 1), self._end)
+                end = self._add(names.rfind(b"\0", 0, dot) + 1)
+                dot = names.find(_DOT, max(end, dot + 1))
 
     def at(self, place: int) -> int:
         """Return the offset in the section of the name at an offset of the table; 0 if there is
         none."""
-        if not self._start <= place < self._end or not place or not self._data[place]:
+        if place >= len(self._names) or not self._names[place]:
             return 0
         known = self._known.get(place, 0)
-        if not known and self._is_whole:
-            return 1 + place - self._start
-        if not known and len(self._out) <= len(self._data):
-            self._append(place)
-            known = self._known.get(place, 0)
-        return known
+        if known:
+            return known
+        if self._is_whole:
+            return 1 + place
+        if place and len(self._added) <= len(self._names):
+            self._add(place)
+        return self._known.get(place, 0)
 
-    def _append(self, place: int) -> int:
+    def _add(self, place: int) -> int:
         """Add a name of the table, and return where it ends there."""
-        end = self._data.find(b"\0", place, min(place + _NAME_MAX, self._end))
+        end = self._names.find(b"\0", place, place + _NAME_MAX)
         if end > place:
-            self._known[place] = len(self._out)
-            self._out += self._data[place : end + 1].replace(_DOT, b".")
+            self._known[place] = len(self)
+            self._added += self._names[place : end + 1].replace(_DOT, b".")
         return end
 
-    def contents(self) -> bytearray:
-        return self._out
+    def __len__(self) -> int:
+        return self._start + len(self._added)
+
+    def contents(self) -> list[bytes | bytearray]:
+        return [*self._before, self._added]

@@ -16,9 +16,11 @@ import re
 from bisect import bisect_left
 from itertools import accumulate
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from buildidfs.formats.elf.gopclntab import Function, GoTable
 
 VERSION: Final = 4
@@ -26,9 +28,10 @@ VERSION: Final = 4
 
 # Two numbers: seven bits in each byte, the lowest first, the last one below 0x80.
 _PAIRS: Final = re.compile(rb"[\x80-\xff]{0,4}[\0-\x7f][\x80-\xff]{0,4}[\0-\x7f]")
-_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,4}[\0-\x7f]")
 _MOST: Final = 5
-_PAIR: Final = 2
+_ONE_PAIR: Final = 3
+_SHORT: Final = 2
+_CONTINUED: Final = bytes(range(0x80, 0x100))
 _MASK: Final = 0xFFFFFFFF
 # A difference of 0 ends a table. Of code it means nothing, and none is written.
 _STRAY_ZEROS: Final = 8
@@ -37,6 +40,7 @@ _SHARED: Final = 4
 # More keys than this are none of a compiler's.
 _KEYS_MAX: Final = 1 << 17
 _FILES_MAX: Final = 1 << 18
+_BUFFERED: Final = 1 << 20
 
 _LINE_BASE: Final = -4
 _LINE_RANGE: Final = 10
@@ -50,32 +54,28 @@ _END: Final = b"\0\x01\x01"
 _UNKNOWN: Final = b"<unknown>"
 
 
-class _Values(NamedTuple):
-    """A table: ``first`` has the first difference, ``pairs`` those of code and value by turns."""
-
-    first: bytes
-    pairs: list[bytes]
-
-
 class Lines:
     """Collects the lines of functions, see `add`; ``files`` are those that they are in.
 
-    ``address`` is the form of an address in the debug file.
+    ``address`` is the form of an address in the debug file. The program of the lines is written to
+    ``out``, because it may be larger than the table.
     """
 
-    def __init__(self, table: GoTable, address: Struct) -> None:
+    def __init__(self, table: GoTable, address: Struct, out: BinaryIO) -> None:
         self._table = table
         self._order = address.format[0]
         self._address = address
         self._head = b"\0" + bytes((1 + address.size,)) + b"\x02"  # DW_LNE_set_address
-        self._left = _SHARED * len(table.data)
-        self._out = bytearray()
+        self._left = _SHARED * table.size
+        self._out = out
+        self._buffer = bytearray()
         self._opcodes = _Opcodes()
-        self._code = self._opcodes.code
-        self._value = _Value()
+        self._signed = _Signed()
+        self._first_line = _FirstLine()
         self._set_file: dict[int, bytes] = {}
-        self._numbers: dict[int, int] = {}
         self.files: list[bytes] = []
+        self.size = 0
+        """The number of bytes that are in ``out``."""
 
     def add(self, function: Function) -> int:
         """Add the lines of a function, and return its size in bytes.
@@ -86,82 +86,96 @@ class Lines:
         files = self._values(function.files)
         if files is None:
             return function.room
-        code = list(accumulate(map(self._code.__getitem__, files.pairs)))
-        size = code[-1] * self._table.quantum
-        if size > function.room:
+        first, body = files
+        # Most functions are in one file.
+        pairs = _pairs(body)
+        code = _ends(body, pairs)
+        if not code or code[-1] * self._table.quantum > function.room:
             return function.room
+        size = code[-1] * self._table.quantum
         lines = self._values(function.lines)
         if lines is not None and size:
-            self._write(function, files, code, lines)
+            first_line, rows = lines
+            row_pairs = _pairs(rows)
+            opcodes = list(map(self._opcodes.__getitem__, row_pairs))
+            index = function.unit + self._signed[first] - 1
+            if len(code) > 1 and opcodes:
+                changes = self._changes(body, pairs)
+                ends = _ends(rows, row_pairs)
+                self._put_files(function.unit, index, code, changes, ends, opcodes, row_pairs)
+            self._write(function, index, self._first_line[first_line], opcodes)
         return size
 
-    def _values(self, at: int) -> _Values | None:
-        """The table at an offset; None where there is none, or it has no end."""
-        table = self._table
-        if not at or at >= table.limit:
+    def _values(self, at: int) -> tuple[bytes, bytes] | None:
+        """The table at an offset; None where there is none, or it has no end.
+
+        That is its first difference, and its pairs of code and difference up to a difference of 0.
+        """
+        data = self._table.values
+        if not at or at >= len(data):
             return None
-        start = stop = (
-            at + 1 if table.data[at] < 0x80 else at + _end(table.data[at : at + _MOST] + b"\0")
-        )
-        end = min(table.limit, start + self._left)
+        start = stop = at + 1 if data[at] < 0x80 else at + _end(data[at : at + _MOST] + b"\0")
+        end = min(len(data), start + self._left)
         for _ in range(_STRAY_ZEROS):
-            stop = table.data.find(b"\0", stop, end) + 1
+            stop = data.find(b"\0", stop, end) + 1
             if not stop:
                 break
-            size = stop - start
-            # Most functions are in one file, so that its table has one pair.
-            is_one = size == _PAIR or (size == 1 + _PAIR and table.data[start] > 0x7F)
-            pairs = [table.data[start:stop]] if is_one else _PAIRS.findall(table.data, start, stop)
-            self._left -= size
-            if pairs and not pairs[-1][-1]:
-                return _Values(table.data[at:start], pairs)
+            body = data[start:stop]
+            self._left -= len(body)
+            if not len(body.translate(None, _CONTINUED)) % 2:  # so many numbers
+                return data[at:start], body
         else:
             return None
         self._left -= max(0, end - start)
         return None
 
-    def _write(self, function: Function, files: _Values, code: list[int], lines: _Values) -> None:
-        opcodes = list(map(self._opcodes.__getitem__, lines.pairs))
-        if len(files.pairs) > 1:
-            self._put_files(function, files, code, lines.pairs, opcodes)
-        unit = function.unit
-        self._out += b"".join(
-            (
-                self._head,
-                self._address.pack(function.entry),
-                self._file(unit + _signed(files.first) - 1, unit),
-                _line(_signed(lines.first) - 2),  # from -1, and DWARF's lines begin at 1
-                _COPY,
-                *opcodes,
-                _END,
-            )
-        )
+    def _changes(self, body: bytes, pairs: list[bytes]) -> Iterable[int]:
+        """The differences between the values of a table."""
+        if body.isascii():
+            return map(_SIGNED.__getitem__, body[1::2])
+        signed = self._signed
+        return [signed[pair[1:] if pair[0] < 0x80 else pair[_end(pair) :]] for pair in pairs]
+
+    def _write(self, function: Function, index: int, line: bytes, opcodes: list[bytes]) -> None:
+        units = self._table.units
+        offset = units[index] if function.unit <= index < len(units) else -1
+        file = self._set_file.get(offset) or self._new_file(offset)
+        address = self._address.pack(function.entry)
+        self._buffer += b"".join((self._head, address, file, line, _COPY, *opcodes, _END))
+        if len(self._buffer) > _BUFFERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.size += self._out.write(self._buffer)
+        self._buffer.clear()
 
     def _put_files(
         self,
-        function: Function,
-        files: _Values,
+        unit: int,
+        index: int,
         code: list[int],
-        pairs: list[bytes],
+        changes: Iterable[int],
+        starts: list[int],
         opcodes: list[bytes],
+        pairs: list[bytes],
     ) -> None:
         """Put the changes of the file between the opcodes of the rows.
 
-        ``code`` says how far into the function each file goes. A file mostly changes with the line;
+        ``code`` says how far into the function each file goes, ``changes`` the difference to the
+        next one, ``starts`` how far each row goes. A file nearly always changes with the line;
         where the next one goes on with the same line a row is added.
         """
-        starts = list(accumulate(map(self._code.__getitem__, pairs)))
-        end, last = starts[-1], len(starts) - 1
-        index = function.unit + _signed(files.first) - 1
-        set_file = self._set_file.get
+        units, set_file = self._table.units, self._set_file.get
+        end, last, most = starts[-1], len(starts) - 1, len(units)
         row, split, added = 0, -1, b""
         before = 0
-        for at, change in zip(code, map(self._value.__getitem__, files.pairs[:-1]), strict=False):
+        for at, change in zip(code[:-1], changes, strict=False):
             if at >= end:
                 break
             index += change
+            offset = units[index] if unit <= index < most else -1
+            file = set_file(offset) or self._new_file(offset)
             row = bisect_left(starts, at, row)
-            file = set_file(index) or self._file(index, function.unit)
             if row == split and at == starts[row]:
                 opcodes[row] = added + file + opcodes[row][len(added) :]
             elif at == starts[row]:
@@ -171,65 +185,60 @@ class Lines:
                     split, added, before = row, b"", starts[row - 1] if row else 0
                 added += file + _advance(at - before) + _COPY
                 before, left = at, starts[row] - at
-                step = _step(self._value[pairs[row]])
+                step = _step(_signed(_value(pairs[row])))
                 opcodes[row] = added + (_row(left, *step) if row < last else _advance(left))
 
-    def _file(self, index: int, unit: int) -> bytes:
-        """The opcodes that set the file of an index in `GoTable.units`, not before ``unit``."""
-        found = self._set_file.get(index)
-        if found is not None and index >= unit:
-            return found
-        units = self._table.units
-        offset = units[index] if unit <= index < len(units) else -1
-        number = self._numbers.get(offset)
-        if number is None:
-            if len(self.files) >= _FILES_MAX:
-                return _SET_FILE + b"\x01"
-            self.files.append((self._table.file(offset) if offset >= 0 else b"") or _UNKNOWN)
-            number = self._numbers[offset] = len(self.files)
-        found = _SET_FILE + _uleb(number)
-        if index >= unit:
-            self._set_file[index] = found
+    def _new_file(self, offset: int) -> bytes:
+        """The opcodes that set the file at an offset of `GoTable.file`, -1 for none."""
+        if len(self.files) >= _FILES_MAX:
+            return _SET_FILE + b"\x01"
+        self.files.append((self._table.file(offset) if offset >= 0 else b"") or _UNKNOWN)
+        found = self._set_file[offset] = _SET_FILE + _uleb(len(self.files))
         return found
 
-    def contents(self) -> bytearray:
-        """The section ``.debug_line``; nothing can be added after that."""
+    def header(self) -> bytes:
+        """The start of the section ``.debug_line``, which ``out`` goes on with.
+
+        Nothing can be added after that.
+        """
+        self._flush()
         names = b"".join(name + b"\0\0\0\0" for name in self.files)
         fields = bytes((self._table.quantum, 1, 1, _LINE_BASE & 0xFF, _LINE_RANGE, _OPCODE_BASE))
         header = fields + _OPERANDS + b"\0" + names + b"\0"
         size = Struct(self._order + "I").pack
         after = Struct(self._order + "H").pack(VERSION) + size(len(header))
-        out = self._out
-        out[:0] = size(len(after) + len(header) + len(out)) + after + header
-        return out
+        return size(len(after) + len(header) + self.size) + after + header
 
 
 class _Opcodes(dict[bytes, bytes]):
-    """The opcodes for the end of one line and the begin of the next, by the bytes in between."""
+    """The opcodes for the end of one line and the begin of the next, by the bytes in between.
+
+    It remembers those of two bytes: of the others, half occur once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._steps = _Steps()
-        self.code = _Code()
 
     def __missing__(self, pair: bytes) -> bytes:
         code = pair[0]
         if code < 0x80:
             value = pair[1:]
+        elif pair[1] < 0x80:
+            code, value = code & 0x7F | pair[1] << 7, pair[2:]
         else:
-            end = _end(pair)
-            code, value = _unsigned(pair[:end]), pair[end:]
-        before, opcode = self._steps[value]
-        special = opcode + _LINE_RANGE * code
+            code, value = _code(pair), _value(pair)
         if value == b"\0":
             found = _advance(code)
-        elif special <= 0xFF:  # `_row`, written out: this is done for every tenth line
-            found = before + _BYTES[special]
         else:
-            found = before + _advance(code) + _BYTES[opcode]
-        if len(self) < _KEYS_MAX:
+            before, opcode = self._steps[value]
+            special = opcode + _LINE_RANGE * code
+            if special <= 0xFF:  # `_row`, written out: this is done for every fifth line
+                found = before + _BYTES[special]
+            else:
+                found = before + _advance(code) + _BYTES[opcode]
+        if len(pair) == _SHORT:
             self[pair] = found
-            self.code[pair] = code
         return found
 
 
@@ -243,29 +252,53 @@ class _Steps(dict[bytes, tuple[bytes, int]]):
         return found
 
 
-class _Code(dict[bytes, int]):
-    """The difference of the code in a pair, remembered by pair."""
+class _Signed(dict[bytes, int]):
+    """The result of `_signed`, remembered."""
 
-    def __missing__(self, pair: bytes) -> int:
-        found = pair[0] if pair[0] < 0x80 else _unsigned(pair[: _end(pair)])
+    def __missing__(self, number: bytes) -> int:
+        found = _signed(number)
         if len(self) < _KEYS_MAX:
-            self[pair] = found
+            self[number] = found
         return found
 
 
-class _Value(dict[bytes, int]):
-    """The difference of the value in a pair, remembered by pair."""
+class _FirstLine(dict[bytes, bytes]):
+    """The opcodes that set the first line of a function."""
 
-    def __missing__(self, pair: bytes) -> int:
-        found = _signed(pair[_end(pair) :])
+    def __missing__(self, number: bytes) -> bytes:
+        found = _line(_signed(number) - 2)  # from -1, and DWARF's lines begin at 1
         if len(self) < _KEYS_MAX:
-            self[pair] = found
+            self[number] = found
         return found
+
+
+def _pairs(body: bytes) -> list[bytes]:
+    """The pairs of a table, of which most have only one."""
+    return [body] if len(body) <= _ONE_PAIR else _PAIRS.findall(body)
+
+
+def _ends(body: bytes, pairs: list[bytes]) -> list[int]:
+    """How far into the function each value of a table goes, in instructions."""
+    if body.isascii():  # each number has one byte
+        return list(accumulate(body[::2]))
+    return list(accumulate([pair[0] if pair[0] < 0x80 else _code(pair) for pair in pairs]))
+
+
+def _code(pair: bytes) -> int:
+    return _unsigned(pair[: _end(pair)])
+
+
+def _value(pair: bytes) -> bytes:
+    return pair[1:] if pair[0] < 0x80 else pair[_end(pair) :]
 
 
 def _end(pair: bytes) -> int:
     """Return the offset at which the first number of a pair ends."""
-    return next(at for at, byte in enumerate(pair, 1) if byte < 0x80)
+    return (
+        2
+        if pair[0] > 0x7F > pair[1]
+        else next(at for at, byte in enumerate(pair, 1) if byte < 0x80)
+    )
 
 
 def _step(lines: int) -> tuple[bytes, int]:
@@ -284,6 +317,7 @@ def _row(code: int, before: bytes, opcode: int) -> bytes:
 
 
 _BYTES: Final = tuple(bytes((number,)) for number in range(256))
+_SIGNED: Final = tuple(~(number >> 1) if number & 1 else number >> 1 for number in range(0x80))
 
 
 def _advance(code: int) -> bytes:
@@ -311,6 +345,8 @@ def _signed(number: bytes) -> int:
 def _uleb(value: int) -> bytes:
     if value <= 0x7F:
         return _BYTES[value]
+    if value < 1 << 14:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -56,6 +56,8 @@ _SEARCHED_BYTES: Final = 1 << 30
 _CANDIDATES: Final = 64
 _SEGMENTS_MAX: Final = 256
 _CHUNK: Final = 1 << 20
+# Records that are out of order are read so many times at most.
+_READ_AGAIN: Final = 4
 _ALIGN: Final = 4
 
 _NO_OFFSET: Final = 0xFFFFFFFF
@@ -73,8 +75,9 @@ class Place(NamedTuple):
 class Function(NamedTuple):
     """One function. ``room`` is the distance to the next one, in bytes.
 
-    The other fields are where its name and its tables of files and lines begin in `GoTable.data`,
-    0 for none, and the index in `GoTable.units` that its file numbers start from.
+    The other fields are where its name begins in `GoTable.names`, where its tables of files and
+    lines begin in `GoTable.values`, 0 for none, and the index in `GoTable.units` that its file
+    numbers start from.
     """
 
     entry: int
@@ -85,75 +88,90 @@ class Function(NamedTuple):
     unit: int
 
 
+class _Part:
+    """The ``size`` bytes at ``offset`` of a file, at most `TABLE_MAX`."""
+
+    def __init__(self, read_at: ReadAt, offset: int, size: int) -> None:
+        self._read_at = read_at
+        self._offset = offset
+        self.size = max(min(size, TABLE_MAX), 0)
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from ``start`` to ``end``; fewer where the part, or the file, ends before."""
+        end = min(end, self.size)
+        return self._read_at(self._offset + start, end - start) if start < end else b""
+
+
 class GoTable:
     """A table whose header is sound.
 
-    ``data`` has its bytes. The names of functions lie in there from ``names`` to ``names_end``, the
-    tables of files and lines from ``values`` to ``limit``. ``quantum`` is the least number of bytes
-    of an instruction.
+    ``names`` has the names of functions, ``values`` the tables of files and lines; in the layout of
+    Go 1.2, both are the whole table. ``quantum`` is the least number of bytes of an instruction,
+    ``size`` the size of all.
     """
 
-    def __init__(self, data: bytes, header: _Header, text: int) -> None:
-        self.data = data
+    def __init__(self, part: _Part, header: _Header, rows: Sequence[int], text: int) -> None:
         self.quantum = header.quantum
         self.version = header.version
+        self.size = part.size
         self._header = header
+        self._part = part
+        self._rows = rows
         self._text = text if header.version == GO_1_18 else 0
         offsets = header.offsets
-        self.names, self.values, self._records = offsets.names, offsets.values, offsets.records
-        self.names_end, self.limit = (
-            min((each for each in offsets if each > start), default=len(data))
-            for start in (self.names, self.values)
-        )
         if header.version == GO_1_2:  # its parts are not apart
-            self.names_end = self.limit = len(data)
+            self.names = self.values = self._paths = part.read(0, part.size)
+        else:
+            self.names, self.values, self._paths = (
+                part.read(start, min((each for each in offsets if each > start), default=part.size))
+                for start in (offsets.names, offsets.values, offsets.files)
+            )
         self.units = self._units()
 
     def walk(self) -> Iterator[Function]:
-        """The functions in the order of their addresses, up to the first that is out of order."""
-        header, data = self._header, self.data
-        rows = header.rows(data)
-        if rows is None:
-            return
+        """The functions in the order of their addresses, up to the first that is out of order.
+
+        Their records are read by the megabyte, since most tables have them in this order, too.
+        """
+        header, rows = self._header, self._rows
         record = Struct(header.order + f"{header.record_start}xI8xIII4xI")
         short = Struct(header.order + f"{header.record_start}xI8xIII")
         form = short if header.version == GO_1_2 else record
-        end, text, records = len(data) - form.size, self._text, self._records
-        names, values = self.names, self.values
+        text, records, size = self._text, header.offsets.records, form.size
+        window, start, last = b"", 0, -1
+        reads = _READ_AGAIN * (1 + self.size // _CHUNK)
         entry = text + rows[0]
         for at, following in zip(rows[1::2], rows[2::2], strict=True):
             following += text
             if following < entry:
                 return
-            if at + records <= end:
-                name, _, files, lines, *unit = form.unpack_from(data, at + records)
-                yield Function(
-                    entry,
-                    following - entry,
-                    names + name,
-                    files and values + files,
-                    lines and values + lines,
-                    unit[0] if unit else 0,
-                )
+            at += records
+            if not start <= at <= last:
+                window = self._part.read(at, at + _CHUNK)
+                start, last = at, at + len(window) - size
+                reads -= 1
+                if not reads:
+                    return
+            if at <= last:
+                name, _, files, lines, *unit = form.unpack_from(window, at - start)
+                yield Function(entry, following - entry, name, files, lines, unit[0] if unit else 0)
             entry = following
 
     def file(self, offset: int) -> bytes:
         """The path at an offset out of ``units``; empty where there is none."""
-        at = self._header.offsets.files + offset
-        if offset == _NO_OFFSET or at >= len(self.data):
+        if offset == _NO_OFFSET:
             return b""
-        end = self.data.find(b"\0", at, at + _PATH_MAX)
-        return self.data[at:end] if end >= 0 else b""
+        end = self._paths.find(b"\0", offset, offset + _PATH_MAX)
+        return self._paths[offset:end] if end >= 0 else b""
 
     def _units(self) -> Sequence[int]:
         """Offsets of file names by the numbers in the tables of files, see `Function.unit`."""
-        header, data = self._header, self.data
-        start, count = header.offsets.units, header.unit_files
+        header = self._header
+        start, end = header.offsets.units, header.offsets.files
         if header.version == GO_1_2:
-            count = min(count, (len(data) - start) // 4)
-        else:
-            count = (min(header.offsets.files, len(data)) - start) // 4
-        return _words(data[start : start + 4 * max(count, 0)], "I", header.is_swapped)
+            end = start + 4 * header.unit_files
+        data = self._part.read(start, end)
+        return _words(data[: len(data) & ~3], "I", header.is_swapped)
 
 
 _PATH_MAX: Final = 4096
@@ -196,10 +214,10 @@ class _Header(NamedTuple):
     def table_bytes(self) -> int:
         return (2 * self.functions + 1) * self.field
 
-    def rows(self, data: bytes) -> Sequence[int] | None:
+    def rows(self, part: _Part) -> Sequence[int] | None:
         """The table of functions: entry and place of the record by turns, at last the end."""
         start = 8 + self.word if self.version == GO_1_2 else self.offsets.records
-        found = data[start : start + self.table_bytes]
+        found = part.read(start, start + self.table_bytes)
         if len(found) < self.table_bytes or not self.functions:
             return None
         return _words(found, "I" if self.field == 4 else "Q", self.is_swapped)
@@ -249,15 +267,14 @@ def find(read_at: ReadAt, size: int) -> GoTable | None:
     read_at = Source(b"", read_at, size).read
     loads = loaded(read_at, size)[:_SEGMENTS_MAX]
     for place in _places(read_at, size, sections, loads):
-        head = read_at(place.offset, min(place.size, _HEADER_BYTES))
-        header = _header(head, place.size)
-        if header is None:
+        part = _Part(read_at, place.offset, place.size)
+        header = _header(part.read(0, _HEADER_BYTES), part.size)
+        if header is None or (header := _with_files(header, part)) is None:
             continue
-        data = read_at(place.offset, min(place.size, TABLE_MAX))
-        header = _header(data, len(data))
-        if header is not None and (header := _with_files(header, data)) is not None:
-            text = _text(read_at, size, sections, loads, place, header, data)
-            return GoTable(data, header, text)
+        rows = header.rows(part)
+        if rows is not None:
+            text = _text(read_at, size, sections, loads, place, header, rows)
+            return GoTable(part, header, rows, text)
     return None
 
 
@@ -286,18 +303,20 @@ def _places(
                     return
 
 
-def _with_files(header: _Header, data: bytes) -> _Header | None:
+def _with_files(header: _Header, part: _Part) -> _Header | None:
     """The header; in the layout of Go 1.2 with the table of files, which follows the functions."""
     if header.version != GO_1_2:
         return header
-    at = 8 + header.word + header.table_bytes
     number = Struct(header.order + "I")
-    if at + number.size > len(data):
+
+    def number_at(at: int) -> int | None:
+        data = part.read(at, at + number.size)
+        return number.unpack(data)[0] if len(data) == number.size else None
+
+    units = number_at(8 + header.word + header.table_bytes)
+    files = None if units is None else number_at(units)
+    if units is None or files is None:
         return None
-    (units,) = number.unpack_from(data, at)
-    if units + number.size > len(data):
-        return None
-    (files,) = number.unpack_from(data, units)
     return header._replace(unit_files=files, offsets=header.offsets._replace(units=units))
 
 
@@ -320,7 +339,7 @@ def _text(
     loads: list[Segment],
     place: Place,
     header: _Header,
-    data: bytes,
+    rows: Sequence[int],
 ) -> int:
     """The address that those of the functions count from, in the layout of Go 1.18.
 
@@ -328,9 +347,6 @@ def _text(
     address both are filled by relocations. ``.text`` begins there unless C code comes first.
     """
     if header.version != GO_1_18:
-        return 0
-    rows = header.rows(data)
-    if rows is None:
         return 0
     code = [load for load in loads if load.flags & PF_X]
     span = rows[-1]

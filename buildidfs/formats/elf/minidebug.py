@@ -75,8 +75,9 @@ def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | bytearray | None:
     names = sections.contents(names_header, len(mini))
     if not names.endswith(b"\0"):
         return None
-    places = _Places(sections.headers)
-    added = _added(sections, dynamic, places, len(names))
+    added = added_symbols(
+        dynamic, sections.bits, sections.little_endian, sections.headers, len(names)
+    )
     if not added:
         return mini
     symbols_at = len(mini) + -len(mini) % _ALIGN
@@ -112,10 +113,21 @@ class _Places:
         return self._spans[at][2]
 
 
-def _added(sections: Sections, dynamic: DynamicSymbols, places: _Places, names_at: int) -> bytes:
-    """The symbols of ``.dynsym`` that are defined, as they are to be in the debug file."""
-    form, order = _FORMS[sections.bits]
-    packed = Struct(("<" if sections.little_endian else ">") + form)
+def added_symbols(
+    dynamic: DynamicSymbols,
+    bits: int,
+    little_endian: bool,
+    headers: list[SectionHeader],
+    names_at: int,
+) -> bytes:
+    """The symbols of ``.dynsym`` that are defined, as they are to be in a debug file.
+
+    ``headers`` are those of the debug file; the names of ``dynamic`` are at ``names_at`` of its
+    string table.
+    """
+    places = _Places(headers)
+    form, order = _FORMS[bits]
+    packed = Struct(("<" if little_endian else ">") + form)
     symbols = dynamic.symbols
     added = bytearray()
     for fields in packed.iter_unpack(symbols[: len(symbols) - len(symbols) % packed.size]):
