@@ -53,6 +53,8 @@ _URL: Final = re.compile(r"(\w+)://([\w.@-]+)(/[\w.=/-]*)?")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _REFUSALS: Final = frozenset((301, 400, 401, 403, 405, 501))
+_EMPTY: Final = "InvalidRange"
+"""The code for a range of an object that has no bytes."""
 _LIST_ROWS: Final = 1000
 _PART_BYTES: Final = 16 << 20
 _PARTS_AT_ONCE: Final = 4
@@ -170,6 +172,11 @@ class Bucket:
             except FileNotFoundError as error:
                 self._refuse_missing_bucket(error)
                 return None
+            except failures.BaseError as error:
+                if _EMPTY not in str(error):
+                    raise
+        empty = self.head(key)
+        return None if empty is None else (empty, b"")
 
     def get_range(self, key: str, offset: int, size: int, etag: str = "") -> bytes:
         """Return ``size`` bytes of an object from ``offset``.

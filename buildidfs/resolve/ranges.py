@@ -2,8 +2,9 @@
 """Reads of objects by ranges: what was read is kept in a sparse file without a name.
 
 A range is fetched when it is read for the first time, in blocks of `BLOCK` bytes, by one thread
-while others that want it wait. Reads that follow each other fetch more at a time. When all blocks
-are there, the file is verified, and its owner is told.
+while others that want it wait. Reads that follow each other fetch more at a time, as far as the
+storage sends that within a second. When all blocks are there, the file is verified, and its owner
+is told. On a filesystem that is nearly full, bytes are fetched each time that they are read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.errors import IntegrityError
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 64 << 10
 MOST_AHEAD: Final = 4 << 20
+_FIRST_MOST: Final = 1 << 20
+_SLOW_S: Final = 1.0
+_FAST_S: Final = 0.25
+_FREE: Final = 64 << 20
+"""Bytes of its filesystem that the sparse file leaves to others."""
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SCRATCH: Final = (b"/var/tmp", b"/dev/shm")
 
 
@@ -57,12 +65,22 @@ class RangeReader:
         self._changed = threading.Condition()
         self._next = 0
         self._ahead = BLOCK
+        self._most = _FIRST_MOST
+        self._unkept = 0, b""
+        self.requests = 0
+        """The number of fetches."""
 
     def put_first(self, data: bytes) -> None:
         """Take the first bytes, which came with the facts about the object."""
+        data = data[: self.size]
         whole = len(data) == self.size
         count = len(self._has) if whole else len(data) // BLOCK
-        self._keep(0, count, data[: self.size if whole else count * BLOCK])
+        try:
+            self._keep(0, count, data[: self.size if whole else count * BLOCK])
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._unkept = 0, data
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`pread`, as decoders ask for it."""
@@ -78,8 +96,22 @@ class RangeReader:
         end = min(offset + size, self.size)
         if offset >= end:
             return b""
-        self._need(offset // BLOCK, -(-end // BLOCK), self._more(offset, end))
+        try:
+            self._need(offset // BLOCK, -(-end // BLOCK), self._more(offset, end))
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return self._passed_on(offset, end)
         return read_fully(self._fd, end - offset, offset)
+
+    def _passed_on(self, offset: int, end: int) -> bytes:
+        """The bytes from ``offset`` to before ``end``; the last fetch is in memory."""
+        at, data = self._unkept
+        if not at <= offset < end <= at + len(data):
+            at = offset // BLOCK * BLOCK
+            data = self._fetched(at, min(-(-end // BLOCK) * BLOCK, self.size) - at)
+            self._unkept = at, data
+        return data[offset - at : end - at]
 
     def _more(self, offset: int, end: int) -> int:
         """The number of blocks to fetch beyond a read: more for reads that follow each other."""
@@ -100,7 +132,7 @@ class RangeReader:
                     self._changed.wait()
                     continue
                 end = start
-                most = min(last + ahead, len(self._has))
+                most = min(last + ahead, start + self._most // BLOCK, len(self._has))
                 while end < most and not self._has[end] and end not in self._coming:
                     end += 1
                 self._coming.update(range(start, end))
@@ -113,13 +145,30 @@ class RangeReader:
 
     def _get(self, start: int, end: int) -> None:
         offset = start * BLOCK
-        size = min(end * BLOCK, self.size) - offset
+        self._check_room((end - start) * BLOCK)  # before the fetch, which would be in vain
+        self._keep(start, end, self._fetched(offset, min(end * BLOCK, self.size) - offset))
+
+    def _fetched(self, offset: int, size: int) -> bytes:
+        """Fetch a range, and find out how much may be fetched at a time."""
+        self.requests += 1
+        began = time.monotonic()
         data = self._fetch(offset, size)
+        took = time.monotonic() - began
         if len(data) != size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self._keep(start, end, data)
+        if took > _SLOW_S:
+            self._most = max(BLOCK, min(self._most, size) // 2)
+        elif took < _FAST_S and size >= self._most:
+            self._most = min(2 * self._most, MOST_AHEAD)
+        return data
+
+    def _check_room(self, size: int) -> None:
+        room = os.fstatvfs(self._fd)
+        if room.f_bavail * room.f_frsize < _FREE + size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _keep(self, start: int, end: int, data: bytes) -> None:
+        self._check_room(len(data))
         write_fully_at(self._fd, data, start * BLOCK)
         with self._changed:
             before = self._missing

@@ -6,6 +6,9 @@ look-up asks the filter of each tier, then for the first bytes of the object, an
 from its headers. So nothing depends on what a host claims of a file, except its digest, which is
 verified when all bytes are there, and its trust, of which the tier has a maximum.
 
+The bytes of an object have a name of their own in place of a digest, because the digest that its
+host claims could be that of another file.
+
 A tier that does not answer is left alone until a thread in the background finds that it answers, so
 that readers wait for it once.
 """
@@ -52,6 +55,11 @@ _DOWN_S: Final = 5.0
 _MOST_READERS: Final = 256
 _MOST_KEPT: Final = 4 << 30
 _CHUNK: Final = 1 << 20
+_MOST_BYTES: Final = 64 << 30
+"""Objects that are larger are not read: memory is taken for each of their blocks."""
+_MOST_REQUESTS: Final = 64
+_MOST_DESCRIBED: Final = 64 << 20
+"""Requests and bytes that it may take to describe a file."""
 
 
 class Tier:
@@ -120,7 +128,8 @@ class Tier:
 class RemoteFile(NamedTuple):
     """A file in a bucket. Its artifact has a number of `FIRST_ORDINAL` or more.
 
-    ``has_digest`` is False for an object of another program, whose bytes nothing vouches for.
+    ``said.digest`` is None for an object of another program, whose bytes nothing vouches for. The
+    digest of the artifact is a name for the bytes of this object, and of no other.
     """
 
     tier: Tier
@@ -129,7 +138,6 @@ class RemoteFile(NamedTuple):
     key: str
     etag: str
     said: objects.Described
-    has_digest: bool
 
 
 class _Open:
@@ -297,26 +305,31 @@ class RemoteFiles:
         if got is None:
             return None
         head, first = got
+        if not 0 < head.size <= _MOST_BYTES:
+            _log.error("%s/%s has %d bytes", tier.bucket.url, key, head.size)
+            return None
         said = objects.described(head.metadata)
-        digest = said.digest or _stand_in(tier, key, head)
+        digest = _name_of(tier, key, head)
         with self._lock:
             known = self._open.get(digest)
-        reader = self._reader(tier, key, head, digest) if known is None else known.reader
-        if known is None:
-            reader.put_first(first)
+        reader = self._reader(tier, key, head, said, digest) if known is None else known.reader
         try:
-            has = identity.describe(reader.read_at, head.size, build_id)
+            if known is None:
+                reader.put_first(first)
+            has = _described(reader, build_id)
         except OSError as error:
             if known is None:
                 reader.close()
+            if error.errno == errno.ESTALE:
+                return None  # it was removed a moment ago, or replaced
             raise RemoteUnavailable(f"{tier.bucket.url}: {error.strerror}") from error
-        if not _fits(has, build_id, kind):
+        if has is None or not _fits(has, build_id, kind):
             _log.error("%s/%s is not the file that its name says", tier.bucket.url, key)
             if known is None:
                 reader.close()
             return None
         artifact = _artifact(tier, kind, digest, head, said, has)
-        file = RemoteFile(tier, build_id, artifact, key, head.etag, said, said.digest is not None)
+        file = RemoteFile(tier, build_id, artifact, key, head.etag, said)
         if known is None:
             with self._lock:
                 self._open[digest] = _Open(reader)
@@ -333,13 +346,16 @@ class RemoteFiles:
             self._found.setdefault(build_id, {})[file.artifact.kind] = file
             self._by_digest[file.artifact.digest] = file
 
-    def _forget(self, file: RemoteFile) -> None:
-        """Take a file for absent that is not what it should be."""
-        kind = file.artifact.kind
+    def _forget(self, file: RemoteFile, absent_s: float = 0.0) -> None:
+        """Look a file up anew when it is asked for, or take it for absent for a while."""
+        kind, digest = file.artifact.kind, file.artifact.digest
         with self._lock:
-            self._found.get(file.build_id, {}).pop(kind, None)
-            self._by_digest.pop(file.artifact.digest, None)
-            self._absent[bytes(file.build_id), kind] = time.monotonic() + _WRONG_S
+            its = self._found.get(file.build_id, {})
+            if kind in its and its[kind].artifact.digest == digest:
+                del its[kind]
+            self._by_digest.pop(digest, None)
+            if absent_s:
+                self._absent[bytes(file.build_id), kind] = time.monotonic() + absent_s
 
     def _forget_oldest(self) -> None:
         build_id, ordinal = self._numbers.popitem(last=False)
@@ -362,7 +378,8 @@ class RemoteFiles:
             opened = self._open.get(digest)
             if opened is None:
                 head = Head(file.artifact.size, {}, 0.0, file.etag)
-                opened = self._open[digest] = _Open(self._reader(file.tier, file.key, head, digest))
+                reader = self._reader(file.tier, file.key, head, file.said, digest)
+                opened = self._open[digest] = _Open(reader)
             opened.users += 1
             self._open.move_to_end(digest)
             self._close_idle()
@@ -384,18 +401,31 @@ class RemoteFiles:
                 each.reader.close()
                 del self._open[digest]
 
-    def _reader(self, tier: Tier, key: str, head: Head, digest: Digest) -> RangeReader:
+    def _reader(
+        self, tier: Tier, key: str, head: Head, said: objects.Described, digest: Digest
+    ) -> RangeReader:
+        etag = head.etag
+
         def fetch(offset: int, size: int) -> bytes:
+            nonlocal etag
             if tier.is_down:
                 raise OSError(errno.EIO, f"{tier.bucket.url} does not answer")
             try:
-                data = tier.bucket.get_range(key, offset, size, head.etag)
-            except FileNotFoundError:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
+                with contextlib.suppress(FileNotFoundError):
+                    return tier.bucket.get_range(key, offset, size, etag)
+                # A touch gives an object that was uploaded in parts another tag.
+                now = tier.bucket.head(key)
+                if now is not None and _is_same(now, head.size, said):
+                    etag = now.etag
+                    with contextlib.suppress(FileNotFoundError):
+                        return tier.bucket.get_range(key, offset, size, etag)
             except RemoteError as error:
                 tier.note_failure(error)
                 raise OSError(errno.EIO, str(error)) from None
-            return data
+            file = self._by_digest.get(digest)
+            if file is not None:
+                self._forget(file)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
         def done(reader: RangeReader) -> None:
             file = self._by_digest.get(digest)
@@ -409,10 +439,10 @@ class RemoteFiles:
         hasher = hashlib.sha256()
         for offset in range(0, reader.size, _CHUNK):
             hasher.update(reader.pread(_CHUNK, offset))
-        if file.has_digest and hasher.digest() != file.artifact.digest:
+        if file.said.digest is not None and hasher.digest() != file.said.digest:
             reader.failure = f"{file.tier.bucket.url}/{file.key} has other bytes than were pushed"
             _log.error("%s", reader.failure)
-            self._forget(file)
+            self._forget(file, _WRONG_S)
             return
         self._keep(file, reader.fileno())
 
@@ -452,10 +482,38 @@ class RemoteFiles:
             self._open.clear()
 
 
-def _stand_in(tier: Tier, key: str, head: Head) -> Digest:
-    """Return a name for the bytes of an object without a known digest."""
+def _name_of(tier: Tier, key: str, head: Head) -> Digest:
+    """Return a name for the bytes of an object."""
     text = f"{tier.bucket.url}/{key} {head.size} {head.etag}"
     return Digest(hashlib.sha256(b"buildidfs: " + text.encode()).digest())
+
+
+def _is_same(now: Head, size: int, said: objects.Described) -> bool:
+    """Return True if an object still claims to have the same bytes."""
+    digest = objects.described(now.metadata).digest
+    return digest is not None and digest == said.digest and now.size == size
+
+
+class _Costly(Exception):
+    """A file takes too many requests to be described."""
+
+
+def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | None:
+    """Describe a file from its headers; None if that takes too much. Raises OSError."""
+    before = reader.requests
+    read = 0
+
+    def read_at(offset: int, size: int) -> bytes:
+        nonlocal read
+        read += size
+        if reader.requests - before > _MOST_REQUESTS or read > _MOST_DESCRIBED:
+            raise _Costly
+        return reader.read_at(offset, size)
+
+    try:
+        return identity.describe(read_at, reader.size, build_id)
+    except _Costly:
+        return None
 
 
 def _fits(has: ElfFile | Absence, build_id: BuildId, kind: Kind) -> bool:

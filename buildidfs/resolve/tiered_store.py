@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Artifact, BuildId, FileIdentity, Kind, Origin
 from buildidfs.resolve import FIRST_ORDINAL, VARIANT
 from buildidfs.store import Blob, OriginRecord, Store, is_withheld
@@ -54,21 +53,15 @@ class TieredStore(Store):
 
     def open_blob(self, digest: Digest) -> Blob:
         """Open a blob of the store, or of a bucket; raises what `Store.open_blob` does, OSError."""
-        if not self.remote.has_digest(digest):
-            return super().open_blob(digest)
-        try:
-            return super().open_blob(digest)
-        except (IntegrityError, StoreError):
+        if self.remote.has_digest(digest):
             return self.remote.open(digest)
+        return super().open_blob(digest)
 
     def open_blob_now(self, digest: Digest) -> Blob | None:
         """`open_blob` without waiting."""
-        if not self.remote.has_digest(digest):
-            return super().open_blob_now(digest)
-        try:
-            return super().open_blob_now(digest)
-        except (IntegrityError, StoreError):
+        if self.remote.has_digest(digest):
             return self.remote.open(digest)
+        return super().open_blob_now(digest)
 
     def close(self) -> None:
         """Let go of the store and of remote files; safe to call twice."""

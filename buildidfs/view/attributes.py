@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import ByteRange
+from buildidfs.resolve import VARIANT as REMOTE
 from buildidfs.store import Blob
 from buildidfs.view.permissions import may_see
 
@@ -135,14 +136,16 @@ class ExtendedAttributes:
         last = self._last_origin(artifact, viewer)
         of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
         known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
-        return [_SHA256, *(_PREFIX + part for part in known)]
+        digest = [_SHA256] if artifact.variant != REMOTE else []
+        return [*digest, *(_PREFIX + part for part in known)]
 
     def value(
         self, artifact: Artifact, zeroed: bool, name: bytes, viewer: Viewer | None
     ) -> bytes | None:
         """The value of one for a viewer; None if there is none."""
         if name == _SHA256:
-            return artifact.digest.hex().encode()
+            # That of a remote file is not known before all of it was read.
+            return None if artifact.variant == REMOTE else artifact.digest.hex().encode()
         if not name.startswith(_PREFIX):
             return None
         part = name[len(_PREFIX) :]

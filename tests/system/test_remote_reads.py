@@ -28,6 +28,7 @@ from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.objectstorage import ObjectStorage, object_storage
 from tests.support.servers import serving
+from tests.support.smallfs import small_filesystem
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -253,6 +254,27 @@ def test_file_that_is_pushed_later_appears(
         _pushed(other, _written(directory, second[1], "second"))
         until(name.exists, "the new file", 60)
         assert name.read_bytes() == second[1]
+
+
+@pytest.mark.root
+def test_disk_that_is_full_does_not_stop_reads(
+    directory: Path, other: BuildIdFs, storage: ObjectStorage, settings: Path
+) -> None:
+    build_id, data = _elf(8 << 20)
+    _pushed(other, _written(directory, data))
+    with small_filesystem(directory, "ext4", 16 << 20) as place:
+        here = BuildIdFs(place)
+        here("add", _written(directory, _elf(5000)[1], "here"))
+        with contextlib.suppress(OSError), (place / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(1 << 16))
+        os.truncate(place / "rest", (place / "rest").stat().st_size - (2 << 20))
+        here.mountpoint = directory / "small-mount"
+        with _mounted(here, settings) as mount:
+            name = mount / str(build_id) / "elf"
+            assert name.read_bytes() == data
+            assert name.read_bytes() == data
+            assert str(build_id) not in os.listdir(mount)
 
 
 def test_debuginfo_of_the_bucket_for_an_executable_of_this_host(

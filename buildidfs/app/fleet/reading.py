@@ -75,8 +75,7 @@ def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
 
     def make(root: bytes) -> RemoteFiles:
         keeper = Keeper(root, settings)
-        staging = os.path.join(root, b"staging")
-        return RemoteFiles(tiers, staging, keeper.keep, config.seconds(remote.refresh))
+        return RemoteFiles(tiers, root, keeper.keep, config.seconds(remote.refresh))
 
     return TieredStore.over(path, make)
 
