@@ -328,6 +328,7 @@ def _rpm_database() -> bytes:
     connection.execute("INSERT INTO Basenames VALUES ('true', 1, 0)")
     connection.commit()
     raw = connection.serialize()
+    connection.close()
     database = package_notes.RpmDatabase(lambda size, offset: raw[offset : offset + size])
     assert database.owner(_PACKAGED) == package_notes.Package("coreutils", "9.4-1", "rpm")
     return raw

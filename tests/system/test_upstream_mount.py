@@ -39,6 +39,7 @@ IDS = [BuildId(b"\xb7" + number.to_bytes(19, "big")) for number in range(LIBRARI
 ID = IDS[0]
 DEBUG = {each: elf_file([TEXT_SPLIT, DWARF], build_id=each) for each in IDS}
 WAIT_S = 2.0
+PATIENCE_S = 30
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def buildidfs(directory: Path) -> BuildIdFs:
 @contextlib.contextmanager
 def mounted(buildidfs: BuildIdFs, server: Upstream, **more: object) -> Iterator[Path]:
     """A mount of the store that fetches from a server."""
-    options = {"wait": WAIT_S, "timeout": 5 * WAIT_S} | more
+    options = {"wait": PATIENCE_S, "timeout": 2 * PATIENCE_S} | more
     lines = [f'[upstream]\nurls = ["{server.url}"]']
     lines += [f"{name.replace('_', '-')} = {value}" for name, value in options.items()]
     path = buildidfs.store.parent / "upstream.toml"
@@ -133,7 +134,7 @@ def test_file_that_comes_late_is_there_later(buildidfs: BuildIdFs) -> None:
         go_on.wait(60)
         handler.send(DEBUG[ID])
 
-    with upstream(slow) as server, mounted(buildidfs, server, wait=0.2, timeout=60) as mountpoint:
+    with upstream(slow) as server, mounted(buildidfs, server, wait=0.2) as mountpoint:
         name = mountpoint / str(ID) / "debug"
         assert opened(name) == errno.ENOENT
         go_on.set()
@@ -147,7 +148,7 @@ def test_server_that_hangs_holds_up_one_open_and_not_each(
 ) -> None:
     with (
         upstream(Handler.hang) as server,
-        mounted(buildidfs, server, timeout=timeout) as mountpoint,
+        mounted(buildidfs, server, wait=WAIT_S, timeout=timeout) as mountpoint,
     ):
         began = time.monotonic()
         for _ in range(2):  # what is still on its way is not waited for again
@@ -159,7 +160,7 @@ def test_server_that_hangs_holds_up_one_open_and_not_each(
 def test_hanging_server_holds_up_nothing_else(buildidfs: BuildIdFs) -> None:
     with (
         upstream(Handler.hang) as server,
-        mounted(buildidfs, server, wait=30, timeout=60) as mountpoint,
+        mounted(buildidfs, server) as mountpoint,
         ThreadPoolExecutor(LIBRARIES // 3) as pool,
     ):
         waiting = [pool.submit(opened, each) for each in links(mountpoint)[: LIBRARIES // 3]]
@@ -237,7 +238,7 @@ def test_gdb_finds_the_debuginfo_that_it_opens(
     buildidfs("scan", "tree", stripped.parents[2])
     sent = {each.build_id: each.debug.read_bytes() for each in program.binaries}
     answers = serving_files({f"{build_id}/debuginfo": data for build_id, data in sent.items()})
-    with upstream(answers) as server, mounted(buildidfs, server, wait=20) as mountpoint:
+    with upstream(answers) as server, mounted(buildidfs, server) as mountpoint:
         arguments = [stripped, "-c", directory / f"core.{pid}"]
         shown = clients.gdb("bt", debug=mountpoint / "debug", arguments=arguments).out
         assert f"hot.c:{line_of('exe_stuck')}" in shown

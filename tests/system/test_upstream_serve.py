@@ -32,6 +32,7 @@ DEBUG = elf_file([TEXT_SPLIT, DWARF], build_id=ID)
 PATH = f"/buildid/{ID}/debuginfo"
 ELFUTILS = "elfutils/0.188,Linux/x86_64,debian/12"
 WAIT_S = 1.0
+PATIENCE_S = 30
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def store(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def in_front_of(store: Path, *urls: str, **more: object) -> Iterator[Server]:
-    options = {"wait": WAIT_S, "timeout": 10 * WAIT_S} | more
+    options = {"wait": PATIENCE_S, "timeout": 2 * PATIENCE_S} | more
     lines = [f"[upstream]\nurls = {list(urls)}".replace("'", '"')]
     lines += [f"{name.replace('_', '-')} = {value}" for name, value in options.items()]
     with serving(store, config="\n".join(lines) + "\n") as server:
@@ -95,7 +96,7 @@ def test_upstream_that_fails_is_no_absence(store: Path, agent: str) -> None:
 def test_upstream_that_hangs_delays_nothing_else(store: Path) -> None:
     with (
         upstream(Handler.hang) as source,
-        in_front_of(store, source.url, wait=30, timeout=60) as server,
+        in_front_of(store, source.url) as server,
         ThreadPoolExecutor(40) as pool,
     ):
         ids = [BuildId(bytes([number]) * 20) for number in range(40)]
@@ -109,7 +110,8 @@ def test_upstream_that_hangs_delays_nothing_else(store: Path) -> None:
 
 
 def test_many_requests_wait_as_long_as_one(store: Path) -> None:
-    with upstream(Handler.hang) as source, in_front_of(store, source.url) as server:
+    limits = {"wait": WAIT_S, "timeout": 10 * WAIT_S}
+    with upstream(Handler.hang) as source, in_front_of(store, source.url, **limits) as server:
         began = time.monotonic()
         for number in range(100):
             assert server.ask(f"/buildid/{bytes([number]).hex() * 20}/debuginfo").status == 503
@@ -174,7 +176,7 @@ def test_debuginfod_of_elfutils_as_upstream_and_as_downstream(
     caches = [directory / f"cache-{number}" for number in range(3)]
     with (
         debuginfod(directory, files, port=free_port(), cache=caches[0]) as first,
-        in_front_of(store, first, wait=20) as ours,
+        in_front_of(store, first) as ours,
         debuginfod(directory, nothing, port=free_port(), cache=caches[1], urls=ours.url) as last,
     ):
         env = {"DEBUGINFOD_URLS": last, "DEBUGINFOD_CACHE_PATH": str(caches[2])}
