@@ -19,7 +19,7 @@ from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from buildidfs.model import ContainerNames, Digest, Origin, Sighting, Standing, Trust
     from buildidfs.store.blobs.files import Blobs
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.retention.policy import Keeper
     from buildidfs.store.values import NewAbsence, NewCapture
+
+    _Called = Mapping[tuple[bytes, str], ContainerNames]
 
 T = TypeVar("T")
 _New = TypeVar("_New", "NewCapture", NewSeen)
@@ -135,7 +137,8 @@ class Commits:
                 if keeper is not None and staged:
                     crowd.drop(keeper.losses())
                     keeper.settle(staged)
-                added.update(self._sealed([new for new in captures if new not in crowd]))
+                kept = [new for new in captures if new not in crowd]
+                added.update(self._sealed(kept, called))
                 return self._env.write(work)
 
         if not captures and not absent and not seen:
@@ -190,14 +193,16 @@ class Commits:
             return work()
         return keeper.writing(work, staged, drop)
 
-    def _sealed(self, captures: Sequence[NewCapture]) -> set[Digest]:
+    def _sealed(self, captures: Sequence[NewCapture], called: _Called) -> set[Digest]:
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         makers: dict[Digest, list[NewCapture]] = {}
         for new in captures:
             digest = new.content.digest if isinstance(new.content, Staged) else new.content
             makers.setdefault(digest, []).append(new)
         return self._blobs.seal(
-            staged, self._verified.standing, lambda digest: of_captures(makers[digest], digest)
+            staged,
+            self._verified.standing,
+            lambda digest: of_captures(makers[digest], digest, called),
         )
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
@@ -216,7 +221,7 @@ class Commits:
         self._announce(recorder.counters.announced, sorted(recorder.changed))
         return unknown
 
-    def _called(self, sightings: Sequence[Sighting]) -> dict[tuple[bytes, str], ContainerNames]:
+    def _called(self, sightings: Sequence[Sighting]) -> _Called:
         """The names of their containers, by control group and label: asked for while no writer
         waits for the end of a transaction.
         """

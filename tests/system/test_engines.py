@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,28 @@ def test_name_and_image_of_a_container(kind: str, buildidfs: BuildIdFs, scratch:
         assert (directory / "image").read_text().startswith(f"{container.image}\n")
         if kind == "containerd":
             assert (directory / "pod").read_text() == "shop/cart-7d9f\n"
+
+
+@pytest.mark.parametrize("kind", ["podman", "docker"])
+def test_names_of_containers_that_are_gone_after_the_index(
+    kind: str, buildidfs: BuildIdFs, scratch: Path
+) -> None:
+    """The second container has no file that the first one has not."""
+    with real_engine(kind, scratch / f"rebuilt-{kind}") as engine:
+        for name in ("web-1", "web-2"):
+            container = engine.run(name)
+            engine.buildidfs(buildidfs.store, "scan", "proc", "--container", container.shown)
+            engine.remove(container)
+    before = {each["container_name"]: each for each in listed(buildidfs)}
+    assert before.keys() == {"web-1", "web-2"}
+    shutil.rmtree(buildidfs.store / "index")
+    assert "cannot be read" in buildidfs("check", "--repair", check=False).out
+    after = {each["container_name"]: each for each in listed(buildidfs)}
+    assert after == before
+    for name in before:
+        row = buildidfs("list", "--container", name).out.rstrip().split("\t")
+        assert "/bin/busybox" in row
+    assert "web-2" in row
 
 
 def listed(buildidfs: BuildIdFs) -> list[dict[str, Any]]:

@@ -13,13 +13,14 @@ import msgspec
 import pytest
 
 from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
-from buildidfs.model import Artifact, BuildId, Kind, Quality, Trust
+from buildidfs.model import Artifact, BuildId, ContainerNames, Kind, Quality, Sighting, Trust
 from buildidfs.store import Store, layout
 from buildidfs.store.blobs import files
 from buildidfs.store.fsck import repair
+from buildidfs.store.fsck.faults import Fault
 from buildidfs.store.index import environment
 from tests.golden.make import fill
-from tests.support.captures import capture, commit, read_blob, sighting
+from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting
 from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
 from tests.support.killing import calls_of, is_killed, kill_at_call
 
@@ -264,6 +265,93 @@ def test_killed_before_any_call(
         with Store.open(trial) as store:
             assert list(store.check(digests=True)) == []
             assert _shown(store) == before
+
+
+def _containers(store: Store) -> dict[str, tuple[ContainerNames, int, int, list[bytes]]]:
+    """The containers of a store, with the names in their roots."""
+    return {
+        each.label: (
+            each.called,
+            each.first_seen_ns,
+            each.last_seen_ns,
+            [entry.name for entry in store.containers.children(each.number, 0)],
+        )
+        for each in store.containers.every()
+    }
+
+
+def _in(container: str, path: bytes, minutes: int) -> Sighting:
+    group = f"/libpod-{container}.scope".encode()
+    label = f"podman:{container[:12]}"
+    return sighting(path, seen_ns=NOW + minutes * 60 * SECOND, container=label, cgroup=group)
+
+
+FIRST, OTHER, THIRD = (letter * 64 for letter in "abc")
+
+
+def test_containers_have_their_names_again(tmp_path: Path) -> None:
+    """Those, too, whose files were all known from another container of their image."""
+    path = tmp_path / "store"
+    names = {
+        f"podman:{FIRST[:12]}": ContainerNames("web-1", image="shop:1\nsha256:a"),
+        f"podman:{OTHER[:12]}": ContainerNames("web-2", image="shop:1\nsha256:a"),
+        f"podman:{THIRD[:12]}": ContainerNames("server", "cart-7d9f", "shop", "b\udcff:2"),
+    }
+    with Store.create(path) as store:
+        store.name_containers(lambda origin: names[origin.container])
+        content = elf_file([TEXT], build_id=b"\x01\x01")
+        for minutes, container in enumerate((FIRST, OTHER)):
+            at = _in(container, b"/app", minutes)
+            commit(store, capture(store, content, b"\x01\x01", at=at))
+        # Both of them in one batch, and only the program of the one is new.
+        other = elf_file([TEXT], build_id=b"\x02\x02")
+        commit(
+            store,
+            capture(store, other, b"\x02\x02", at=_in(THIRD, b"/new", 3)),
+            capture(store, content, b"\x01\x01", at=_in(THIRD, b"/old", 3)),
+        )
+        before = _containers(store)
+    assert {label: each[0] for label, each in before.items()} == names
+    _lose(path)
+    repair.rebuild(path)
+    with Store.open(path) as store:
+        assert list(store.check(digests=True)) == []
+        now = _containers(store)
+        assert now.pop(f"podman:{THIRD[:12]}")[0] == before.pop(f"podman:{THIRD[:12]}")[0]
+        assert now == before
+        assert store.containers.linked(b"web-2") == store.containers.number(
+            f"podman:{OTHER[:12]}".encode()
+        )
+
+
+def test_names_that_an_engine_noted_late(tmp_path: Path) -> None:
+    path, known = tmp_path / "store", [ContainerNames(), ContainerNames("web", image="shop:1")]
+    with Store.create(path) as store:
+        store.name_containers(lambda origin: known[0])
+        content = elf_file([TEXT], build_id=b"\x01\x01")
+        commit(store, capture(store, content, b"\x01\x01", at=_in(FIRST, b"/app", 0)))
+        del known[0]
+        assert store.touch([_in(FIRST, b"/app", 2)]) == []
+        before = _containers(store)
+        assert list(store.check(digests=True)) == []
+    assert before[f"podman:{FIRST[:12]}"][0] == known[0]
+    _lose(path)
+    repair.rebuild(path)
+    with Store.open(path) as store:
+        assert _containers(store) == before
+
+
+def test_names_survive_when_a_blob_is_identified_again(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with Store.create(path) as store:
+        store.name_containers(lambda origin: ContainerNames("web"))
+        content = elf_file([TEXT], build_id=b"\x01\x01")
+        commit(store, capture(store, content, b"\x01\x01", at=_in(FIRST, b"/app", 0)))
+        before = _containers(store)
+        (digest,) = store.blobs.names()
+        checker = store.checker()
+        repair.mend_file(checker, Fault("as if its rows were wrong", digest))
+        assert _containers(store) == before
 
 
 def _copy(source: str, target: str) -> None:

@@ -22,6 +22,7 @@ from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
 from buildidfs.formats.elf import identity
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.model import (
+    NO_NAMES,
     QUALITIES,
     Alias,
     AliasType,
@@ -50,13 +51,15 @@ from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.retention import removal
 from buildidfs.store.values import NewCapture
 from buildidfs.store.write import provenance
+from buildidfs.store.write.containers import NOTHING_CALLED
 from buildidfs.store.write.identities import AliasWriter
 from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from buildidfs.formats.elf.identify import ElfFile
+    from buildidfs.model import ContainerNames
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Txn
 
@@ -182,8 +185,15 @@ def _read_again(checker: Checker, digest: Digest) -> None:
     with opened, blobs.stage(opened.fileno()) as staged:
         adopted = captures_of(blobs, digest, opened, staged)
         removal.remove(env, blobs, [digest])
-        commits = Commits(env, blobs, checker.verified)
-        commits.commit([each.capture for each in adopted], (), ())
+        called = _called(adopted)
+        commits = Commits(
+            env,
+            blobs,
+            checker.verified,
+            names_of=lambda origin: called.get((origin.cgroup, origin.container), NO_NAMES),
+        )
+        captures = [new for each in adopted for new in (each.capture, *each.others)]
+        commits.commit(captures, (), ())
 
 
 _NEW: Final = b"index.new"
@@ -203,11 +213,22 @@ class Rebuilt(msgspec.Struct):
 
 
 class Adopted(NamedTuple):
-    """A capture from the data beside a blob, with the rest that `Recorder.adopt` records."""
+    """A capture from the data beside a blob, with the rest that `Recorder.adopt` records.
+
+    ``places`` are further sightings, ``called`` has the names of all their containers, as for
+    `ContainerWriter`.
+    """
 
     capture: NewCapture
     shown: dict[str, Any]
     form: int
+    places: tuple[Sighting, ...]
+    called: Mapping[tuple[bytes, str], ContainerNames]
+
+    @property
+    def others(self) -> list[NewCapture]:
+        """The same capture at each of the further sightings."""
+        return [msgspec.structs.replace(self.capture, sighting=each) for each in self.places]
 
 
 def rebuild(
@@ -306,15 +327,16 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
     aliases = aliases_of(opened, described, provenance.aliases_in(data))
     htl = BuildId(dict(aliases)[AliasType.HTL]) if aliases else None
     found = []
+    places = provenance.places_in(data)
     for claim in provenance.unpack(data):
         if own is None or claim.build_id in (own, htl):
             with contextlib.suppress(*DAMAGE):
-                found.append(_claimed(claim, described, content, opened.form, aliases))
+                found.append(_claimed(claim, places, described, content, opened.form, aliases))
     build_id = own or (htl if described is not None and described.etype in _PROGRAMS else None)
     if not found and described is not None and build_id is not None:
         sighting = Sighting(Origin(b"", _UNKNOWN_FILE, scanner="repair"), time.time_ns())
         new = _capture(sighting, content, build_id, described.kinds, described, aliases)
-        found.append(Adopted(new, {}, opened.form))
+        found.append(Adopted(new, {}, opened.form, (), NOTHING_CALLED))
     # The ID of a program without one comes first: the others were made of it.
     return sorted(found, key=lambda each: each.capture.build_id != htl)
 
@@ -341,6 +363,7 @@ def aliases_of(
 
 def _claimed(
     claim: provenance.Claim,
+    places: tuple[provenance.Place, ...],
     described: ElfFile | None,
     content: Staged,
     form: int,
@@ -353,9 +376,10 @@ def _claimed(
     if not kinds:
         raise ValueError("no kind that it could be")
     if claim.origin:
-        _, _, origin, first, _ = location_rows.unpack_origin(claim.origin)
+        _, _, origin, first, last = location_rows.unpack_origin(claim.origin)
     else:
-        origin, first = Origin(b"", _UNKNOWN_FILE, scanner="repair"), claim.first_seen_ns
+        origin = Origin(b"", _UNKNOWN_FILE, scanner="repair")
+        first = last = claim.first_seen_ns
     shown = {
         "trust": Trust(claim.trust),
         "standing": Standing.of_stored(claim.standing),
@@ -377,7 +401,14 @@ def _claimed(
         )
     elif kinds == (Kind.DEBUGINFO,) and QUALITIES[claim.quality] is Quality.DYNSYM:
         capture = msgspec.structs.replace(capture, quality=Quality.DYNSYM)  # of .gnu_debugdata
-    return Adopted(capture, shown, form)
+    called = {(origin.cgroup, origin.container): provenance.names_of(claim)}
+    others = [Sighting(origin, last)] if last > first else []
+    for place in places:
+        if place.build_id == claim.build_id:
+            _, _, there, since, until = location_rows.unpack_origin(place.origin)
+            called[there.cgroup, there.container] = provenance.names_of(place)
+            others += [Sighting(there, since), Sighting(there, until)]
+    return Adopted(capture, shown, form, tuple(others), called)
 
 
 def _capture(
@@ -406,12 +437,22 @@ def _capture(
 def _record(
     env: Environment, blobs: Blobs, adopted: list[Adopted], txn: Txn
 ) -> tuple[int, list[int]]:
-    recorder = Recorder(env, txn, blobs)
+    recorder = Recorder(env, txn, blobs, called=_called(adopted))
     now = int(time.time())
     for each in adopted:
         recorder.adopt(each.capture, each.shown, each.form, now)
+        for other in each.others:
+            recorder.capture(other)
     recorder.finish()
     return recorder.counters.announced, sorted(recorder.changed)
+
+
+def _called(adopted: list[Adopted]) -> dict[tuple[bytes, str], ContainerNames]:
+    """Return the names of the containers of captures, as for `ContainerWriter`."""
+    found: dict[tuple[bytes, str], ContainerNames] = {}
+    for each in adopted:
+        found |= {key: names for key, names in each.called.items() if names != NO_NAMES}
+    return found
 
 
 def _take_over(root: bytes) -> None:

@@ -100,23 +100,22 @@ class ContainerWriter(_ContainerTables):
         self._added = 0
         self._new_containers = 0
 
-    def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> None:
+    def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> bool:
         """Record a sighting of an artifact (ordinal, kind, variant) in a container.
 
-        ``public`` says that everybody could read the file.
+        ``public`` says that everybody could read the file. Returns True if the container got names.
         """
         origin = sighting.origin
         if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
-            return
+            return False
         names = components(origin.path)
         if names is None or not origin.path.startswith(b"/"):
-            return
+            return False
         container = self._number(origin)
         if not container:
-            return
+            return False
         first, last, row = self._rows[container]
-        if not (row.image and row.called):
-            self._add_names(row, origin)
+        is_named = not (row.image and row.called) and self._add_names(row, origin)
         seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
@@ -125,10 +124,11 @@ class ContainerWriter(_ContainerTables):
         for name in names[:-1]:
             directory = self._enter(container, row, directory, name, public=public)
             if not directory:
-                return
+                return is_named
         ordinal, kind, variant = artifact
         shown = ordinal, kind | (PUBLIC_BIT if public else 0), variant
         self._put_file(container, row, directory, names[-1], shown, schema.stamp_of(seen))
+        return is_named
 
     def finish(self) -> None:
         """Write the rows of containers, and make room if there are too many."""
@@ -212,17 +212,20 @@ class ContainerWriter(_ContainerTables):
         self._new_containers += 1
         return number
 
-    def _add_names(self, row: ContainerRow, origin: Origin) -> None:
+    def _add_names(self, row: ContainerRow, origin: Origin) -> bool:
+        """Add what is known by now of the names of a container; returns True if that is more."""
         names = self._called.get((origin.cgroup, origin.container), NO_NAMES)
         # Two containers may differ only behind the part of the ID in the label. A bundle knows no
         # control groups, and has the names by label.
         is_its = not origin.cgroup or row.id == as_bytes(cgroup.container_id(origin.cgroup))
         if names == NO_NAMES or not is_its:
-            return
+            return False
+        before = row.names
         row.image = row.image or as_bytes(names.image)
         row.called = row.called or as_bytes(names.name)
         row.pod = row.pod or as_bytes(names.pod)
         row.namespace = row.namespace or as_bytes(names.namespace)
+        return row.names != before
 
     # --- contents --------------------------------------------------------------------------
 
@@ -329,6 +332,17 @@ class ContainerWriter(_ContainerTables):
             while found and cursor.key().startswith(key):
                 yield cursor.key()
                 found = cursor.prev()
+
+
+def row_of(environment: Environment, txn: Txn, origin: Origin) -> ContainerRow | None:
+    """Return the row of the container of a place; None if there is none."""
+    token, tables = token_of(origin), environment.tables
+    for name in names_of(origin, token):
+        number = txn.get(name, db=tables["labels"])
+        row = None if number is None else _row_in(txn.get(number, b"", db=tables["containers"]))
+        if row is not None and (not token or row.token in (token, b"")):
+            return row
+    return None
 
 
 def _id_in(label: str) -> str:

@@ -28,7 +28,8 @@ class PlaceWriter:
     """Writes origins, and what is found by place: paths, names below /.dwz/, containers.
 
     ``changed`` gets the ordinals that have names they did not have, ``called`` is for
-    `ContainerWriter`. Call `finish` last.
+    `ContainerWriter`. ``naming`` are the blobs whose sightings gave a container its names. Call
+    `finish` last.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PlaceWriter:
         self._dwz = environment.tables["dwz"]
         self._paths = PathWriter(environment, txn, counters)
         self._containers = ContainerWriter(environment, txn, counters, called)
+        self.naming: set[Digest] = set()
 
     def see(
         self,
@@ -71,7 +73,8 @@ class PlaceWriter:
             self._changed.add(ordinal)
         self._put_origin(key, old, digest, kinds, named, Sighting(origin, sighting.seen_ns))
         self._add_dwz(ordinal, named, origin, old is None)
-        self._containers.see(sighting, min(refs), public=public)
+        if self._containers.see(sighting, min(refs), public=public):
+            self.naming.add(digest)
         return old is None
 
     def refer(self, ordinal: int, path: bytes, supplement: BuildId, origin: Origin) -> None:

@@ -3,30 +3,42 @@
 
 An extended attribute of the blob holds it, written before the blob gets its name
 (`blobs.files.attach_origin`). msgpack: an array of the version of this format and an array of
-claims, see `Claim`; then an array of aliases, each an array of type and bytes, which blobs of
-earlier versions lack.
+claims, see `Claim`; then an array of aliases, each an array of type and bytes; then an array of
+further places, see `Place`. Blobs of earlier versions lack the last two.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.model import Alias, AliasType, Kind
+from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Kind
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
+from buildidfs.store.index.locations import as_bytes, label_of, token_of
 from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.write.containers import NOTHING_CALLED, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from buildidfs.model import Artifact, BuildId, Digest
+    from buildidfs.model import Artifact, BuildId, Digest, Origin
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.values import NewCapture
 
 _VERSION: Final = 1
 _MAX_CLAIMS: Final = 16
+
+#: Other containers with a blob that are kept beside it. A blob is written down for each container
+#: that it is the first file of, and a shell may be that of any number.
+_MAX_PLACES: Final = 8
+
+#: Of the other places, so many that were seen last are looked at.
+_LOOKED_AT: Final = 64
+
+_Names = tuple[bytes, bytes, bytes, bytes]
+_UNNAMED: Final[_Names] = (b"", b"", b"", b"")
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +46,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
     Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
     of those believed most, of the public ones if there are any, and empty if all were forgotten.
+    ``called`` has the fields of the `ContainerNames` of its container.
     """
 
     build_id: bytes
@@ -50,37 +63,72 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     origin: bytes
     truncated: bool
     standing: int
+    called: _Names = _UNNAMED
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """The row of *origins* of a blob in another container than its claim, and that one's names."""
+
+    build_id: bytes
+    origin: bytes
+    called: _Names = _UNNAMED
 
 
 class _Provenance(msgspec.Struct, array_like=True):
     version: int
     claims: tuple[Claim, ...]
     aliases: tuple[tuple[int, bytes], ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+class _Seen(NamedTuple):
+    """A row of *origins*: packed and unpacked, with the first and last time."""
+
+    row: bytes
+    origin: Origin
+    first: int
+    last: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Provenance)
 
 
-def pack(claims: Iterable[Claim], aliases: Iterable[Alias] = ()) -> bytes:
-    """Pack the aliases and as many claims as fit, the most trusted first."""
+def pack(
+    claims: Iterable[Claim], aliases: Iterable[Alias] = (), places: Iterable[Place] = ()
+) -> bytes:
+    """Pack the aliases and as many claims and then places as fit, the most trusted claims first."""
     named = tuple((int(each.type), each.value) for each in dict.fromkeys(aliases))
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
-    chosen = chosen[:_MAX_CLAIMS]
+    chosen, others = chosen[:_MAX_CLAIMS], list(places)
     while True:
-        data = _encode(_Provenance(_VERSION, tuple(chosen), named))
+        data = _encode(_Provenance(_VERSION, tuple(chosen), named, tuple(others)))
         if len(data) <= files.MAX_ORIGIN_BYTES:
             return data
-        chosen.pop()
+        (others or chosen).pop()
 
 
 def unpack(data: bytes) -> tuple[Claim, ...]:
     """Return the claims in packed data; none if it is damaged or of a later version."""
+    return _decoded(data).claims
+
+
+def places_in(data: bytes) -> tuple[Place, ...]:
+    """Return the further places in packed data; none if it is damaged or of a later version."""
+    return _decoded(data).places
+
+
+def names_of(told: Claim | Place) -> ContainerNames:
+    """Return the names of the container of a claim or place."""
+    return ContainerNames(*(text.decode("utf-8", "surrogateescape") for text in told.called))
+
+
+def _decoded(data: bytes) -> _Provenance:
     try:
         found = _decoder.decode(data)
     except msgspec.MsgspecError:
-        return ()
-    return found.claims if found.version == _VERSION else ()
+        return _Provenance(_VERSION, ())
+    return found if found.version == _VERSION else _Provenance(_VERSION, ())
 
 
 def aliases_in(data: bytes) -> tuple[Alias, ...]:
@@ -94,8 +142,12 @@ def aliases_in(data: bytes) -> tuple[Alias, ...]:
     return aliases if found.version == _VERSION and sizes else ()
 
 
-def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
-    """Return the claims of a blob from its captures."""
+def of_captures(
+    captures: Iterable[NewCapture],
+    digest: Digest,
+    called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
+) -> bytes:
+    """Return the claims of a blob from its captures; ``called`` is as for `ContainerWriter`."""
     claims: dict[BuildId, Claim] = {}
     aliases: dict[Alias, None] = {}
     for new in captures:
@@ -122,12 +174,13 @@ def of_captures(captures: Iterable[NewCapture], digest: Digest) -> bytes:
             ),
             new.truncated,
             origin.standing.stored,
+            _packed(called.get((origin.cgroup, origin.container), NO_NAMES)),
         )
     return pack(claims.values(), aliases)
 
 
 def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
-    """Return the claims of a blob from its rows."""
+    """Return the claims and places of a blob from its rows."""
     kinds: dict[int, int] = {}
     artifacts: dict[int, Artifact] = {}
     for ordinal, kind, variant in row.refs:
@@ -135,14 +188,20 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
         if artifact is not None:
             kinds[ordinal] = kinds.get(ordinal, 0) | 1 << kind
             artifacts.setdefault(ordinal, artifact)
-    claims = []
+    claims: list[Claim] = []
+    others: list[tuple[int, bytes, _Seen]] = []
     for ordinal, artifact in artifacts.items():
         named = txn.get(schema.U64.pack(ordinal), db=env.tables["ordinals"])
         if named is None:
             continue
+        build_id = bytes(schema.build_id_of(named))
+        seen = _seen_at(env, txn, ordinal, digest)
+        best = max(seen, key=_rank, default=None)
+        here = None if best is None else _container(best.origin)
+        others += [(each.last, build_id, each) for each in seen if _container(each.origin) != here]
         claims.append(
             Claim(
-                bytes(schema.build_id_of(named)),
+                build_id,
                 kinds[ordinal],
                 artifact.quality.stored,
                 tuple((extent.offset, extent.size) for extent in artifact.scripts),
@@ -153,13 +212,15 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
                 artifact.gid,
                 artifact.mtime_ns,
                 artifact.first_seen_ns,
-                _origin(env, txn, ordinal, digest),
+                b"" if best is None else best.row,
                 artifact.truncated,
                 artifact.standing.stored,
+                _UNNAMED if best is None else _names(env, txn, best.origin),
             )
         )
     value = txn.get(digest, db=env.tables["identities"])
-    return pack(claims, () if value is None else schema.unpack_aliases(digest, value))
+    aliases = () if value is None else schema.unpack_aliases(digest, value)
+    return pack(claims, aliases, _places(env, txn, others))
 
 
 def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
@@ -170,15 +231,45 @@ def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int)
     return None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
 
 
-def _origin(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> bytes:
-    """Return the row of the most trusted place; among equals a public one, then the first seen."""
-    best, chosen = (0, False, 0), b""
+def _seen_at(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> list[_Seen]:
+    """Return the places of a blob under a build ID."""
+    found = []
     for _, value in prefixed(txn, env.tables["origins"], schema.U64.pack(ordinal)):
         try:
-            of, _, origin, first, _ = location_rows.unpack_origin(value)
+            of, _, origin, first, last = location_rows.unpack_origin(value)
         except DAMAGE:
             continue
-        rank = (origin.trust, origin.is_public, -first)
-        if of == digest and (not chosen or rank > best):
-            best, chosen = rank, value
-    return chosen
+        if of == digest:
+            found.append(_Seen(value, origin, first, last))
+    return found
+
+
+def _rank(seen: _Seen) -> tuple[int, bool, int]:
+    """Order places: the most trusted last; among equals a public one, then the first seen."""
+    return seen.origin.trust, seen.origin.is_public, -seen.first
+
+
+def _container(origin: Origin) -> tuple[str, bytes]:
+    return label_of(origin), token_of(origin)
+
+
+def _places(env: Environment, txn: Txn, seen: list[tuple[int, bytes, _Seen]]) -> list[Place]:
+    """Return one place in each of the containers with a name that were seen last."""
+    found: dict[tuple[str, bytes], Place] = {}
+    for _, build_id, each in sorted(seen, key=lambda of: of[:2], reverse=True)[:_LOOKED_AT]:
+        key = _container(each.origin)
+        names = _UNNAMED if key in found else _names(env, txn, each.origin)
+        if names != _UNNAMED:
+            found[key] = Place(build_id, each.row, names)
+    return list(found.values())[:_MAX_PLACES]
+
+
+def _names(env: Environment, txn: Txn, origin: Origin) -> _Names:
+    row = row_of(env, txn, origin) if label_of(origin) else None
+    return _UNNAMED if row is None else (row.called, row.pod, row.namespace, row.image)
+
+
+def _packed(names: ContainerNames) -> _Names:
+    texts = names.name, names.pod, names.namespace, names.image
+    name, pod, namespace, image = map(as_bytes, texts)
+    return name, pod, namespace, image

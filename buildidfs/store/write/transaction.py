@@ -91,9 +91,9 @@ class Recorder:
 
     def finish(self) -> None:
         """Write the counters, and new data beside the blobs."""
-        for digest in self._variants.altered - self._described:
-            self._describe(digest)
         self._places.finish()
+        for digest in (self._variants.altered - self._described) | self._places.naming:
+            self._describe(digest)
         if self.changed:
             self.counters.announced += 1
         value = self.counters.pack()
