@@ -12,6 +12,7 @@ from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
 from buildidfs.store import Container
+from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +96,11 @@ def last_ones(store: Store) -> str:
         return "nothing was captured of a container yet"
     last = heapq.nlargest(_MOST_LABELS, seen, key=lambda name: seen[name])
     return f"the last containers seen are {', '.join(last)}"
+
+
+def is_bare(container: Container) -> bool:
+    """Return True for a namespace without a container, such as that of a service of systemd."""
+    return is_namespace(container.label) and not container.called.shown
 
 
 def find(store: Store, text: str) -> list[Container]:

@@ -15,6 +15,7 @@ from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
     from buildidfs.app.containers import Contents
+    from buildidfs.store import Container
 
 _SHOWN: Final = 50
 
@@ -51,7 +52,12 @@ def _image(row: Contents) -> str | None:
 )
 @click.argument("names", metavar="[NAME ...]", nargs=-1, type=ContainerArgument())
 @since_option
-@click.option("--all", "all_", is_flag=True, help=f"Not only the {_SHOWN} seen last.")
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help=f"Not only the {_SHOWN} seen last; also namespaces without a container.",
+)
 @table.options(_COLUMNS)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -67,7 +73,9 @@ def containers(
 
     They may be gone. NAME is a name that people have for it, its pod (NAMESPACE/POD), its label, or
     the beginning of its ID. The names are those that Docker, Podman, CRI-O or containerd had for
-    it. Images and packages that were scanned are listed as well. The shares are those of the build
+    it. Images and packages that were scanned are listed as well. A namespace without a
+    container, such as that of a service of systemd, is listed with --all, with --json, or if NAME
+    is its label (mnt:4026532177). The shares are those of the build
     IDs of a container whose binary can be read, that have symbols, and that have debuginfo.
     """
     from buildidfs.app import containers as known
@@ -75,23 +83,29 @@ def containers(
 
     with session.open_store() as store:
         tests = [known.meant(store, name) for name in names]
-        rows, count = known.last_seen(
-            store,
-            lambda each: (
-                each.last_seen_ns >= since
-                and (not tests or any(test(each.label) for test in tests))
-            ),
-            0 if all_ else _SHOWN,
-        )
+        unnamed = 0
+
+        def is_wanted(each: Container) -> bool:
+            nonlocal unnamed
+            if each.last_seen_ns < since or (tests and not any(t(each.label) for t in tests)):
+                return False
+            is_hidden = not (all_ or json_ or tests) and known.is_bare(each)
+            unnamed += is_hidden
+            return not is_hidden
+
+        rows, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN)
         if json_:
             for row in layout.choose(_COLUMNS, rows):
                 json_line(_fields(row))
             sys.stdout.flush()
         else:
             layout.print(_COLUMNS, rows)
-        if count > len(rows):
-            session.say_why_empty(f"{counted(count - len(rows), 'more container')}, see --all")
-        if rows:
+        hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
+        if unnamed:
+            hidden.append(counted(unnamed, "namespace") + " without a container")
+        if hidden:
+            session.say_why_empty(f"{' and '.join(hidden)}, see --all")
+        if rows or unnamed:
             return
         when = f" since {moment(since)}" if since else ""
         if names:

@@ -15,12 +15,15 @@ from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from buildidfs.app.catalog import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
     from buildidfs.store.retention.policy import Choice
 
 _SECOND: Final = 1_000_000_000
+_SHOWN: Final = 20
 _DEFAULT = "30d"
 
 _IDS: Final = Cell(
@@ -144,6 +147,9 @@ def _removed_json(each: Chosen) -> None:
 @click.option(
     "-v", "--verbose", is_flag=True, help="List the files that stay, too, with the reason."
 )
+@click.option(
+    "--all", "all_", is_flag=True, help=f"List all files on a terminal, not only {_SHOWN}."
+)
 @table.options(_CHOICES)
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
@@ -155,10 +161,11 @@ def prune(
     max_age: str | None,
     min_age: str | None,
     verbose: bool,
+    all_: bool,
     layout: table.Layout,
     json_: bool,
 ) -> int:
-    """Remove blobs until the store is within its limits, and print each with the reason.
+    """Remove blobs until the store is within its limits, and print them with the reason.
 
     Files that this host still has go first, then the files that were unused for longest. Pinned
     files stay. Limits that are not given are those of buildidfs.toml(5), which scans and watches
@@ -175,7 +182,8 @@ def prune(
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = replace(session.settings.retention, **wanted)
     with session.open_store() as store:
-        return _prune(session, store, settings, dry_run, verbose, layout, json_)
+        most = 0 if all_ else _SHOWN
+        return _prune(session, store, settings, dry_run, verbose, most, layout, json_)
 
 
 def _prune(
@@ -184,6 +192,7 @@ def _prune(
     settings: RetentionSettings,
     dry_run: bool,
     verbose: bool,
+    most: int,
     layout: table.Layout,
     json_: bool,
 ) -> int:
@@ -192,12 +201,13 @@ def _prune(
 
     policy = upkeep.policy(settings, store.path)
     pruning = upkeep.Pruning(store, policy, dry_run=dry_run, stays=verbose)
-    choices = pruning.choices()
+    reasons: dict[str, list[int]] = {}
+    choices = _tallied(pruning.choices(), reasons)
     if json_:
         for choice in layout.choose(_CHOICES, choices):
             _choice_json(choice)
     elif not session.is_quiet:
-        layout.print(_CHOICES, choices)
+        layout.print(_CHOICES, choices, most=most, more="--all")
     for _ in choices:  # --limit bounds what is printed, not what is removed
         pass
     left = pruning.exceeded()
@@ -209,12 +219,24 @@ def _prune(
         is_within = not pruning.blobs and not left
         why = f": the store is within its limits ({limits(policy)})" if is_within else ""
         terminal.say(f"{gone}, {size(pruning.freed)}, {verb}{why}")
+        for why, (blobs, freed) in reasons.items():
+            terminal.say(f"  {counted(blobs, 'blob')}, {size(freed)}: {why}", indent=2)
     if not left:
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
     verb = "would still be" if dry_run else "still"
     terminal.complain(f"{verb} exceeded: {what}: no other file may be removed")
     return StoreFull.exit_code
+
+
+def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterator[Choice]:
+    """Yield the same choices, and count blobs and bytes that go by the reason."""
+    for choice in choices:
+        if choice.goes:
+            tally = reasons.setdefault(choice.why, [0, 0])
+            tally[0] += 1
+            tally[1] += choice.candidate.size
+        yield choice
 
 
 def _choice_json(choice: Choice) -> None:

@@ -153,10 +153,18 @@ class Layout:
         """True if the user gave ``--format``: the output consists of rows only."""
         return self._template is not None
 
-    def print(self, columns: Sequence[Column[Row]], rows: Iterable[Row], *, most: int = 0) -> int:
+    def print(
+        self,
+        columns: Sequence[Column[Row]],
+        rows: Iterable[Row],
+        *,
+        most: int = 0,
+        more: str = "--limit",
+    ) -> int:
         """Print a table on standard output, and return the number of its rows.
 
         On a terminal and without ``--limit`` only the first ``most`` rows are printed, 0 for all.
+        ``more`` is the option that prints the others.
         """
         counted = 0
 
@@ -169,7 +177,7 @@ class Layout:
         if self._template is not None:
             lines = _filled(_parsed(self._template, columns), rows)
         elif sys.stdout.isatty():
-            lines = self._aligned(columns, rows, 0 if self._limit else most)
+            lines = self._aligned(columns, rows, 0 if self._limit else most, more)
         else:
             lines = ("\t".join(_full(each, row) or _NONE for each in columns) for row in rows)
         for line in lines:
@@ -182,7 +190,7 @@ class Layout:
         return list(self._aligned(columns, iter(self.choose(columns, rows)), 0))
 
     def _aligned(
-        self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int
+        self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int, more: str = ""
     ) -> Iterator[str]:
         """Yield the lines for a terminal, the header first; none if there is no row."""
         limit = None if self._uncut else terminal.width(sys.stdout)
@@ -203,8 +211,8 @@ class Layout:
             texts = [make(each, row) or _NONE for each in shown]
             row_or_none = row if coloured else None
             yield _line(shown, widths, texts, cut=limit is not None, colours_of=row_or_none)
-        if more := sum(1 for _ in rows):
-            yield f"and {more} more, see --limit"
+        if others := sum(1 for _ in rows):
+            yield f"and {others} more, see {more}"
 
     def _shown(
         self, columns: Sequence[Column[Row]], rows: Sequence[Row], limit: int

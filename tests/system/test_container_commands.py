@@ -114,6 +114,24 @@ def test_containers_that_are_not_there(filled: BuildIdFs) -> None:
     assert "no container was seen since" in done.err
 
 
+def test_namespaces_without_a_container_are_counted(buildidfs: BuildIdFs) -> None:
+    services = ("mnt:4026532177", "mnt:4026532179")
+    with Store.create(buildidfs.store) as store:
+        for number, label in enumerate((CART, *services)):
+            seen = sighting(b"/app/server", container=label, mnt_ns_id=number)
+            commit(store, capture(store, elf_file(build_id=SERVER), SERVER, at=seen))
+    done = buildidfs("containers")
+    assert CART in done.out
+    assert "mnt:" not in done.out
+    assert done.err == "buildidfs: 2 namespaces without a container, see --all\n"
+    for words in (["--all"], ["--json"]):
+        done = buildidfs("containers", *words)
+        assert all(label in done.out for label in (CART, *services))
+        assert done.err == ""
+    done = buildidfs("containers", services[0])
+    assert (services[0] in done.out, services[1] in done.out, done.err) == (True, False, "")
+
+
 def test_names_are_completed(filled: BuildIdFs) -> None:
     environment = {
         **os.environ,

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from tests.support.children import running
 from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
 from tests.support.mounts import COMMAND
+from tests.support.terminals import on_terminal
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -339,6 +341,7 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     assert "would go" in done.out
     assert done.rc == 14, "it would not be enough"
     assert "would still be exceeded: max-size by" in done.err
+    assert re.search(r"^  4 blobs, \S+ MiB: max-size; this host has it$", done.out, re.MULTILINE)
     assert len(held(buildidfs.store)) == 6, "so far it was only talked about"
 
     done = buildidfs("prune", "--max-size", "0", "--limit", "1", check=False)
@@ -353,6 +356,25 @@ def test_prune_says_what_and_why(buildidfs: BuildIdFs, directory: Path) -> None:
     assert buildidfs("prune", "-n", "--max-size", "1G").rc == 0
     assert buildidfs("prune", "--max-age", "x", check=False).rc == 2
     assert is_sound(buildidfs.store)
+
+
+def test_terminal_shows_the_first_files_to_prune(buildidfs: BuildIdFs, directory: Path) -> None:
+    programs(directory / "a", range(23))
+    buildidfs("scan", "tree", directory / "a")
+    words = (*COMMAND, "--store", buildidfs.store, "prune", "-n", "--max-size", "0")
+
+    def lines(*more: str) -> list[str]:
+        return on_terminal(*words, *more, env={"NO_COLOR": "1"}).lines
+
+    def rows(*more: str) -> int:
+        return sum(line.startswith("remove ") for line in lines(*more))
+
+    assert rows() == 20
+    assert "and 3 more, see --all" in lines()
+    for more in (["--all"], ["--limit", "99"]):
+        assert rows(*more) == 23
+    assert buildidfs("prune", "-n", "--max-size", "0", check=False).out.count("remove\t") == 23
+    assert len(held(buildidfs.store)) == 23
 
 
 def test_files_on_this_host_go_first(buildidfs: BuildIdFs, directory: Path) -> None:

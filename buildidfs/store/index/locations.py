@@ -235,6 +235,11 @@ def label_of(origin: Origin) -> str:
     return f"host:{origin.host}"
 
 
+def is_namespace(label: str) -> bool:
+    """Return True if a label is that of a namespace, and not of a container with an ID."""
+    return label.startswith(_OF_NAMESPACE)
+
+
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
     """Return the names that a container may have, the usual one first."""
     name = spelled(label_of(origin))
@@ -244,7 +249,7 @@ def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
 def token_of(origin: Origin) -> bytes:
     """Return bytes that tell a container from others with its label; empty if unknown."""
     known = b""
-    if origin.container.startswith(_OF_NAMESPACE):
+    if is_namespace(origin.container):
         known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
     elif origin.container:
         known = as_bytes(image_of(origin).partition(":")[2][:12])
