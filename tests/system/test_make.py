@@ -129,6 +129,32 @@ def test_down_without_the_command_ends_a_mount_without_supervisor(
     assert not is_mountpoint(Path(environ["MOUNTPOINT"]))
 
 
+@pytest.mark.root
+def test_up_says_how_to_get_the_command_into_path(tmp_path: Path) -> None:
+    """The line that it prints does what it says, and there is nothing left to say then."""
+    clone, places = tmp_path / "clone", tmp_path / "places"
+    command = script(clone / ".venv/bin/buildidfs", "echo started")
+    places.mkdir()
+    programs = f"{places}:/usr/sbin:/usr/bin:/sbin:/bin"
+    environ = {"PATH": programs, "STORE": "/var/lib/buildidfs", "MOUNTPOINT": "/buildid"}
+
+    def up() -> list[str]:
+        words = [ROOT / "scripts/up", ".venv/bin/buildidfs"]
+        return run(words, env=environ, cwd=clone, check=True).out.splitlines()
+
+    started, empty, how, line = up()
+    assert (started, empty) == ("started", "")
+    assert how == "To have the command buildidfs in PATH, run"
+    assert line == f"    ln -sf {command} /usr/local/bin/"
+    here = line.replace("/usr/local/bin", str(places))
+    run(["sh", "-c", here], env=environ, cwd=tmp_path, check=True)
+    assert run(["sh", "-c", "buildidfs"], env=environ, cwd=tmp_path, check=True).out == "started\n"
+    assert up()[2:] == ["The command is buildidfs."]
+    (places / "buildidfs").unlink()
+    script(places / "buildidfs", "echo another")
+    assert up()[2:] == [f"The command is {command}; {places}/buildidfs is another one."]
+
+
 def test_units_start_what_make_install_installs(tmp_path: Path) -> None:
     """Everything but building the package, which takes the package index."""
     prefix, programs = tmp_path / "prefix", tmp_path / "programs"

@@ -51,7 +51,7 @@ def blocks() -> list[str]:
 def test_quick_start_is_the_shortest_there_is() -> None:
     words = [line.partition("#")[0].split() for line in blocks()[0].splitlines()]
     assert [line[:2] for line in words] == [
-        ["git", "clone"], ["make", "up"], ["make", "test"], ["make", "down"],
+        ["git", "clone"], ["make", "up"], ["ln", "-sf"], ["make", "test"], ["make", "down"],
     ]  # fmt: skip
 
 
@@ -77,9 +77,11 @@ def transcript(scratch: Path, program: Program) -> Result:
         "URL": str(ROOT),
         "/usr/lib/debug": str(program.exe.debug),
         "/buildid": str(work / "mnt"),
+        "/usr/local/bin": str(work / "linked"),
         _ADDRESS: hex(program.exe.address("exe_static_hot")),
     }
     (work / "mnt").mkdir()
+    (work / "linked").mkdir()
     programs = client_directory(program_directory(work / "programs"))
     environment = {
         "PATH": path_with(programs),
