@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _COMPLETIONS: Final = 100
+_MEANING: Final = 72
+"""The columns for the meaning of an exit status in a help text, which has 80."""
 _PLAIN: Final = re.compile(r"[\w@%+:,./][\w@%+:,./-]*")
 _ANYWHERE: Final = (
     "--store, --config, --hostname, -v and -q may stand here, too: see buildidfs --help"
@@ -39,10 +41,20 @@ def exit_status(
     """The end of a help text: examples, then what the exit codes mean."""
     lines = ["\b", "EXAMPLES:", *(f"  {line}" for line in examples), ""]
     lines += ["\b", "EXIT STATUS:", "  0   all is well"]
-    lines += [f"  {code:<3} {meaning}" for code, meaning in codes.items()]
+    for code, meaning in codes.items():
+        first, *others = _folded(meaning)
+        lines += [f"  {code:<3} {first}", *(f"      {line}" for line in others)]
     if not of_program:
         lines += ["", _ANYWHERE]
     return "\n".join(lines)
+
+
+def _folded(meaning: str) -> list[str]:
+    if len(meaning) <= _MEANING:
+        return [meaning]
+    import textwrap  # only few texts need it
+
+    return textwrap.wrap(meaning, _MEANING)
 
 
 class Session:

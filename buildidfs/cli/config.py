@@ -28,6 +28,7 @@ _WITHOUT: Final = {
     "watch.metrics": "off",
     "serve.listen": "off",
     "config": "no file",
+    "upstream.timeout": "10s",
 }
 """The meaning of an unset key without a value."""
 _UNITS: Final[dict[str, Callable[[Any], str]]] = {
@@ -40,8 +41,23 @@ _UNITS: Final[dict[str, Callable[[Any], str]]] = {
     "retention.compress-after": age,
     "serve.rate": lambda count: f"{count:g} requests a second" if count else "no limit",
     "check.scrub-rate": lambda count: f"{size(count)} a second" if count else "off",
+    "remote.refresh": age,
+    "remote.rate": lambda count: f"{size(count)} a second" if count else "no limit",
+    "remote.keep": age,
+    "upstream.timeout": age,
+    "upstream.wait": age,
+    "upstream.max-size": size,
+    "upstream.remember-absent": age,
 }
 """How a person reads a number; a text stays as the file has it."""
+
+
+_UPSTREAM: Final = {
+    "upstream.urls": "DEBUGINFOD_URLS",
+    "upstream.timeout": "DEBUGINFOD_TIMEOUT",
+    "upstream.headers-file": "DEBUGINFOD_HEADERS_FILE",
+}
+"""The variables that count for a setting: servers are added, else the file takes precedence."""
 
 
 class _Value(NamedTuple):
@@ -136,11 +152,28 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
         section, _, name = key.partition(".")
         value = getattr(getattr(settings, section), name.replace("-", "_"))
         source = f"file {path}" if key in given else "default"
+        if key in _UPSTREAM and (text := os.environ.get(_UPSTREAM[key], "")):
+            value, source = _with_environment(key, value, source, text)
         if key == "upstream.urls":
             value = [without_password(url) for url in value]
         if key == "store.path":
             value, source = session.store_path, _of_option(ctx, "store") or source
         yield _Row(key, value, source)
+
+
+def _with_environment(key: str, value: Any, source: str, text: str) -> tuple[Any, str]:
+    """Return a setting of ``[upstream]`` and its source, where a variable of debuginfod is set."""
+    variable = f"environment {_UPSTREAM[key]}"
+    if key == "upstream.urls":
+        return [*value, *text.split()], f"{source}, {variable}" if value else variable
+    if value:
+        return value, source
+    if key == "upstream.timeout":
+        from buildidfs.upstream.options import seconds
+
+        timeout = seconds(text)
+        return (value, source) if timeout is None else (timeout, variable)
+    return text, variable
 
 
 def _of_option(ctx: click.Context, name: str) -> str:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app.page.answers import NOT_RUNNING
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, moment, one_line, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.app.page.answers import Health, Overview, Share
+    from buildidfs.app.page.answers import Health, Missing, Overview, Share
 
 _CONTAINERS: Final = 20
 _BUILD_IDS: Final = 10
@@ -58,7 +60,7 @@ def report(session: Session, html: str | None) -> None:
 def _print(taken: Overview) -> None:
     held = taken.store
     limit = "" if held.limit_bytes is None else f" of {size(held.limit_bytes)}"
-    click.echo(
+    terminal.say(
         f"{counted(held.build_ids, 'build ID')} in {counted(held.blobs, 'file')}:"
         f" {size(held.stored_bytes)}{limit}, index {size(held.index_bytes)};"
         f" {size(held.free_bytes)} free"
@@ -76,16 +78,24 @@ def _print(taken: Overview) -> None:
     others = taken.left_out + max(len(taken.containers) - _CONTAINERS, 0)
     if others:
         click.echo(f"and {counted(others, 'more container')}, see buildidfs containers --all")
-    for reason in taken.missing.reasons:
-        finding = reason.finding
-        click.echo(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
-        click.echo(f"    {one_line(finding.remedy)}")
-        if finding.command:
-            click.echo(f"    run {one_line(finding.command)}")
-    for each in taken.missing.build_ids[:_BUILD_IDS]:
-        where = one_line(each.container) or "the host"
-        click.echo(f"{each.build_id[:12]}  {one_line(each.path)} in {where}: {each.reason}")
+    _print_missing(taken.missing)
     _print_health(taken.health)
+
+
+def _print_missing(missing: Missing) -> None:
+    for reason in missing.reasons:
+        finding = reason.finding
+        terminal.say(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
+        terminal.say(one_line(finding.remedy), label="    remedy", indent=12)
+        if finding.command:
+            terminal.say(one_line(finding.command), label="    run", indent=12)
+    shown = missing.build_ids[:_BUILD_IDS]
+    if shown:
+        click.echo("for example:")
+    for each in shown:
+        where = one_line(each.container) or "the host"
+        text = f"{one_line(each.path)} in {where}: {each.reason}"
+        terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
 
 
 def _shares(share: Share) -> str:
@@ -97,11 +107,15 @@ def _shares(share: Share) -> str:
 
 def _print_health(health: Health) -> None:
     since = "" if health.since is None else f" since {moment(int(health.since * 1e9))}"
-    click.echo(
+    if health.mode == NOT_RUNNING:
+        click.echo("watch not running: buildidfs up starts it")
+        return
+    terminal.say(
         f"watch {one_line(health.mode)}{since}: {health.captured} captured, {health.lost} lost,"
         f" {health.waiting} waiting"
     )
     for each in health.losses:
-        click.echo(f"    {each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}")
+        text = f"{each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}"
+        terminal.say(f"    {text}", indent=4)
     for text in health.degraded:
-        click.echo(f"    {one_line(text)}")
+        terminal.say(f"    {one_line(text)}", indent=4)

@@ -50,7 +50,7 @@ def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Optio
     named = (*map(os.path.expanduser, settings.urls), *environ.get(URLS, "").split())
     return Options(
         tuple(dict.fromkeys(named)),
-        settings.timeout or _seconds(environ.get(TIMEOUT, "")) or TIMEOUT_S,
+        settings.timeout or seconds(environ.get(TIMEOUT, "")) or TIMEOUT_S,
         settings.wait,
         config.size(settings.max_size),
         config.seconds(settings.remember_absent),
@@ -59,7 +59,7 @@ def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Optio
     )
 
 
-def _seconds(text: str) -> float | None:
+def seconds(text: str) -> float | None:
     """The value of DEBUGINFOD_TIMEOUT; None if it is none, which its other readers ignore, too."""
     try:
         value = float(text)

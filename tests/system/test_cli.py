@@ -485,6 +485,16 @@ def test_config_says_where_each_setting_is_from(tmp_path: Path) -> None:
     found = settings("--store", "/srv/three", "--hostname", "node-7", BUILDIDFS_STORE="/srv/two")
     assert found["store.path"] == ("/srv/three", "option --store")
     assert found["hostname"] == ("node-7", "option --hostname")
+    variables = {"DEBUGINFOD_URLS": "file:///a file:///b", "DEBUGINFOD_TIMEOUT": "7"}
+    found = settings(**variables)
+    both = ["file:///a", "file:///b"]
+    assert found["upstream.urls"] == (both, "environment DEBUGINFOD_URLS")
+    assert found["upstream.timeout"] == (7, "environment DEBUGINFOD_TIMEOUT")
+    file.write_text('[upstream]\nurls = ["/srv/four"]\ntimeout = 3\n')
+    found = settings("--config", file, **variables)
+    from_both = f"file {file}, environment DEBUGINFOD_URLS"
+    assert found["upstream.urls"] == (["/srv/four", *both], from_both)
+    assert found["upstream.timeout"] == (3, f"file {file}")
     text = run("config").stdout.decode()
     assert "watch.pin-bytes\t2147483648\tdefault\n" in text
     assert "serve.listen\toff\tdefault\n" in text
@@ -502,6 +512,8 @@ def test_config_shows_units_on_a_terminal(tmp_path: Path) -> None:
     rows = "\n".join(shown.lines)
     assert re.search(r"check.scrub-rate +8.0 MiB a second ", rows)
     assert re.search(r"serve.rate +500 requests a second ", rows)
+    assert re.search(r"upstream.max-size +2.0 GiB ", rows)
+    assert re.search(r"remote.refresh +1m ", rows)
 
 
 @pytest.mark.parametrize("words", [["list", "--limit", "x"], ["list", "--limit", "1.5"]])
@@ -552,3 +564,9 @@ def test_help(command: list[str]) -> None:
     text = run(*command, "--help").stdout.decode()
     assert "EXAMPLES:" in text
     assert "EXIT STATUS:" in text
+
+
+def test_meanings_of_exit_statuses_are_folded() -> None:
+    lines = run("fetch", "--help").stdout.decode().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "        core file" in lines

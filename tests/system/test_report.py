@@ -14,7 +14,8 @@ from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.clients import run
 from tests.support.commands import ROOT
-from tests.support.mounts import BuildIdFs
+from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.terminals import on_terminal
 
 
 @pytest.fixture
@@ -46,8 +47,16 @@ def test_text_says_what_is_missing_and_what_to_do(reporting: BuildIdFs) -> None:
     assert out.splitlines()[0].startswith("12 build IDs in 13 files: ")
     assert "shop/cart-7d9f/cart" in out
     assert "stripped: only dynamic symbols" in out
-    assert "run buildidfs scan tree /usr/lib/debug" in out
+    assert "run     buildidfs scan tree /usr/lib/debug" in out
     assert "watch not running" in out
+
+
+def test_text_is_folded_on_a_terminal(reporting: BuildIdFs) -> None:
+    words = [*COMMAND, "--store", reporting.store, "report"]
+    lines = [line.partition("\x1b[K")[2] or line for line in on_terminal(*words).lines]
+    assert max(map(len, lines)) <= 80
+    assert "            capture the package itself, or fetch it from a debuginfod server" in lines
+    assert "watch not running: buildidfs up starts it" in lines
 
 
 def test_page_is_one_file_that_needs_no_other(reporting: BuildIdFs, tmp_path: Path) -> None:

@@ -5,3 +5,7 @@
 `ledger` remembers what was uploaded, `questions` reads the manifests of all hosts.
 `fetch` gets what a store lacks from upstream servers.
 """
+
+from typing import Final
+
+NO_BUCKET: Final = "no bucket is configured: set [remote] url in buildidfs.toml(5)"

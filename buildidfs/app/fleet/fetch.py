@@ -39,7 +39,8 @@ WORKERS: Final = 8
 _KERNEL: Final = b"[kernel.kallsyms]"
 
 NO_UPSTREAM: Final = (
-    "no upstream is configured: set [upstream] urls in buildidfs.toml(5), or DEBUGINFOD_URLS"
+    "no upstream is configured: set [upstream] urls in buildidfs.toml(5), or DEBUGINFOD_URLS, for"
+    " Debian https://debuginfod.debian.net"
 )
 
 Lacking = tuple[BuildId, Kind]

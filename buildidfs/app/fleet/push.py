@@ -23,6 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Literal
 
+from buildidfs.app.fleet import NO_BUCKET
 from buildidfs.app.fleet.ledger import Entry, Ledger
 from buildidfs.app.fleet.uploader import DAMAGED, READABLE, Job, Options, Stopped, Summary, Uploader
 from buildidfs.errors import IntegrityError, RemoteError, RemoteUnavailable, UsageError
@@ -132,7 +133,7 @@ class Pusher(Uploader[_Job]):
     def __init__(self, store: Store, settings: RemoteSettings, options: Options) -> None:
         """Raises `UsageError`, `RemoteError`, `StoreError`."""
         if not settings.url:
-            raise UsageError("no bucket is configured: set url in [remote] of buildidfs.toml")
+            raise UsageError(NO_BUCKET)
         super().__init__(store, options)
         self._host = machine.host_name()
         self._targets: list[Target] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.app.fleet import NO_BUCKET
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.model import BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
@@ -78,7 +79,7 @@ class FilterState(msgspec.Struct, frozen=True):
 def bucket_of(settings: RemoteSettings) -> Bucket:
     """Return the bucket of the fleet, which exists. Raises `UsageError`, `RemoteError`."""
     if not settings.url:
-        raise UsageError("no bucket is configured: set url in [remote] of buildidfs.toml")
+        raise UsageError(NO_BUCKET)
     bucket = Bucket(settings.url)
     bucket.identity()
     return bucket

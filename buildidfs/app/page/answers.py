@@ -7,7 +7,12 @@ what is not UTF-8 replaced; each form escapes them in its own way.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+NOT_RUNNING: Final = "not running"
+"""The mode of a watch that does not run."""
 
 
 class Share(msgspec.Struct):
@@ -151,7 +156,7 @@ class Loss(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """The state of the capture. ``mode`` is that of the watch, or ``not running``."""
+    """The state of the capture. ``mode`` is that of the watch, or `NOT_RUNNING`."""
 
     mode: str
     since: float | None = None

@@ -198,7 +198,7 @@ def _health(store: Store) -> answers.Health:
     """The facts of the watch that run on a store, without names of containers and files."""
     watch = next(iter(run_files.present(store.path, "watch", looks=1)), None)
     if watch is None:
-        return answers.Health("not running")
+        return answers.Health(answers.NOT_RUNNING)
     facts = watch.facts
     losses: dict[str, answers.Loss] = {}
     for row in _rows(facts, "losses"):
