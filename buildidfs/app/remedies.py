@@ -225,6 +225,16 @@ def of_reason(why: str) -> Remedy:
     return _OF_REASON.get(why, _UNKNOWN)
 
 
+def of_own_build(remedy: Remedy) -> Remedy:
+    """Return the remedy for a stripped file of this host that no package has."""
+    return Remedy(
+        remedy.code,
+        "no package of this host has it: capture the file with its symbols, from the directory"
+        " where it was built",
+        "buildidfs scan tree BUILD_DIRECTORY",
+    )
+
+
 def of_loss(reason: str) -> str:
     """Return the remedy for losses of a watch for one reason, as its journal has it."""
     for words, remedy in _OF_LOSS:

@@ -229,10 +229,13 @@ class Explainer:
     ) -> Finding:
         """Make a finding; ``said`` is the reason with the details of this file."""
         remedy = remedies.of_reason(why)
+        paths = self._paths_here(row) if why in _LACKING else []
+        package = self._package(paths)
+        if paths and package == UNKNOWN:
+            remedy = remedies.of_own_build(remedy)
         text, command = remedy.text, remedy.command
         if why == remedies.STILL_HERE and file:
             command = remedies.of_reason(remedies.NOT_CAPTURED).command  # for all of them
-        package = self._package(row) if why in _LACKING else UNKNOWN
         if install := remedies.install_debug_packages(package.manager, [package.name]):
             command = install
             text += remedies.debug_archive(package.manager)
@@ -257,18 +260,24 @@ class Explainer:
                 return show(path)
         return ""
 
-    def _package(self, row: Row) -> Package:
-        """Return the package that a file of this host belongs to."""
+    def _paths_here(self, row: Row) -> list[bytes]:
+        """Return the paths of a file of this host, outside of containers; none for a viewer."""
         if self._viewer is not None:
-            return UNKNOWN
+            return []
         ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
         paths = {
             each.origin.path: None
             for each in origins
-            if not each.origin.container and each.origin.host == machine.host_name()
+            if not each.origin.container
+            and each.origin.host == machine.host_name()
+            and each.origin.path.startswith(b"/")
         }
-        for path in list(paths)[:_MOST_PATHS]:
+        return list(paths)[:_MOST_PATHS]
+
+    def _package(self, paths: list[bytes]) -> Package:
+        """Return the package that a file of this host belongs to, by its paths."""
+        for path in paths:
             package = self._packages.owner_here(path)
             if package != UNKNOWN:
                 return package

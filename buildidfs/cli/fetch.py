@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 from buildidfs.cli.output import counted, json_line, printable, size
 from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, UpstreamError, UsageError
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from buildidfs.app.fleet.fetch import Lacking
+    from buildidfs.model import BuildId
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
+
+_SHOWN: Final = 10
 
 
 @click.command(
@@ -128,10 +133,7 @@ def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:
                 f"{counted(counts[State.FETCHED], 'file')} fetched ({size(total)}),"
                 f" {counts[State.HELD]} already held"
             )
-        for each in done:
-            if each.why:
-                what = f"{each.kind.name.lower()} of {each.build_id}"
-                click.echo(f"buildidfs: no {what}: {printable(os.fsencode(each.why))}", err=True)
+        _complain([each for each in done if each.why])
     missing = len(done) - counts[State.FETCHED] - counts[State.HELD]
     if not missing:
         return 0
@@ -142,6 +144,17 @@ def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:
     if counts[State.UNAVAILABLE]:
         return UpstreamError.exit_code
     return ArtifactMissing.exit_code
+
+
+def _complain(lacking: Sequence[Fetched]) -> None:
+    """Name the files that were not fetched, the first of them if there are many."""
+    kinds: dict[tuple[BuildId, str], list[str]] = {}
+    for each in lacking:
+        kinds.setdefault((each.build_id, each.why), []).append(each.kind.name.lower())
+    for (build_id, why), named in islice(kinds.items(), _SHOWN):
+        terminal.complain(f"no {' or '.join(named)} of {build_id}: {printable(os.fsencode(why))}")
+    if (more := len(kinds) - _SHOWN) > 0:
+        terminal.complain(f"nor of {counted(more, 'more build ID')}, see --json")
 
 
 def _fields(each: Fetched) -> dict[str, object]:

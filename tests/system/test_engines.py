@@ -72,13 +72,12 @@ def test_names_of_containers_that_are_gone_after_the_index(
     before = {each["container_name"]: each for each in listed(buildidfs)}
     assert before.keys() == {"web-1", "web-2"}
     shutil.rmtree(buildidfs.store / "index")
-    assert "cannot be read" in buildidfs("check", "--repair", check=False).out
+    assert buildidfs("check", "--repair").out.endswith(" (repaired)\n")
     after = {each["container_name"]: each for each in listed(buildidfs)}
     assert after == before
     for name in before:
         row = buildidfs("list", "--container", name).out.rstrip().split("\t")
-        assert "/bin/busybox" in row
-    assert "web-2" in row
+        assert {"/bin/busybox", name} <= {*row}
 
 
 def listed(buildidfs: BuildIdFs) -> list[dict[str, Any]]:

@@ -73,6 +73,14 @@ def test_package_of_a_file_of_this_host(store: Store) -> None:
     assert finding.command == "apt-get install dash-dbgsym && buildidfs scan tree /usr/lib/debug"
 
 
+def test_file_of_this_host_that_no_package_has(store: Store) -> None:
+    see(store, Quality.DYNSYM, path=b"/srv/own/program")
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.remedy.startswith("no package of this host has it: ")
+    assert finding.command == "buildidfs scan tree BUILD_DIRECTORY"
+    assert finding.reason == "stripped"
+
+
 def test_packages_are_installed_together() -> None:
     said = remedies.install_debug_packages("dpkg", ["zlib1g", "libc6"])
     assert said.startswith("apt-get install zlib1g-dbgsym libc6-dbg && ")
