@@ -4,7 +4,7 @@
     /buildid/ID/executable, /buildid/ID/debuginfo
     /buildid/ID/section/NAME, /buildid/ID/source/PATH
 
-Source: debuginfod(8), debuginfod.cxx of elfutils 0.192. Beyond the protocol: HEAD, a range, entity
+Source: debuginfod(8), debuginfod.cxx of elfutils 0.194. Beyond the protocol: HEAD, a range, entity
 tags, and zstd for blobs that are stored so.
 """
 
@@ -285,7 +285,7 @@ class Debuginfod:
     def _headers(self, artifact: Artifact, size: int, tag: bytes, source: bytes = b"") -> bytes:
         """Headers of a file, section or source file of that size."""
         if source:
-            named = lines((b"X-DEBUGINFOD-FILE", header_text(source.rpartition(b"/")[2])))
+            named = lines((b"X-DEBUGINFOD-FILE", header_text(source)))
             return b"%s%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (_FIXED, named, size, tag)
         now = time.monotonic()
         if now > self._blocks_until or len(self._blocks) >= _MOST_BLOCKS:
@@ -405,15 +405,12 @@ def _changing() -> OSError:
 
 
 def _place_headers(record: OriginRecord) -> bytes:
-    """The headers that name a file and its archive, as debuginfod has them."""
+    """The headers that name a file and its archive by their paths, as debuginfod has them."""
     origin = record.origin
-    if not origin.archive:
-        return lines((b"X-DEBUGINFOD-FILE", header_text(origin.path.rpartition(b"/")[2])))
-    archive = origin.archive.rpartition(b"/")[2]
-    return lines(
-        (b"X-DEBUGINFOD-FILE", header_text(origin.path)),
-        (b"X-DEBUGINFOD-ARCHIVE", header_text(archive)),
-    )
+    headers = lines((b"X-DEBUGINFOD-FILE", header_text(origin.path)))
+    if origin.archive:
+        headers += lines((b"X-DEBUGINFOD-ARCHIVE", header_text(origin.archive)))
+    return headers
 
 
 def _is_public(artifact: Artifact) -> bool:

@@ -6,8 +6,9 @@
     key=buildid   the build ID that the value is
 
 Reply: ``{"results": [{"type", "buildid", "file", "archive"?}, ...], "complete": bool}``. Only
-places are told at which everybody could read the file. Source: debuginfod(8), handle_metadata() of
-debuginfod.cxx in elfutils 0.195.
+places are told at which everybody could read the file. Upstream servers and buckets are not asked,
+so with these no reply is complete. Source: debuginfod(8), handle_metadata() of debuginfod.cxx in
+elfutils 0.195.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
+from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
 from buildidfs.store.index.locations import ROOT, components
@@ -49,7 +51,11 @@ class _Enough(Exception):
 class Metadata:
     """Answers requests for metadata. Each may take seconds."""
 
-    def __init__(self, backend: Backend, limit_s: float = _LIMIT_S) -> None:
+    def __init__(
+        self, backend: Backend, limit_s: float = _LIMIT_S, *, has_upstream: bool = False
+    ) -> None:
+        """With ``has_upstream`` files may be served that are not in the store."""
+        self._is_all = not has_upstream and not isinstance(backend.store, TieredStore)
         self._backend = backend
         self._store = backend.store
         self._limit_s = limit_s
@@ -62,7 +68,7 @@ class Metadata:
             raise BadRequest("/metadata takes key=glob|file|buildid and value=...")
         search = _Search(self._backend, time.monotonic() + self._limit_s)
         rows: dict[tuple[tuple[str, str], ...], _Row] = {}
-        is_complete = True
+        is_complete = self._is_all
         try:
             for row in search.run(key, value):
                 rows[tuple(row.items())] = row

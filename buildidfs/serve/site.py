@@ -38,7 +38,10 @@ _FORGETS: Final = b"elfutils"
 _METHODS: Final = b"GET, HEAD, OPTIONS"
 _CORS: Final = messages.lines(
     (b"Access-Control-Allow-Origin", b"*"),
-    (b"Access-Control-Expose-Headers", b"X-DEBUGINFOD-SIZE, X-DEBUGINFOD-FILE, ETag"),
+    (
+        b"Access-Control-Expose-Headers",
+        b"X-DEBUGINFOD-SIZE, X-DEBUGINFOD-FILE, X-DEBUGINFOD-ARCHIVE, ETag",
+    ),
 )
 _ALLOW: Final = messages.lines((b"Allow", _METHODS))
 _PREFLIGHT: Final = messages.lines(
@@ -75,7 +78,7 @@ class Site:
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend, agent)
-        self._metadata = Metadata(backend)
+        self._metadata = Metadata(backend, has_upstream=agent is not None)
         self.symbolication = Symbolication(backend, self._debuginfod, engine_of)
         self._cors = cors
 

@@ -98,7 +98,7 @@ def test_file_is_served_as_it_was_captured(site: Site, build_id: bytes, what: st
     assert reply.status == 200
     assert reply.body == site.files[build_id.hex()]
     assert reply.headers["x-debuginfod-size"] == str(len(reply.body))
-    assert reply.headers["x-debuginfod-file"] == name_of(build_id)
+    assert reply.headers["x-debuginfod-file"] == f"{site.directory}/{name_of(build_id)}"
     assert reply.headers["content-type"] == "application/octet-stream"
     assert reply.headers["cache-control"] == "public"
 
@@ -185,7 +185,7 @@ def test_file_of_a_package_is_told_with_its_package(buildidfs: BuildIdFs, direct
         reply = server.ask(f"/buildid/{build_id.hex()}/executable")
         assert reply.body == (root / "usr/bin/packed").read_bytes()
         assert reply.headers["x-debuginfod-file"] == "/usr/bin/packed"
-        assert reply.headers["x-debuginfod-archive"] == package.name
+        assert reply.headers["x-debuginfod-archive"] == str(package)
         found = json.loads(server.ask("/metadata?key=glob&value=/usr/bin/*").body)
     assert found["results"] == [
         {
@@ -350,6 +350,9 @@ def test_root_health_and_metrics(site: Site) -> None:
     for _ in range(3):
         site.server.ask(target)
     assert count() == before + 3
+    for invented in (f"/buildid/{SMALL.hex()}/invented", "/invented"):
+        assert site.server.ask(invented).status == 404
+    assert b"invented" not in site.server.ask("/metrics").body
 
 
 def test_methods(site: Site) -> None:

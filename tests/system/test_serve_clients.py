@@ -89,13 +89,14 @@ def test_debuginfod_find_gets_all_bytes(gone: Left, env: dict[str, str]) -> None
     assert "No such file" in missing.text, str(missing)
 
 
-def test_debuginfod_find_gets_a_section(gone: Left, env: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", [".debug_line", ".text"])
+def test_debuginfod_find_gets_a_section(gone: Left, env: dict[str, str], name: str) -> None:
+    """The debug file has the bytes of the first, and the executable those of the second."""
     exe = gone.program.exe
-    found = find(env, "section", exe.build_id, ".debug_line")
+    found = find(env, "section", exe.build_id, name)
     dumped = Path(env["DEBUGINFOD_CACHE_PATH"]).parent / "section"
-    run(
-        [tool("objcopy"), f"--dump-section=.debug_line={dumped}", exe.debug, os.devnull], check=True
-    )
+    having = exe.shipped if name == ".text" else exe.debug
+    run([tool("objcopy"), f"--dump-section={name}={dumped}", having, os.devnull], check=True)
     assert Path(found.out.strip()).read_bytes() == dumped.read_bytes(), str(found)
     assert find(env, "section", exe.build_id, ".nothing").rc != 0
 

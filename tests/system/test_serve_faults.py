@@ -420,6 +420,12 @@ def test_browser_is_sent_to_the_home_page(directory: Path, store: Path) -> None:
     assert (refused.rc, "not an address for a browser" in refused.err) == (2, True)
 
 
+def test_no_other_page_may_read_an_answer_unless_that_was_asked_for(server: Server) -> None:
+    for method in ("GET", "OPTIONS"):
+        headers = server.ask("/metrics", method, Origin="https://elsewhere.example").headers
+        assert not [name for name in headers if name.startswith("access-control")]
+
+
 def test_start_fails_with_one_line(directory: Path, store: Path) -> None:
     buildidfs = BuildIdFs(directory, store)
     with socket.socket() as taken:

@@ -72,7 +72,7 @@ def served(buildidfs: BuildIdFs, tree: Tree) -> Iterator[Server]:
 def test_sources_are_served_after_they_are_gone(served: Server, tree: Tree) -> None:
     reply = served.ask(tree.target("ma in.c"))
     assert (reply.status, reply.body) == (200, MAIN.encode())
-    assert reply.headers["x-debuginfod-file"] == "ma in.c"
+    assert reply.headers["x-debuginfod-file"] == f"{tree.sources}/ma in.c"
     assert reply.headers["x-debuginfod-size"] == str(len(MAIN))
     assert served.ask(tree.target("part.h")).body == PART.encode()
     assert served.ask(tree.target("../build+dir/./part.h")).body == PART.encode()
@@ -99,6 +99,20 @@ def test_debuggers_find_sources(served: Server, tree: Tree, tmp_path: Path) -> N
         env={**env, "DEBUGINFOD_CACHE_PATH": str(tmp_path / "gdb")},
     )  # fmt: skip
     assert "/* here */" in gdb.out, str(gdb)
+
+
+def test_source_with_a_name_that_clients_escape_is_found(
+    buildidfs: BuildIdFs, directory: Path, tmp_path: Path
+) -> None:
+    source, program = directory / "p++r$#o^^g %41?&.c", directory / "prog"
+    source.write_text(MAIN.replace("part(3)", "3").partition("\n")[2])
+    run([tool("gcc"), "-g", "-Wl,--build-id", "-o", program, source], check=True)
+    buildidfs("scan", "tree", "--source-dir", directory, program)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        env = {"DEBUGINFOD_URLS": server.url, "DEBUGINFOD_CACHE_PATH": str(tmp_path / "cache")}
+        argv = [tool("debuginfod-find"), "source", program, str(source)]
+        found = run(argv, env=env)
+        assert Path(found.out.strip()).read_bytes() == source.read_bytes(), str(found)
 
 
 def test_later_sources_replace_the_earlier_and_a_new_index_has_them(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -66,10 +67,14 @@ def test_file_of_an_upstream_is_served_and_kept(store: Path) -> None:
             assert reply.headers["x-debuginfod-size"] == str(len(DEBUG))
             assert server.ask(PATH).body == DEBUG
             assert server.ask(f"/buildid/{ID}/section/.debug_info").status == 200
+            metadata = json.loads(server.ask(f"/metadata?key=buildid&value={ID}").body)
+            assert metadata["complete"] is False  # the upstream was not asked for metadata
         assert source.requests[PATH] == 1
         assert source.heads[0]["Via"].startswith("1.1 buildidfs-")
     with serving(store) as alone:
         assert alone.ask(PATH).body == DEBUG
+        metadata = json.loads(alone.ask(f"/metadata?key=buildid&value={ID}").body)
+        assert metadata["complete"] is True
 
 
 def test_absence_is_the_word_of_the_upstream(store: Path) -> None:
