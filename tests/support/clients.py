@@ -46,6 +46,7 @@ PACKAGES = {
     "fusermount3": "fuse3",
     "go": "golang-go",
     "getfattr": "attr",
+    "ip": "iproute2",
     "ld": "binutils",
     "llvm-symbolizer": "llvm",
     "llvm-symbolizer-19": "llvm-19",

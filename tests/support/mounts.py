@@ -40,9 +40,16 @@ class BuildIdFs:
     warm: ClassVar[Warm | None] = None
     """Runs commands without the start of Python, unless their start matters."""
 
-    def __init__(self, directory: Path, store: Path | None = None) -> None:
-        """Keep the mount point in ``directory``, and the store too unless it is given."""
+    def __init__(
+        self, directory: Path, store: Path | None = None, config: Path | None = None
+    ) -> None:
+        """Keep the mount point in ``directory``, and the store too unless it is given.
+
+        ``config`` is the file of settings.
+        """
         self.store = store or directory / "store"
+        self.config = config
+        self._options = [] if config is None else ["--config", str(config)]
         self.mountpoint = directory / "mnt"
         self._log = directory / "mount.log"
 
@@ -50,7 +57,7 @@ class BuildIdFs:
         self, *arguments: Argument, check: bool = True, env: Mapping[str, str] | None = None
     ) -> Result:
         """Run one command to its end; with ``check``, any exit code but 0 fails the test."""
-        argv = [*COMMAND, "--store", self.store, *arguments]
+        argv = [*COMMAND, *self._options, "--store", self.store, *arguments]
         words = tuple(os.fsdecode(word) for word in argv)
         if self.warm is None or env is not None or not self.warm.suits(words):
             return run(argv, check=check, env=env, cwd=_repository())
@@ -76,8 +83,8 @@ class BuildIdFs:
         """
         self.mountpoint.mkdir(exist_ok=True)
         words: Sequence[Argument] = [
-            *under, *COMMAND, "--store", self.store, "mount", self.mountpoint, "--foreground",
-            *options,
+            *under, *COMMAND, *self._options, "--store", self.store, "mount", self.mountpoint,
+            "--foreground", *options,
         ]  # fmt: skip
         with self._log.open("wb") as log:
             server = subprocess.Popen(

@@ -54,8 +54,8 @@ class ObjectStorage(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, *buckets: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, *buckets: str, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), _Handler)
         self.buckets: dict[str, dict[str, Stored]] = {name: {} for name in buckets}
         self.parts: dict[str, tuple[dict[int, bytes], dict[str, str]]] = {}
         self.fault: Callable[[str, str], int] = lambda method, key: 0
@@ -92,9 +92,9 @@ class ObjectStorage(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def object_storage(*buckets: str) -> Iterator[ObjectStorage]:
+def object_storage(*buckets: str, address: str = "127.0.0.1") -> Iterator[ObjectStorage]:
     """Serve buckets while the block runs."""
-    server = ObjectStorage(*buckets)
+    server = ObjectStorage(*buckets, address=address)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

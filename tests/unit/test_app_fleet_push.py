@@ -443,6 +443,25 @@ def test_old_objects_are_touched_while_a_host_has_the_file(
     assert _keys(storage, "touch") == []
 
 
+def test_clock_that_was_wrong_loses_nothing(
+    store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(store, capture(store, b"kept", A))
+    keep = Options(patience_s=0, keep_s=1000)
+    with monkeypatch.context() as ahead:
+        ahead.setattr("buildidfs.app.fleet.ledger._now", lambda: 4_000_000_000)
+        ahead.setattr("buildidfs.app.fleet.push.time.time_ns", lambda: 4_000_000_000 * 10**9)
+        _push(store, options=keep)
+    for key in [key for key in storage.buckets["fleet"] if "/host/" in key]:
+        del storage.buckets["fleet"][key]
+    key = f"a/{objects.blob_key(A, Kind.EXECUTABLE)}"
+    stored = storage.buckets["fleet"][key]
+    storage.buckets["fleet"][key] = stored._replace(modified=stored.modified.replace(year=2020))
+    _push(store, options=keep)
+    assert storage.buckets["fleet"][key].modified >= stored.modified
+    assert [each.row.id for each in manifests.read(Bucket(URL))] == [A.hex()]
+
+
 def test_object_that_a_rule_has_removed_is_pushed_again(
     store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

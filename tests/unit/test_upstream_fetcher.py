@@ -15,6 +15,7 @@ import pytest
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind, Quality, Standing, Trust
 from buildidfs.upstream import http_client
+from buildidfs.upstream.absences import Absences
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
 from tests.support.captures import capture, sighting
@@ -166,6 +167,18 @@ def test_absence_ends(store: Store) -> None:
         assert fetched(store, server.url, absent_s=1).state is State.ABSENT
         server.behaviour = serving_files({f"{ID}/debuginfo": DEBUG})
         until(lambda: fetched(store, server.url, absent_s=1).state is State.FETCHED, "its end")
+
+
+def test_absence_of_a_clock_that_was_wrong_does_not_count(tmp_path: Path) -> None:
+    now = 4_000_000_000
+    absences = Absences(os.fsencode(tmp_path), ["server"], 60, lambda: now)
+    absences.add(ID, Kind.DEBUGINFO)
+    assert absences.has(ID, Kind.DEBUGINFO)
+    now = 2_000_000_000
+    assert not absences.has(ID, Kind.DEBUGINFO)
+    absences.add(ID, Kind.DEBUGINFO)
+    assert absences.has(ID, Kind.DEBUGINFO)
+    absences.close()
 
 
 def test_capture_ends_an_absence_at_once(store: Store) -> None:
