@@ -2,7 +2,7 @@
 """Files that no server has, remembered for a while by all processes of a store.
 
     upstream/absent     8192 buckets of four entries: key (16 bytes), until (u64, Unix time in s),
-                        CRC-32 of both, four bytes of zeros
+                        lifetime (u32, s), CRC-32 of all three
 
 The file is a table of a fixed size, mapped by each process and written without a lock. An entry
 that two processes write at once fails its checksum, and costs one more request. A full bucket loses
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _NAME: Final = b"absent"
 _BUCKETS: Final = 8192
 _WAYS: Final = 4
-_ENTRY: Final = Struct("<16sQI4x")
+_ENTRY: Final = Struct("<16sQII")
+_CHECKED: Final = _ENTRY.size - 4
 _BUCKET_BYTES: Final = _WAYS * _ENTRY.size
 _BYTES: Final = _BUCKETS * _BUCKET_BYTES
 
@@ -46,7 +47,7 @@ class Absences:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._servers = fingerprint("\n".join(servers).encode("utf-8", "surrogateescape"))
-        self._lifetime_s = lifetime_s
+        self._lifetime_s = min(lifetime_s, (1 << 32) - 1)
         self._clock = clock
         self._map = _mapped(os.path.join(directory, _NAME))
 
@@ -84,17 +85,21 @@ class Absences:
         return key, int.from_bytes(key[:4], "little") % _BUCKETS * _BUCKET_BYTES
 
     def _bucket(self, at: int) -> list[tuple[bytes, int, int]]:
-        """Key, end and offset of each entry; a damaged one is free."""
+        """Key, end and offset of each entry. A damaged one is free, and one that was made in the
+        future, by a clock that was wrong.
+        """
         found = []
+        now = int(self._clock())
         for offset in range(at, at + _BUCKET_BYTES, _ENTRY.size):
-            key, until, check = _ENTRY.unpack_from(self._map, offset)
-            sound = check == crc32(self._map[offset : offset + 24])
-            found.append((key, until, offset) if sound else (b"", 0, offset))
+            key, until, lifetime, check = _ENTRY.unpack_from(self._map, offset)
+            sound = check == crc32(self._map[offset : offset + _CHECKED])
+            is_ours = sound and until <= now + lifetime
+            found.append((key, until, offset) if is_ours else (b"", 0, offset))
         return found
 
     def _write(self, offset: int, key: bytes, until: int) -> None:
-        entry = _ENTRY.pack(key, until, 0)
-        self._map[offset : offset + _ENTRY.size] = _ENTRY.pack(key, until, crc32(entry[:24]))
+        entry = _ENTRY.pack(key, until, self._lifetime_s, 0)[:_CHECKED]
+        self._map[offset : offset + _ENTRY.size] = entry + crc32(entry).to_bytes(4, "little")
 
 
 def _mapped(path: bytes) -> mmap.mmap:

@@ -332,3 +332,32 @@ def test_failure_with_a_server_is_told(
     done = buildidfs("push", *words, check=False)
     assert done.rc == code
     assert message in done.err
+
+
+@pytest.mark.parametrize("outage", ["from the start", "later"])
+def test_watch_ends_when_it_is_told_to_in_an_outage(
+    directory: Path,
+    buildidfs: BuildIdFs,
+    storage: ObjectStorage,
+    filled: dict[BuildId, bytes],
+    outage: str,
+) -> None:
+    refused = 0
+
+    def away(method: str, key: str) -> int:
+        nonlocal refused
+        if outage == "later" and not _blobs(storage):
+            return 0
+        refused += 1
+        return 503
+
+    storage.fault = away
+    pushing = _push(buildidfs, storage, _config(directory), "--watch")
+    with contextlib.ExitStack() as stack:
+        stack.callback(pushing.wait, 30)
+        stack.callback(pushing.kill)
+        until(lambda: refused > 3, "a request that is refused", 30)
+        pushing.terminate()
+        _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 0, err.decode()
+    assert b"Traceback" not in err

@@ -29,6 +29,7 @@ create table if not exists pushed (
 ) without rowid;
 """
 _BUSY_S: Final = 30.0
+_CLOCK_S: Final = 60
 
 
 class Entry(NamedTuple):
@@ -111,9 +112,13 @@ class Ledger:
         )
 
     def older_than(self, age_s: float) -> list[Entry]:
-        """The files that were pushed, or touched, longer ago than that."""
+        """The files that were pushed, or touched, longer ago than that, or in the future: by a
+        clock that was wrong.
+        """
+        now = _now()
         found = self._rows(
-            "select build_id, kind, digest, state", f"where at < {int(_now() - age_s)}"
+            "select build_id, kind, digest, state",
+            f"where at < {int(now - age_s)} or at > {now + _CLOCK_S}",
         )
         return [Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
 

@@ -155,8 +155,10 @@ class Pusher(Uploader[_Job]):
         """Do one pass, and write manifest and filter; see `Uploader.run`."""
         self._persistently(self._connect)
         is_all = ordinals is None
-        since = int(self._public.ledger.value("told") or 0)
         began = time.time_ns()
+        since = int(self._public.ledger.value("told") or 0)
+        if since > began:
+            since = 0  # of a clock that was wrong
         chosen = self._store.index.build_ids_from() if ordinals is None else ordinals
         summary = Summary()
         is_complete = False
@@ -387,12 +389,17 @@ class Pusher(Uploader[_Job]):
     def _keep(self, keep_s: int) -> None:
         """Touch objects of this host's files that a lifecycle rule would remove."""
         for target in self._targets:
-            for entry in target.ledger.older_than(keep_s / 2):
+            entries = target.ledger.older_than(keep_s / 2)
+            if not entries:
+                continue
+            old = self._persistently(target.bucket.now) - keep_s / 2
+            for entry in entries:
                 if self._stop.is_set():
                     return
-                self._persistently(lambda t=target, e=entry: self._keep_one(t, e, keep_s))  # type: ignore[misc]
+                self._persistently(functools.partial(self._keep_one, target, entry, old))
 
-    def _keep_one(self, target: Target, entry: Entry, keep_s: int) -> None:
+    def _keep_one(self, target: Target, entry: Entry, old: float) -> None:
+        """Touch the object of a file that was written before ``old`` (s, of the storage)."""
         if not self._store.index.held(entry.digest):
             target.ledger.forget(entry)  # other hosts that have it keep it
             return
@@ -401,7 +408,7 @@ class Pusher(Uploader[_Job]):
         else:
             key = objects.variant_key(entry.build_id, entry.kind, entry.digest)
         head = target.bucket.head(key)
-        is_old = head is not None and time.time() - head.modified > keep_s / 2
+        is_old = head is not None and head.modified < old
         if head is None or (is_old and not target.bucket.touch(key)):
             target.ledger.forget(entry)  # the next pass pushes it
             return

@@ -240,7 +240,7 @@ class Uploader(ABC, Generic[J]):
         with contextlib.closing(self._store.listen()) as listener:
             changes = _Changes(listener)
             due = 0.0
-            with changes:
+            with changes, contextlib.suppress(Stopped):
                 while not self._stop.is_set():
                     if time.monotonic() >= due:
                         changes.take()
