@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.group import LazyGroup
 from buildidfs.cli.output import counted, json_line, moment, one_line, size
@@ -138,15 +138,19 @@ def _print(layout: table.Layout, rows: Sequence[Location], *, json_: bool) -> No
     "why",
     short_help="Say why the bucket has a build ID, or lacks it.",
     epilog=exit_status(
-        ["buildidfs fleet why 8e9fd827446c24067541ac5390e6f527fb5947bb"],
-        {**_CODES, 30: "the bucket has no file of that build ID"},
+        ["buildidfs fleet why 8e9f"],
+        {
+            **_CODES,
+            2: "a beginning that several build IDs share, or no bucket is configured",
+            30: "the bucket has no file of that build ID",
+        },
     ),
 )
 @click.argument("id_", metavar="ID")
 @click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def why(session: Session, id_: str, json_: bool) -> int:
-    """Say for the executable and the debuginfo of ID, all of its digits, who has it and why not."""
+    """Say for the executable and the debuginfo of ID, or what begins so, who has it and why not."""
     from buildidfs.app.fleet import questions
 
     reasons = questions.why(questions.bucket_of(session.settings.remote), id_)
@@ -154,8 +158,9 @@ def why(session: Session, id_: str, json_: bool) -> int:
         if json_:
             json_line(msgspec.structs.asdict(reason))
             continue
-        remedy = f"\n  {reason.remedy}" if reason.remedy else ""
-        click.echo(f"{reason.kind}: {one_line(reason.text)}{remedy}")
+        terminal.say(f"{reason.kind}: {one_line(reason.text)}", indent=2)
+        if reason.remedy:
+            terminal.say(reason.remedy, label="  ", indent=2)
     return 0 if any(each.state == "present" for each in reasons) else 30
 
 

@@ -154,7 +154,7 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
     if not count:
         terminal.complain(f"{shown} was not pinned")
     elif not session.is_quiet:
-        click.echo(f"unpinned {count} for {shown}")
+        click.echo(f"unpinned {counted(count, 'build ID')}: {shown}")
     return not count
 
 

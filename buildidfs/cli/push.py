@@ -145,12 +145,12 @@ def _report(session: Session, summary: Summary, to: tuple[str, str] | None, *, j
         where = "in the bucket" if to is None else "on the server"
         variants = f" {counted(summary.variants, 'variant')}," if to is None else ""
         left_out = (
-            (summary.private, "private"),
+            (summary.private, "private and not pushed"),
             (summary.ambiguous, "of unrelated programs each"),
             (summary.unsuitable, "of no use to the server"),
             (summary.leased, "being pushed by other hosts"),
         )
-        click.echo(
+        terminal.say(
             f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),{variants}"
             f" {summary.present} {where} before"
             + "".join(f", {count} {what}" for count, what in left_out if count)

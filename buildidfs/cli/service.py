@@ -46,7 +46,8 @@ _TRY = """
 Try:
     ls {0}
     gdb -iex 'set debug-file-directory {0}/debug' -c CORE
-    perf --buildid-dir {0}/perf report      (record with --buildid-mmap)"""
+    perf record --buildid-mmap -a -- sleep 10
+    perf --buildid-dir {0}/perf report"""
 _COLOURS = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _LOST = 5  # evicted blobs that are named
 _UNREADABLE = 3  # files and processes that are named

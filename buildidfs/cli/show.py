@@ -9,6 +9,7 @@ import click
 
 from buildidfs.app.containers import Names
 from buildidfs.app.history import container_of
+from buildidfs.cli import terminal
 from buildidfs.cli.common import (
     BuildIdArgument,
     Session,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _VARIANTS: Final = 10  # of a kind
 _PLACES: Final = 20
+_INDENT: Final = 11
 
 
 @click.command(
@@ -174,14 +176,13 @@ def _as_text(
     click.echo("seen")
     for record in origins[: _PLACES if bounded else None]:
         where = one_line(called.long(container_of(record.origin, names)))
-        click.echo(
-            f"  {printable(record.origin.path)}\n"
-            f"      in {where} on {record.origin.host}, {moment(record.first_seen_ns)}"
-            f" to {moment(record.last_seen_ns)}"
-        )
+        first, last = moment(record.first_seen_ns), moment(record.last_seen_ns)
+        when = first if first == last else f"{first} to {last}"
+        click.echo(f"  {printable(record.origin.path)}")
+        terminal.say(f"in {where} on {record.origin.host}, {when}", label=" " * 6, indent=6)
     _count_left_out(len(origins) - _PLACES if bounded else 0, "place", "  ")
     for text in known.missing:
-        click.echo(f"missing    {text}")
+        _say(text, "missing")
 
 
 def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> None:
@@ -189,19 +190,24 @@ def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> 
     reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
     scripts = ", has gdb scripts" if artifact.scripts else ""
     made = f", made of {artifact.made_of}" if artifact.made_of else ""
-    click.echo(
-        f"{artifact.kind.name.lower():10} {artifact.digest}  {size(artifact.size)},"
+    _say(
+        f"{artifact.digest}  {size(artifact.size)},"
         f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
-        f" mode {artifact.mode:04o}{scripts}{made}{served}\n"
-        f"           used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}"
+        f" mode {artifact.mode:04o}{scripts}{made}{served}",
+        artifact.kind.name.lower(),
     )
+    _say(f"used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}")
     if text := known.truncated.get(artifact.digest):
-        click.echo(f"           {text}")
+        _say(text)
     if artifact.adopted:
-        click.echo("           adopted: the file has no usable build ID, and goes by its htlhash")
+        _say("adopted: the file has no usable build ID, and goes by its htlhash")
     for name, value in _aliases(known.aliases[artifact.digest]).items():
         if not (artifact.adopted and name == "htl"):
             click.echo(f"           {name}:{value}")
+
+
+def _say(text: str, label: str = "") -> None:
+    terminal.say(text, label=f"{label:{_INDENT}}", indent=_INDENT)
 
 
 def _aliases(aliases: tuple[Alias, ...]) -> dict[str, str]:

@@ -413,7 +413,7 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
     assert buildidfs("pin", "--json", full, check=False).rc == 2
     shown = json.loads(buildidfs("stats", "--json").out)
     assert shown["pins"] == 2
-    assert buildidfs("unpin", full).out == f"unpinned 1 for {full}\n"
+    assert buildidfs("unpin", full).out == f"unpinned 1 build ID: {full}\n"
     assert buildidfs("unpin", full, check=False).rc == 30
     done = buildidfs("unpin", unknown, check=False)
     assert done.rc == 30

@@ -126,6 +126,13 @@ def test_why_names_the_reason(tmp_path: Path, storage: ObjectStorage) -> None:
     assert states(other) == ["unknown", "present"]
 
 
+@pytest.mark.usefixtures("hosts")
+def test_why_takes_the_beginning_of_a_build_id(tmp_path: Path) -> None:
+    assert _run(tmp_path, "why", "abab") == _run(tmp_path, "why", str(APP))
+    with pytest.raises(ArtifactMissing, match="no host has told of cccc; give all digits"):
+        _run(tmp_path, "why", "cccc")
+
+
 def test_empty_bucket(tmp_path: Path, storage: ObjectStorage) -> None:
     assert _run(tmp_path, "status") == []
     (state,) = _run(tmp_path, "filter")

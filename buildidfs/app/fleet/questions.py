@@ -21,13 +21,15 @@ from buildidfs.remote.filters import Filter
 from buildidfs.remote.manifests import PRIVATE, PUSHED, VARIANT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from buildidfs.config import RemoteSettings
     from buildidfs.remote.manifests import Seen
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,240}")
 _KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+_WHOLE: Final = 16
+"""A build ID with fewer digits is taken for the beginning of one."""
 _MOST_VARIANTS: Final = 1000
 _NS: Final = 1_000_000_000
 
@@ -127,27 +129,51 @@ def where(bucket: Bucket, text: str) -> list[Location]:
     prefix = _prefix(text)
     found = _newest(bucket, lambda each: each.build_id.startswith(prefix))
     ids = {each.build_id for each in found}
-    if len(ids) > 1 and prefix not in ids:
-        shown = ", ".join(sorted(ids)[:3]) + ", ..." * (len(ids) > 3)
-        raise AmbiguousBuildId(f"{prefix} is ambiguous: {shown}")
+    if prefix not in ids:
+        _only(prefix, ids)
     if not found:
         raise ArtifactMissing(
-            f"no host has told of a place of {prefix}: buildidfs fleet why {prefix} says more"
+            f"no host has told of a place of {prefix}: buildidfs fleet why says more of a whole ID"
         )
     return [each for each in found if prefix not in ids or each.build_id == prefix]
 
 
 def why(bucket: Bucket, text: str) -> list[Reason]:
-    """Say for each kind of a whole build ID if the bucket has it, and if not, why.
+    """Say for each kind of a build ID if the bucket has it, and if not, why.
 
-    Raises `RemoteError`, `InvalidBuildId`.
+    The beginning of the ID is enough, unless no host has told of a place of it: private files are
+    found by the whole one only. Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`,
+    `ArtifactMissing`.
     """
-    build_id = BuildId.from_hex(text)
+    build_id = _told(bucket, text)
     hidden = manifests.private(build_id, Kind.EXECUTABLE).id
     rows = [seen for seen in manifests.read(bucket) if seen.row.id in (str(build_id), hidden)]
     negative = Filter(bucket)
     negative.refresh()
     return [_reason(bucket, build_id, kind, rows, negative) for kind in _KINDS]
+
+
+def _told(bucket: Bucket, text: str) -> BuildId:
+    """Return the build ID that hosts have told of; else the one that ``text`` is as a whole."""
+    prefix = _prefix(text)
+    ids = {
+        seen.row.id
+        for seen in manifests.read(bucket)
+        if seen.row.state != PRIVATE and seen.row.id.startswith(prefix)
+    }
+    if prefix not in ids and (found := _only(prefix, ids)):
+        return BuildId.from_hex(found)
+    if prefix not in ids and len(prefix) < _WHOLE:
+        raise ArtifactMissing(f"no host has told of {prefix}; give all digits of a private file")
+    return BuildId.from_hex(prefix)
+
+
+def _only(prefix: str, ids: Collection[str]) -> str:
+    """Return the ID that begins so; empty if there is none. Raises `AmbiguousBuildId`."""
+    if len(ids) > 1:
+        shown = ", ".join(sorted(ids)[:3]) + ", ..." * (len(ids) > 3)
+        raise AmbiguousBuildId(f"{prefix} is ambiguous: {shown}")
+    return next(iter(ids), "")
 
 
 def _reason(

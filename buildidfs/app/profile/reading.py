@@ -338,7 +338,14 @@ def coverage(
             [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "samples"
         )
         found.notes = reading.notes()
-        found.notes += reading.remedies({row.why for row in found.rows})
+        found.notes += reading.remedies(
+            {
+                row.why
+                for row in found.rows
+                if row.why != NO_BUILD_ID
+                or row.path.startswith(b"/")  # perf records none of [vdso]
+            }
+        )
         if profile.truncated:
             found.incomplete = f"{_shown(path)} is not whole: {profile.truncated}"
     return found
