@@ -41,6 +41,8 @@ _FIRST_DELAY_S: Final = 0.25
 _LONGEST_DELAY_S: Final = 5.0
 _REDIRECTS: Final = 5
 _PROGRESS_BYTES: Final = 100 << 10
+_PACKED_MORE: Final = 1 << 20
+"""Bytes by which a compressed body may be larger than its content."""
 _UNPACKED_PIECE: Final = 1 << 20
 _WHY_BYTES: Final = 80
 _ANSWER_BYTES: Final = 64 << 10
@@ -262,9 +264,9 @@ class _Request:
             with contextlib.suppress(httpx2.HTTPError, OSError):
                 response.close()
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, seconds: float = 0.0) -> None:
         self._stop_timer()
-        self._timer = threading.Timer(self._timeout_s, self._cut)
+        self._timer = threading.Timer(seconds or self._timeout_s, self._cut)
         self._timer.daemon = True
         self._timer.start()
 
@@ -309,7 +311,7 @@ class _Request:
             claimed = _number(response.headers.get("content-length", ""))
         if claimed is not None and claimed > most:
             raise _too_large(claimed, most)
-        pieces = self._pieces(response)
+        pieces = self._pieces(response, most + _PACKED_MORE)
         if packing in ("gzip", "x-gzip"):
             pieces = _unpacked(pieces)
         elif packing != "identity":
@@ -325,13 +327,22 @@ class _Request:
             raise Unavailable(f"sent {size} bytes of {claimed}", transient=True)
         return Download(size, _time(response.headers.get("last-modified", "")))
 
-    def _pieces(self, response: httpx2.Response) -> Iterator[bytes]:
-        """The body as it comes, as long as enough of it comes."""
-        began, count = time.monotonic(), 0
+    def _pieces(self, response: httpx2.Response, most: int) -> Iterator[bytes]:
+        """The body as it comes, as long as enough of it comes, and not more than ``most`` bytes."""
+        began, count, total = time.monotonic(), 0, 0
+        # The library gives no piece of what is not of the body: chunk sizes, the trailer.
+        self._start_timer(2 * self._timeout_s)
+        guarded = began
         for piece in response.iter_raw():  # as it comes: pieces of a size would be waited for
+            total += len(piece)
+            if total > most:
+                raise _too_large(None, most)
             yield piece
             count += len(piece)
             now = time.monotonic()
+            if now - guarded > self._timeout_s:
+                self._start_timer(2 * self._timeout_s)
+                guarded = now
             if count >= _PROGRESS_BYTES:
                 began, count = now, 0
             elif now - began > self._timeout_s:
@@ -409,6 +420,8 @@ def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
             while rest and not decoder.eof:
                 yield decoder.decompress(rest, _UNPACKED_PIECE)
                 rest = decoder.unconsumed_tail
+            if decoder.eof:
+                return  # the server may send something else for ever
     except zlib.error as error:
         raise Unacceptable(f"is no gzip stream, as it was announced: {error}") from error
     if not decoder.eof:

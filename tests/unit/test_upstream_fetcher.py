@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -347,14 +348,46 @@ def test_gzip_bomb_is_unpacked_up_to_the_limit(store: Store) -> None:
     assert peak_kib() - before < 64 << 10
 
 
+def _endless(head: bytes, piece: bytes, most: int) -> Behaviour:
+    """Answer with a gzip stream that goes on and on, or with something else behind it."""
+
+    def answer(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(head)
+            for _ in range(most // len(piece)):
+                handler.wfile.write(piece)
+                handler.server.requests["sent"] += len(piece)
+
+    return answer
+
+
+def test_gzip_stream_that_contains_nothing_ends(store: Store) -> None:
+    header = bytes.fromhex("1f8b08000000000000ff")
+    nothing = bytes.fromhex("000000ffff") * 13_000  # empty blocks
+    with upstream(_endless(header, nothing, 64 << 20)) as server:
+        done = fetched(store, server.url, max_size=1 << 20)
+        assert (done.state, "has more than" in done.why) == (State.ABSENT, True)
+        assert server.requests["sent"] < 32 << 20
+
+
+def test_what_follows_a_gzip_stream_is_not_waited_for(store: Store) -> None:
+    packed = gzip.compress(DEBUG)
+    with upstream(_endless(packed, bytes(1 << 16), 64 << 20)) as server:
+        assert fetched(store, server.url, max_size=1 << 20).state is State.FETCHED
+        assert server.requests["sent"] < 32 << 20
+
+
 def peak_kib() -> int:
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
 
 
 def test_gzip_is_unpacked(store: Store) -> None:
-    import gzip
-
     packed = gzip.compress(DEBUG)
     with upstream(lambda handler: handler.send(packed, Content_Encoding="gzip")) as server:
         assert fetched(store, server.url).state is State.FETCHED
@@ -376,10 +409,40 @@ def dripping_body(handler: Handler) -> None:
     handler.drip(DEBUG * 100, QUICK / 5)
 
 
+def dripping_trailer(handler: Handler) -> None:
+    handler.send(b"%x\r\n%s\r\n0\r\n" % (len(DEBUG), DEBUG), Transfer_Encoding="chunked")
+    handler.drip(b"X-Long: " + b"x" * 10_000, QUICK / 5)
+
+
+def flooding_head(handler: Handler) -> None:
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        while not handler.server.ending.is_set():
+            handler.wfile.write(b"X-Flood: %s\r\n" % (b"x" * 1000) * 100)
+
+
+def flooding_with_interim_answers(handler: Handler) -> None:
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        while not handler.server.ending.is_set():
+            handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
+@pytest.mark.parametrize("behaviour", [flooding_head, flooding_with_interim_answers])
+def test_flood_of_heads_ends(store: Store, behaviour: Behaviour) -> None:
+    before = peak_kib()
+    with upstream(behaviour) as server:
+        done = fetched(store, server.url, timeout=QUICK)
+    assert done.state is State.UNAVAILABLE
+    assert peak_kib() - before < 64 << 10
+
+
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
         (Handler.hang, "no answer within 0.5 s"),
+        (dripping_trailer, "no answer within 0.5 s"),
         (dripping_head, "no answer within 0.5 s"),
         (dripping_body, "less than 100 KiB in 0.5 s"),
     ],
