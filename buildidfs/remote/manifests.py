@@ -9,15 +9,16 @@ for people; the order of manifests is that of the storage.
 from __future__ import annotations
 
 import io
+import logging
 import re
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from buildidfs.errors import RemoteError
+from buildidfs.errors import RemoteDamaged, RemoteError
 from buildidfs.model import fingerprint
 from buildidfs.remote.objects import HOSTS
 
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from buildidfs.model import Kind
     from buildidfs.remote.bucket import Bucket, Listed
 
+_log = logging.getLogger(__name__)
+
 _KEY: Final = re.compile(r"host/([\w.-]{1,64})/[\w-]+\.jsonl\.zst")
 _FOREIGN: Final = re.compile(r"[^\w.-]")
+_MOST_PACKED: Final = 16 << 20
 _MOST_BYTES: Final = 512 << 20
 _MOST_LINE: Final = 1 << 20
 _READERS: Final = 8
-_AHEAD: Final = 32
+_AHEAD: Final = 16
 
 PUSHED: Final = "pushed"
 VARIANT: Final = "variant"
@@ -41,13 +45,17 @@ PRIVATE: Final = "private"
 because not everybody could read it (`private`)."""
 
 
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
+"""Unix time, within a thousand years."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """A place where everybody could read a file; times are Unix time in seconds."""
 
     path: str
     container: str = ""
-    first: int = 0
-    last: int = 0
+    first: Seconds = 0
+    last: Seconds = 0
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -56,7 +64,7 @@ class Row(msgspec.Struct, frozen=True):
     id: str
     kind: str
     sha256: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     state: str
     places: tuple[Place, ...] = ()
 
@@ -110,20 +118,26 @@ def listed(bucket: Bucket) -> list[tuple[str, Listed]]:
 def read(bucket: Bucket) -> Iterator[Seen]:
     """Yield the rows of all manifests, the oldest manifest first.
 
-    A manifest that is damaged, or that a lifecycle rule removes meanwhile, is left out. Raises
-    `RemoteError`.
+    A manifest that a lifecycle rule removes meanwhile is left out. The rest of one that is damaged
+    is left out, too, and one that is too large; the log names them. Raises `RemoteError`.
     """
     with ThreadPoolExecutor(_READERS) as pool:
-        every = listed(bucket)
+        every = []
+        for host, row in listed(bucket):
+            if row.size <= _MOST_PACKED:
+                every.append((host, row))
+            else:
+                _log.warning("%s/%s is left out: %d bytes", bucket.url, row.key, row.size)
         for start in range(0, len(every), _AHEAD):
             some = every[start : start + _AHEAD]
             bodies = pool.map(lambda each: bucket.get(each[1].key, _MOST_BYTES), some)
             for (host, row), body in zip(some, bodies, strict=True):
-                for line in _lines(body or b""):
+                for line in _lines(body or b"", f"{bucket.url}/{row.key}"):
                     yield Seen(host, row.modified, line)
 
 
-def _lines(body: bytes) -> Iterator[Row]:
+def _lines(body: bytes, name: str) -> Iterator[Row]:
+    """Yield the rows of a manifest; those behind damage are left out, and the log says so."""
     import zstandard
 
     decoder = msgspec.json.Decoder(Row)
@@ -133,17 +147,23 @@ def _lines(body: bytes) -> Iterator[Row]:
     try:
         for line in _bounded(reader):
             yield decoder.decode(line)
-    except (zstandard.ZstdError, msgspec.MsgspecError):
-        return  # of another program, or damaged: what came before it counts
+    except (zstandard.ZstdError, msgspec.MsgspecError, RemoteDamaged) as error:
+        _log.warning("%s is damaged, or of another program: %s", name, error)
 
 
 def _bounded(reader: Any) -> Iterator[bytes]:
-    """Yield lines of up to a megabyte, and half a gigabyte of them at most."""
+    """Yield lines of up to a megabyte, and half a gigabyte of them at most.
+
+    Raises `RemoteDamaged`.
+    """
     text = io.BufferedReader(reader)
     left = _MOST_BYTES
     while left > 0:
         line = text.readline(_MOST_LINE)
-        if not line.endswith(b"\n"):
+        if not line:
             return
+        if not line.endswith(b"\n"):
+            raise RemoteDamaged("a line is cut off, or has more than a megabyte")
         left -= len(line)
         yield line
+    raise RemoteDamaged("it has more than half a gigabyte")

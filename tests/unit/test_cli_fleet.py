@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 from click.testing import CliRunner
 
 from buildidfs import config
@@ -146,3 +148,61 @@ def test_missing_bucket(tmp_path: Path, storage: ObjectStorage) -> None:
         _run(tmp_path, "status", url="s3://another")
     with pytest.raises(UsageError, match=r"\[remote\]"):
         _run(tmp_path, "status", url="")
+
+
+def _manifest(host: str, text: bytes, packed: bool = True) -> None:
+    data = zstandard.compress(text) if packed else text
+    key = f"host/{host}/20260101T000000-{secrets.token_hex(4)}.jsonl.zst"
+    assert Bucket(URL).create(key, data, {})
+
+
+def _hostile(**changes: object) -> bytes:
+    place = {"path": "/bin/a\x1b[2J\n\u202eb", "container": "\x1b]0;x\x07", "first": 1, "last": 2}
+    row = {"id": "ab" * 20, "kind": "executable", "sha256": "00", "size": 5, "state": "pushed"}
+    return json.dumps({**row, "places": [{**place, **changes}], **changes}).encode() + b"\n"
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(
+    "text",
+    [
+        _hostile(),
+        _hostile(id="ab" * 20 + "\x1b[31m", kind="\x1b[0m", sha256="\n", state="\r"),
+        _hostile(first=10**18, last=10**18, size=10**18),
+        _hostile(first=-(10**18), last=-(10**18), size=-(10**18)),
+        b"[" * 900_000 + b"\n",
+        b'{"id":' + b"[" * 900_000,
+        b"x" * (64 << 20),
+        b"\xff\xfe\n",
+    ],
+)
+def test_hostile_manifest_does_no_harm(tmp_path: Path, text: bytes) -> None:
+    _manifest("mallory", text)
+    assert {row["host"] for row in _run(tmp_path, "status")} == {"north", "south", "mallory"}
+    file = tmp_path / "fleet.toml"
+    for words in (["status"], ["which", "*"], ["where", "ab" * 20], ["why", "ab" * 20]):
+        done = CliRunner().invoke(cli, ["--config", str(file), "fleet", *words])
+        assert isinstance(done.exception, BuildIdFsError | SystemExit | None), done.exception
+        assert not set("\x1b\x07\r\u202e") & set(done.output)
+        assert "libc.so.6" in done.output or words[0] != "which"
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(("text", "packed"), [(b"{", True), (b"no zstd", False)])
+def test_damaged_manifest_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes, packed: bool
+) -> None:
+    _manifest("mallory", text, packed)
+    _run(tmp_path, "status")
+    assert "host/mallory/" in caplog.text
+
+
+@pytest.mark.usefixtures("hosts")
+def test_manifest_that_is_too_large_is_not_read(
+    tmp_path: Path, storage: ObjectStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    _manifest("mallory", bytes(80 << 20), packed=False)
+    storage.requests.clear()
+    _run(tmp_path, "status")
+    assert "host/mallory/" in caplog.text
+    assert storage.sent("host/mallory") == 0
