@@ -231,6 +231,42 @@ def test_large_file_that_another_host_uploads_waits(
     assert _push(store).pushed == 1
 
 
+def test_large_file_of_another_host_of_the_same_name_waits(
+    store: Store, storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_LARGE", 10)
+    refused = "POST"
+    storage.fault = lambda method, key: 403 if method == refused else 0
+    commit(store, capture(store, b"more than ten bytes", A))
+    with pytest.raises(RemoteDenied):
+        _push(store)
+    refused = ""
+    with Store.create(tmp_path / "other") as other:
+        commit(other, capture(other, b"more than ten other bytes", A))
+        assert _push(other).leased == 1
+    assert _push(store).pushed == 1
+
+
+def test_large_file_that_came_while_the_lease_was_taken_stays(
+    store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_LARGE", 10)
+    commit(store, capture(store, b"more than ten bytes", A))
+    theirs = b"bytes of another host"
+    digest = hashlib.sha256(theirs).hexdigest()
+
+    def race(method: str, key: str) -> int:
+        if method == "PUT" and "/upload/" in key and not _keys(storage):
+            Bucket(URL).create(objects.blob_key(A, Kind.EXECUTABLE), theirs, {"sha256": digest})
+        return 0
+
+    storage.fault = race
+    assert _push(store).variants == 1
+    stored = storage.buckets["fleet"][f"a/{objects.blob_key(A, Kind.EXECUTABLE)}"]
+    assert stored.data == theirs
+    assert _keys(storage, "upload") == []
+
+
 def test_damaged_blob_is_named_and_not_pushed(store: Store, storage: ObjectStorage) -> None:
     new = commit(store, capture(store, b"damaged", A), capture(store, b"whole", B))
     assert new.blobs_added == 2

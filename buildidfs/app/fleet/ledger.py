@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -145,6 +146,13 @@ class Ledger:
         self._known.clear()
         self.set_value("bucket", bucket)
         return known == ""
+
+    def token(self) -> str:
+        """Return a name that no other ledger has, of a host with the same name either."""
+        with self._lock, self._db:
+            row = ("token", secrets.token_hex(8))
+            self._db.execute("insert or ignore into about values (?, ?)", row)
+        return self.value("token")
 
     def value(self, name: str) -> str:
         """Return a value that was set; empty if it was not."""

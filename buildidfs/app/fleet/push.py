@@ -18,7 +18,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final, Literal
@@ -271,7 +270,7 @@ class Pusher(Uploader[_Job]):
             if found is not None:
                 return found
         if artifact.size > _LARGE:
-            return self._put_large(bucket, key, job)
+            return self._put_large(key, job)
         if self._stop.is_set():
             raise Stopped
         with self._store.blobs.open(artifact.digest) as blob:
@@ -302,11 +301,15 @@ class Pusher(Uploader[_Job]):
                 hasher.update(chunk)
         return "same" if head.etag.strip('"') == hasher.hexdigest() else "other"
 
-    def _put_large(self, bucket: Bucket, key: str, job: _Job) -> Put:
-        artifact = job.artifact
+    def _put_large(self, key: str, job: _Job) -> Put:
+        artifact, bucket = job.artifact, job.target.bucket
         lease = objects.lease_key(job.build_id, artifact.kind)
-        if not self._leased(bucket, lease):
+        if not self._leased(job.target, lease):
             return "leased"
+        found = self._compared(bucket, key, artifact)
+        if found is not None:  # the last holder of the lease has written it since we asked
+            bucket.delete(lease)
+            return found
         with self._store.blobs.open(artifact.digest) as blob:
             if blob.computed() != artifact.digest:
                 raise IntegrityError(DAMAGED)
@@ -324,23 +327,20 @@ class Pusher(Uploader[_Job]):
             job.target.claim_again(job)
             yield chunk
 
-    def _leased(self, bucket: Bucket, key: str) -> bool:
-        """Return True if this host may upload a large file now.
+    def _leased(self, target: Target, key: str) -> bool:
+        """Return True if this store may upload a large file now.
 
         A lease is good for an hour by the clock of the storage. One that could not be deleted then
         counts no more; a lifecycle rule removes it.
         """
-        owner = self._host.encode()
+        bucket = target.bucket
+        owner = f"{self._host} {target.ledger.token()}".encode()
         if bucket.create(key, owner, {}):
             return True
         if bucket.get(key) == owner:
-            return True  # of a push of this host that was killed
+            return True  # of a push of this store that was killed
         held = bucket.head(key)
-        probe = f"{objects.LEASES}/clock-{random.getrandbits(64):016x}"
-        bucket.create(probe, b"", {})
-        now = bucket.head(probe)
-        bucket.delete(probe)
-        return held is None or (now is not None and now.modified - held.modified > _LEASE_S)
+        return held is None or bucket.now() - held.modified > _LEASE_S
 
     # --- what follows --------------------------------------------------------------------------
 
