@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of this process: their priority, their name, and one that closes descriptors.
+"""Threads of this process: their priority, their name, and those that close descriptors.
 
 A descriptor may be the last one that keeps a filesystem or a mount namespace alive. Closing it
 tears that down, which was measured to take 0.4 to 4 ms: as long as some programs live that
 the thread of events has to catch. The server of a FUSE filesystem is asked first, and may never
-answer. So `Closer` closes descriptors in a thread of its own.
+answer. So `Closer` closes descriptors in threads of its own.
 
 Source: sched(7), prctl(2).
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import queue
 import threading
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # Batches that may wait for the delay.
 _MOST_DELAYED: Final = 4096
+# A filesystem that takes longer to close a file, or to be unmounted, may take for ever.
+_SLOW_CLOSE_S: Final = 2.0
+_MOST_CLOSING: Final = 32
 
 
 class Closer:
@@ -36,6 +40,10 @@ class Closer:
     A delay leaves it to another process to close its copy first; it does not hold when thousands
     wait. ``urgent`` is for a process whose thread of events runs before all others: a thread that
     has the interpreter lock, be it for a moment, must not wait for a CPU then.
+
+    To close the last descriptor of a filesystem unmounts it, and an unmount may wait for a server
+    for ever. So another thread goes on if a descriptor takes seconds, up to a number of threads;
+    `is_stuck` says that all of them wait.
     """
 
     def __init__(self, *, urgent: bool = False, delay: float = 0.0) -> None:
@@ -43,34 +51,65 @@ class Closer:
         self._delay = delay
         self._finishing = threading.Event()
         self._queue: queue.SimpleQueue[tuple[float, tuple[int, ...]] | None] = queue.SimpleQueue()
-        # It is not waited for at exit: closing a file of a server that is gone may take for ever.
-        self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-close")
-        self._thread.start()
+        self._starting = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        # When each thread that closes a descriptor began with it.
+        self._busy: dict[int, float] = {}
+        self.relieve()
 
     def close(self, fds: Iterable[int]) -> None:
         """Take over these descriptors; -1 is none. Many at a time wake the thread once."""
         batch = tuple(fd for fd in fds if fd >= 0)
         if batch:
             self._queue.put((time.monotonic() + self._delay, batch))
+            if len(self._busy) == len(self._threads):
+                self.relieve()
+
+    def relieve(self) -> None:
+        """Start a thread if all wait for filesystems. Each `close` looks for that as well."""
+        with self._starting:
+            if len(self._threads) < _MOST_CLOSING and self._all_wait():
+                # It is not waited for at exit.
+                thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-close")
+                thread.start()
+                self._threads.append(thread)
+
+    def is_stuck(self) -> bool:
+        """True if each thread has waited for a filesystem for seconds, and no other may start."""
+        return len(self._threads) == _MOST_CLOSING and self._all_wait()
 
     def finish(self, seconds: float = 1.0) -> bool:
         """Take no more; return True if all are closed within that time, without the delay."""
         self._finishing.set()
-        self._queue.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        until = time.monotonic() + seconds
+        with self._starting:
+            threads = self._threads.copy()
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _all_wait(self) -> bool:
+        began = list(self._busy.values())
+        return len(began) == len(self._threads) and (
+            max(began, default=-math.inf) < time.monotonic() - _SLOW_CLOSE_S
+        )
 
     def _run(self) -> None:
         if self._urgent:
             hurry()
+        me = threading.get_ident()
         while (item := self._queue.get()) is not None:
             due, batch = item
             if self._delay and self._queue.qsize() < _MOST_DELAYED:
                 self._finishing.wait(max(due - time.monotonic(), 0.0))
             for fd in batch:
+                self._busy[me] = time.monotonic()
                 # A network filesystem may report a failed write on close; nothing was written here.
                 with contextlib.suppress(OSError):
                     os.close(fd)
+                del self._busy[me]
 
 
 _NICE = -15

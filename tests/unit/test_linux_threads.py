@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from buildidfs.linux import threads
 from buildidfs.linux.threads import Closer
 from tests.support.children import needs_root
 from tests.support.clients import run, tool
+from tests.support.silentfs import served
 from tests.support.waiting import until
 
 
@@ -50,6 +52,33 @@ def test_delay_holds_until_the_end() -> None:
     assert all(map(is_open, fds))
     assert closer.finish(20)
     assert not any(map(is_open, fds))
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_a_filesystem_that_never_answers_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel asks the server about each close, and the thread cannot be woken."""
+    monkeypatch.setattr(threads, "_SLOW_CLOSE_S", 0.05)
+    monkeypatch.setattr(threads, "_MOST_CLOSING", 3)
+    tmp_path.joinpath("mnt").mkdir()
+    closer = Closer()
+    with served(tmp_path / "mnt", Path(tool("true"))) as server:
+        silent = [os.open(tmp_path / "mnt/app", os.O_RDONLY) for _ in range(3)]
+        server.send_signal(signal.SIGSTOP)
+        for fd in silent[:2]:
+            other = os.open("/", os.O_PATH)
+            closer.close([fd])
+            closer.close([other])
+            until(lambda other=other: closer.relieve() or not is_open(other), "another thread")
+            assert not closer.is_stuck()
+        closer.close(silent[2:])
+        until(closer.is_stuck, "the last thread to wait")
+        assert not closer.finish(0.1)
+        server.send_signal(signal.SIGCONT)
+        until(lambda: not closer.is_stuck(), "an answer")
+    assert closer.finish(20)
 
 
 _HURRY = """

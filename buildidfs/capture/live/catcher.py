@@ -111,6 +111,7 @@ class Catcher:
             state.follow()
             state.tasks.tidy(time.monotonic_ns())
             state.held.expire()
+            state.closer.relieve()
             if self._rings.follow_cpus():
                 self._look_out()
                 self._outbox.put(Lost(0, "CPUs were turned on or off"))

@@ -188,8 +188,11 @@ class State:
             process_table.look(pid, home, close)
 
     def hold(self, home: Home, pid: int) -> None:
-        """Hold the mount namespace of a home for a moment longer, unless it is the host's."""
-        if home.mnt not in (0, self.host):
+        """Hold the mount namespace of a home for a moment longer, unless it is the host's.
+
+        None is held while none can be let go: it would keep the files of a container for ever.
+        """
+        if home.mnt not in (0, self.host) and not self.closer.is_stuck():
             self.held.hold(home, pid)
 
 
