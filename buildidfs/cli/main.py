@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+_ALIKE = 0.7
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 _OUTPUT = 1
@@ -170,13 +171,23 @@ def _report_usage(error: click.ClickException) -> int:
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         error.show()
         return error.exit_code
-    text = " ".join(error.format_message().split()).removesuffix(".")
+    text = " ".join(_message(error).split()).removesuffix(".")
     for words, plain in _PLAIN.items():
         text = text.replace(words, plain)
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context is not None else "buildidfs"
     terminal.complain(f"{text[:1].lower()}{text[1:]} (see {command} --help)")
     return error.exit_code
+
+
+def _message(error: click.ClickException) -> str:
+    """Return the message; for an unknown option with at most one that is spelled alike."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    from difflib import get_close_matches
+
+    alike = get_close_matches(error.option_name, error.possibilities or (), 1, _ALIKE)
+    return error.message + (f" Did you mean {alike[0]!r}?" if alike else "")
 
 
 def _report(error: Exception) -> int:

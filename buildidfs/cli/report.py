@@ -12,9 +12,10 @@ from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, moment, one_line, size
 from buildidfs.errors import UsageError
+from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
-    from buildidfs.app.page.answers import Health, Missing, Overview, Share
+    from buildidfs.app.page.answers import Container, Health, Missing, Overview, Share
 
 _CONTAINERS: Final = 20
 _BUILD_IDS: Final = 10
@@ -68,16 +69,20 @@ def _print(taken: Overview) -> None:
     rows = [("the whole store", taken.coverage)]
     if taken.host.build_ids:
         rows.append(("the host", taken.host))
-    rows += [(each.name, each.coverage) for each in taken.containers[:_CONTAINERS]]
+    named = [each for each in taken.containers if not _is_bare(each)]
+    rows += [(each.name, each.coverage) for each in named[:_CONTAINERS]]
     rows += [(f"image {each.image}", each.coverage) for each in taken.images[:_CONTAINERS]]
     click.echo(f"{'IDS':>7} {'BINARIES':>8} {'SYMBOLS':>8} {'DEBUGINFO':>9}  OF")
     for name, share in rows:
         click.echo(f"{_shares(share)}  {one_line(name)}")
     if not taken.coverage.build_ids:
         click.echo("nothing is captured in this store yet: buildidfs scan proc, or buildidfs up")
-    others = taken.left_out + max(len(taken.containers) - _CONTAINERS, 0)
-    if others:
-        click.echo(f"and {counted(others, 'more container')}, see buildidfs containers --all")
+    bare = len(taken.containers) - len(named)
+    others = taken.left_out + max(len(named) - _CONTAINERS, 0)
+    hidden = [counted(others, "more container")] if others else []
+    hidden += [counted(bare, "namespace") + " without a container"] if bare else []
+    if hidden:
+        terminal.say(f"and {' and '.join(hidden)}, see buildidfs containers --all")
     _print_missing(taken.missing)
     _print_health(taken.health)
 
@@ -96,6 +101,10 @@ def _print_missing(missing: Missing) -> None:
         where = one_line(each.container) or "the host"
         text = f"{one_line(each.path)} in {where}: {each.reason}"
         terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
+
+
+def _is_bare(container: Container) -> bool:
+    return is_namespace(container.label) and container.name == container.label
 
 
 def _shares(share: Share) -> str:

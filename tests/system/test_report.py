@@ -12,8 +12,10 @@ import pytest
 
 from buildidfs.store import Store
 from tests.support import pagestore
+from tests.support.captures import capture, commit, sighting
 from tests.support.clients import run
 from tests.support.commands import ROOT
+from tests.support.elfwriter import elf_file
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.terminals import on_terminal
 
@@ -57,6 +59,17 @@ def test_text_is_folded_on_a_terminal(reporting: BuildIdFs) -> None:
     assert max(map(len, lines)) <= 80
     assert "            capture the package itself, or fetch it from a debuginfod server" in lines
     assert "watch not running: buildidfs up starts it" in lines
+
+
+def test_namespaces_without_a_container_are_counted(buildidfs: BuildIdFs) -> None:
+    with Store.create(buildidfs.store) as store:
+        for number, label in enumerate(("docker:0123456789ab", "mnt:4026532177")):
+            seen = sighting(b"/app/server", container=label, mnt_ns_id=number, reach=7)
+            commit(store, capture(store, elf_file(build_id=b"\1" * 20), b"\1" * 20, at=seen))
+    out = buildidfs("report").out
+    assert "docker:0123456789ab" in out
+    assert "%  mnt:" not in out
+    assert "and 1 namespace without a container, see buildidfs containers --all" in out
 
 
 def test_page_is_one_file_that_needs_no_other(reporting: BuildIdFs, tmp_path: Path) -> None:
