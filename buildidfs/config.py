@@ -270,6 +270,13 @@ def parse(text: str, name: str) -> Settings:
         raise UsageError(f"{name}: {_in_words(str(error))}") from error
     if not settings.container.namespaces:
         raise UsageError(f"{name}: container.namespaces names no namespace; try ['mnt']")
+    remote = settings.remote
+    public = (remote.url, *(tier.url for tier in remote.tiers))
+    if remote.private and remote.private.rstrip("/") in {url.rstrip("/") for url in public}:
+        raise UsageError(
+            f"{name}: remote.private: files that not every user may read would be in the bucket"
+            " of all others; name another bucket"
+        )
     kept = settings.retention
     for key, check, value in (
         ("watch.pin-bytes", size, settings.watch.pin_bytes),

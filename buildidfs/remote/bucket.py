@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import os
 import re
+import urllib.parse
 import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -338,15 +339,18 @@ def _shown(url: str) -> str:
 
 def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore:
     options: dict[str, Any] = {}
-    endpoint = ""
     if url.startswith("s3"):
+        options = _from_files(environ)
         endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
-        options = {**_from_files(environ), **({"endpoint": endpoint} if endpoint else {})}
+        if endpoint:
+            options["endpoint"] = endpoint
+        _check_endpoint(options.get("endpoint", ""))
+        _check_keys(environ)
     second = datetime.timedelta(seconds=1)
     client: dict[str, Any] = {
         "timeout": limits.timeout_s * second,
         "connect_timeout": limits.connect_s * second,
-        "allow_http": endpoint.startswith("http://"),
+        "allow_http": options.get("endpoint", "").startswith("http://"),
         "user_agent": "buildidfs",
     }
     retry: dict[str, Any] = {
@@ -359,6 +363,32 @@ def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore
     except (failures.BaseError, ValueError) as error:
         raise UsageError(f"cannot use {_shown(url)}: {type(error).__name__}") from error
     return made
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise `UsageError` for an address that is none: the library would end the process."""
+    if not endpoint:
+        return
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
+        raise UsageError(
+            f"AWS_ENDPOINT_URL is not the address of a server: {_shown(endpoint)!r}; try"
+            " https://HOST:PORT"
+        )
+    if parts.username is not None:
+        raise UsageError("AWS_ENDPOINT_URL has a user in it: keys go into AWS_ACCESS_KEY_ID")
+
+
+def _check_keys(environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if one of two variables is set."""
+    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    for name, other in (pair, pair[::-1]):
+        if environ.get(name) and not environ.get(other):
+            raise UsageError(f"{name} is set, and {other} is not: set both, or none")
 
 
 def _from_files(environ: Mapping[str, str]) -> dict[str, str]:

@@ -79,6 +79,7 @@ def test_what_is_not_a_size_is_a_usage_error(text: str) -> None:
         ),
         ("[[trust.rules]]\nlvl = 'host'", r"in \[\[trust.rules\]\]; did you mean level\?$"),
         ("[[trust.rules]]\npath = '/x'", r"trust.rules\[0\]: it lacks the key level$"),
+        ("[remote]\nurl = 's3://a'\nprivate = 's3://a/'", "remote.private: .* another bucket$"),
         ("store = 1", "store: it has to be a section, not a number$"),
         (
             "[watch]\nstrict = true",

@@ -186,6 +186,39 @@ def test_no_bucket(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:9000", "ftp://host", "http://", "http://host:99999", "http://ho st", "http://h\n/"],
+)
+def test_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL"):
+        Bucket("s3://fleet", SHORT, {"AWS_ENDPOINT_URL": endpoint})
+
+
+def test_password_of_an_endpoint_is_not_shown() -> None:
+    with pytest.raises(UsageError) as caught:
+        Bucket("s3://fleet", SHORT, {"AWS_ENDPOINT_URL": "http://user:secret@host"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_of_the_credentials(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is set") as caught:
+        Bucket("s3://fleet", SHORT, {name: "value", "HOME": "/nonexistent"})
+    assert "value" not in str(caught.value)
+
+
+def test_endpoint_of_a_file(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    file = tmp_path / "config"
+    file.write_text(f"[profile fleet]\nendpoint_url = {storage.url}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "fleet")
+    assert Bucket("s3://fleet", SHORT).create("a", b"", {})
+
+
 def test_credentials_of_files(
     storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
