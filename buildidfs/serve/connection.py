@@ -124,6 +124,8 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._ended = False
         """No more requests are read: the client has ended its side, or we close ours."""
+        self._has_all = False
+        """The client has ended its side."""
         self._room: asyncio.Future[None] | None = None
         self._sending = -1
         self._sent = 0
@@ -185,9 +187,9 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Keep the connection of a client that has ended its side, until it is answered."""
         self._drop_body()
-        self._ended = True
+        self._ended = self._has_all = True
         self._advance()
-        return True
+        return not self._lingering
 
     def pause_writing(self) -> None:
         self._full = True
@@ -611,7 +613,10 @@ class Connection(asyncio.Protocol):
             self._read_paused = False
             self._transport.resume_reading()
         try:
-            self._transport.write_eof()
+            if self._has_all:
+                self._transport.close()
+            else:
+                self._transport.write_eof()
         except (OSError, RuntimeError):
             self._transport.abort()
 
