@@ -7,6 +7,7 @@ debug/gosym/pclntab.go and runtime/symtab.go, written down again here.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -88,8 +89,7 @@ def program(
         b".text", b"\x90" * size, flags=SHF_ALLOC | SHF_EXECINSTR, segment=PT_LOAD, align=16
     )
 
-    def made(text: int) -> bytes:
-        data = alter(table(functions, text, form, header_text=text))
+    def made(data: bytes) -> bytes:
         return elf_file(
             [code, Section(section, data, flags=SHF_ALLOC, segment=PT_LOAD, align=32), *more],
             build_id=build_id,
@@ -98,8 +98,10 @@ def program(
             section_headers=headers,
         )
 
-    # Addresses are those of the writer of ELF files: the offset in the file, and a constant.
-    return made(CODE + made(0).index(code.data[:16]))
+    # Addresses are those of the writer of ELF files: the offset in the file, and a constant. The
+    # code comes first, wherever the table ends.
+    text = CODE + made(b"").index(code.data[:16])
+    return made(alter(table(functions, text, form, header_text=text)))
 
 
 class _Tables:
@@ -240,6 +242,7 @@ class _New(_Tables):
         return self._start() + self._pack(self._word * len(words), *words) + body
 
 
+@functools.lru_cache(1 << 17)
 def _number(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:

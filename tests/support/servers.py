@@ -40,7 +40,7 @@ class Client:
         except OSError:
             self.socket.close()
             raise
-        self._read = b""
+        self._read = bytearray()
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
@@ -71,8 +71,7 @@ class Client:
         length = int(headers.get("content-length", "0")) if has_body and status != 304 else 0
         while len(self._read) < length:
             self._more()
-        body, self._read = self._read[:length], self._read[length:]
-        return Reply(status, headers, body)
+        return Reply(status, headers, self._taken(length))
 
     def begin(self) -> None:
         """Read some of a response, which `reply` then has all of."""
@@ -80,25 +79,31 @@ class Client:
 
     def started(self) -> bytes:
         """What was read of a response so far."""
-        return self._read
+        return bytes(self._read)
 
     def rest(self) -> bytes:
         """Read until the server ends the connection."""
         with contextlib.suppress(EOFError):
             while True:
                 self._more()
-        return self._read
+        return bytes(self._read)
 
     def _until(self, end: bytes) -> bytes:
-        while end not in self._read:
+        while (at := self._read.find(end)) < 0:
             self._more()
-        found, _, self._read = self._read.partition(end)
+        return self._taken(at + len(end))[:at]
+
+    def _taken(self, size: int) -> bytes:
+        with memoryview(self._read) as view:
+            found = bytes(view[:size])
+        del self._read[:size]
         return found
 
     def _more(self) -> None:
         data = self.socket.recv(1 << 20)
         if not data:
-            raise EOFError(f"the server ended the connection after {self._read[:200]!r}")
+            said = bytes(self._read[:200])
+            raise EOFError(f"the server ended the connection after {said!r}")
         self._read += data
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ if __name__ == "__main__":
     _import_all()
     found = _serve(socket.socket(fileno=int(sys.argv[1])))
     if found is not None:
-        from buildidfs.cli.main import main
+        from buildidfs.cli.main import run
 
         sys.argv[1:] = found
-        raise SystemExit(main())
+        run()
