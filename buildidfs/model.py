@@ -326,8 +326,9 @@ class Origin(msgspec.Struct, frozen=True):
     and all others (1) whether all of them could get at it along this path, see
     `capture.origin.path_access`; 0 if only root could, or if reach was not determined, because the
     store knows that place of the file. ``archive`` is the path on the host of the package file that
-    the file is in, if only root may write to it. ``standing`` is not kept with the place: it raises
-    that of the bytes, as ``trust`` does.
+    the file is in, if only root may write to it. ``signature`` is the IMA signature that a package
+    has for the bytes, which is not verified here. ``standing`` is not kept with the place: it
+    raises that of the bytes, as ``trust`` does.
     """
 
     path: bytes
@@ -343,6 +344,7 @@ class Origin(msgspec.Struct, frozen=True):
     cgroup_id: int = 0
     reach: int = EVERYBODY
     archive: bytes = b""
+    signature: bytes = b""
     standing: Standing = Standing.GIVEN
 
     @property

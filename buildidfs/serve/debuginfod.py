@@ -28,10 +28,9 @@ from buildidfs.view.permissions import PUBLIC, may_see
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.model import Artifact, BuildId, Digest
+    from buildidfs.model import Artifact, BuildId, Digest, Origin
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
-    from buildidfs.store import OriginRecord
     from buildidfs.upstream.agent import Agent
     from buildidfs.view import FileContent
 
@@ -300,11 +299,21 @@ class Debuginfod:
         return b"%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (block, size, tag)
 
     def _place(self, artifact: Artifact) -> bytes:
-        """Headers with the latest place at which everybody could read the file."""
+        """Headers with the latest place at which everybody could read the file, and a signature.
+
+        One that a package has for the same bytes is good for them at any place.
+        """
         records = self._store.index.origins(artifact.ordinal)
-        here = (each for each in records if each.digest == artifact.digest)
-        last = next((each for each in here if may_see(PUBLIC, each.origin)), None)
-        return b"" if last is None else _place_headers(last)
+        here = [
+            each.origin
+            for each in records
+            if each.digest == artifact.digest and may_see(PUBLIC, each.origin)
+        ]
+        headers = b"" if not here else _place_headers(here[0])
+        signature = next((each.signature for each in here if each.signature), b"")
+        if signature:
+            headers += lines((b"X-DEBUGINFOD-IMASIGNATURE", signature.hex().encode()))
+        return headers
 
     # --- sections ----------------------------------------------------------------------------
 
@@ -404,9 +413,8 @@ def _changing() -> OSError:
     return OSError(errno.ESTALE, "the files of this build ID keep changing")
 
 
-def _place_headers(record: OriginRecord) -> bytes:
+def _place_headers(origin: Origin) -> bytes:
     """The headers that name a file and its archive by their paths, as debuginfod has them."""
-    origin = record.origin
     headers = lines((b"X-DEBUGINFOD-FILE", header_text(origin.path)))
     if origin.archive:
         headers += lines((b"X-DEBUGINFOD-ARCHIVE", header_text(origin.archive)))

@@ -74,6 +74,7 @@ class OriginRow(msgspec.Struct, array_like=True):
     cgroup_id: int
     reach: int
     archive: bytes
+    signature: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -129,6 +130,7 @@ def pack_origin(
         origin.cgroup_id,
         origin.reach if reach is None else reach,
         origin.archive,
+        origin.signature,
     )
     return TIMES.pack(first, last) + _encode(row)
 
@@ -167,6 +169,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         row.cgroup_id,
         row.reach,
         row.archive,
+        row.signature,
     )
     return Digest(row.digest), row.kinds, origin, first, last
 

@@ -139,6 +139,7 @@ def _check_rpm(data: bytes) -> None:
     def attempt() -> None:
         header = packages.rpm_header(Bytes(data))
         assert packages.PackageName(*header.name).text.isprintable()
+        assert all(0 < len(each) <= 1024 for each in header.signatures().values())
         files = header.files()
         assert len(files) <= len(data)
         for number in range(len(files)):
@@ -147,14 +148,30 @@ def _check_rpm(data: bytes) -> None:
     refusal(attempt, Damaged)
 
 
-_TAGS: Final = (1000, 1001, 1002, 1003, 1022, 1028, 1030, 1034, 1095, 1096, 5008, 1116, 1117, 1118)
+_TAGS: Final = (
+    274,
+    1000,
+    1001,
+    1002,
+    1003,
+    1022,
+    1028,
+    1030,
+    1034,
+    1095,
+    1096,
+    5008,
+    1116,
+    1117,
+    1118,
+)
 
 
 def _rpm(entries: Iterable[tuple[int, int, int, int]], data: bytes) -> bytes:
     index = b"".join(struct.pack(">IIII", *each) for each in entries)
-    empty = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", 0, 0)
-    intro = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", len(index) // 16, len(data))
-    return packages.RPM_MAGIC + bytes(92) + empty + intro + index + data
+    header = struct.pack(">4s4xII", b"\x8e\xad\xe8\x01", len(index) // 16, len(data)) + index + data
+    # The header of signatures has the same: each decoder looks for its tags only.
+    return packages.RPM_MAGIC + bytes(92) + header + bytes(-len(header) % 8) + header
 
 
 def _listing(count: int, directory: bytes) -> bytes:
@@ -162,6 +179,7 @@ def _listing(count: int, directory: bytes) -> bytes:
     data, entries = directory + b"\0", [(1118, 8, 0, 1)]
     for tag, kind, raw in (
         (1117, 8, b"n\0"), (1116, 4, bytes(4)), (1028, 4, bytes(4)), (1030, 3, b"\x81\xed"),
+        (274, 8, b"0302\0"),
     ):  # fmt: skip
         entries.append((tag, kind, len(data), count))
         data += raw * count

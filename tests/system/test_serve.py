@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 from buildidfs import __version__
 from buildidfs.store import Store
 from tests.support import packages
+from tests.support.clients import run, tool
 from tests.support.elfwriter import DWARF, TEXT, Section, elf_file, gdb_scripts
 from tests.support.mounts import BuildIdFs
 from tests.support.servers import Server, serving
@@ -195,6 +197,42 @@ def test_file_of_a_package_is_told_with_its_package(buildidfs: BuildIdFs, direct
             "archive": str(package),
         }
     ]
+
+
+def test_signature_that_a_package_has_for_a_file_is_sent(
+    buildidfs: BuildIdFs, directory: Path
+) -> None:
+    """It fits the bytes, also after the index was rebuilt and the same file was seen elsewhere."""
+    build_id = bytes([0xD2]) * 20
+    root, key, public = directory / "root", directory / "key.pem", directory / "public.pem"
+    program = root / "usr/bin/signed"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(elf_file([TEXT], build_id=build_id))
+    program.chmod(0o755)
+    openssl = tool("openssl")
+    run([openssl, "genrsa", "-out", key, "2048"], check=True)
+    run([openssl, "rsa", "-in", key, "-pubout", "-out", public], check=True)
+    made = directory / "made"
+    run([openssl, "dgst", "-sha256", "-sign", key, "-out", made, program], check=True)
+    # EVM_IMA_XATTR_DIGSIG, version 2, SHA-256, ID of the key, length
+    signature = bytes([3, 2, 4]) + b"key\0" + (256).to_bytes(2, "big") + made.read_bytes()
+    package = packages.rpm(root, directory)
+    listed = [path.relative_to(root) for path in sorted(root.rglob("*"))]
+    packages.with_file_signatures(
+        package, [signature if root / path == program else b"" for path in listed]
+    )
+    buildidfs("scan", "package", package)
+    shutil.rmtree(buildidfs.store / "index")
+    buildidfs("check", "--repair", check=False)
+    buildidfs("scan", "tree", program)
+    assert buildidfs("check").rc == 0
+    with serving(buildidfs.store) as server:
+        reply = server.ask(f"/buildid/{build_id.hex()}/executable")
+    assert reply.headers["x-debuginfod-file"] == str(program)
+    assert reply.headers["x-debuginfod-imasignature"] == signature.hex()
+    (directory / "served").write_bytes(reply.body)
+    argv = [openssl, "dgst", "-sha256", "-verify", public, "-signature", made]
+    assert run([*argv, directory / "served"]).out == "Verified OK\n"
 
 
 # --- sections -------------------------------------------------------------------------------------

@@ -52,8 +52,10 @@ def section(tags: dict[int, tuple[int, Any]], *, entries: int | None = None) -> 
     return intro + index + data
 
 
-def package(tags: dict[int, tuple[int, Any]], payload: bytes = b"") -> bytes:
-    signatures = section({1000: (STRING, b"odd")})
+def package(
+    tags: dict[int, tuple[int, Any]], payload: bytes = b"", signed: tuple[int, Any] | None = None
+) -> bytes:
+    signatures = section({1000: (STRING, b"odd"), **({} if signed is None else {274: signed})})
     signatures += bytes(-len(signatures) % 8)
     return packages.RPM_MAGIC + bytes(92) + signatures + section(tags) + payload
 
@@ -101,6 +103,17 @@ def test_files() -> None:
     assert (directory.type, directory.stored) == (Type.DIRECTORY, 0)
 
 
+def test_signatures_of_files() -> None:
+    texts = [b"0302", b"", b"no", b"00" * 1025]
+    header = packages.rpm_header(Bytes(package({**NAMED, **FILES}, signed=(ARRAY, texts))))
+    assert header.signatures() == {b"/usr/bin/app": b"\3\2"}
+    assert header.name[0] == b"app"
+    assert parsed({**NAMED, **FILES}).signatures() == {}
+    for tags in (NAMED, {**FILES, INDEXES: (INT32, [9, 9, 9, 9])}):
+        odd = packages.rpm_header(Bytes(package(tags, signed=(ARRAY, [b"0302"] * 9))))
+        assert odd.signatures() == {}
+
+
 def test_files_of_more_than_4_gigabytes() -> None:
     tags = {tag: value for tag, value in FILES.items() if tag != SIZES}
     files = parsed(tags | {LONG_SIZES: (INT64, [1 << 33, 1 << 33, 3, 0])}).files()
@@ -146,7 +159,7 @@ def test_names_too_long_to_be_installed() -> None:
         (package(NAMED)[:-1], "middle of the header"),
         (packages.RPM_MAGIC + bytes(92) + bytes(16), "no header at 96"),
         (packages.RPM_MAGIC + bytes(92) + section({}, entries=0x10000), "no header at 96"),
-        (packages.RPM_MAGIC + bytes(92) + section({}, entries=9), "middle of a member"),
+        (packages.RPM_MAGIC + bytes(92) + section({}, entries=9), "middle of the signatures"),
     ],
 )
 def test_damaged_rpm_header(data: bytes, message: str) -> None:

@@ -47,7 +47,7 @@ def test_origins_survive(digest: Digest, kinds: int, origin: Origin, first: int,
 
 
 def test_origin_row_is_the_documented_one() -> None:
-    """Times, then a msgpack array of 23; a reader of the future may find more in it."""
+    """Times, then a msgpack array of 24, of 23 before; a reader of the future may find more."""
     origin = sighting(
         b"/a\xff",
         container="c",
@@ -61,15 +61,20 @@ def test_origin_row_is_the_documented_one() -> None:
     ).origin
     row = location_rows.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    assert (row[16:19], row[-7:]) == (b"\xdc\x00\x17", b"\x21\x07\x04\xc4\x02/b")
-    longer = row[:16] + b"\xdc\x00\x18" + row[19:] + b"\x01"
-    assert location_rows.unpack_origin(longer) == location_rows.unpack_origin(row)
+    assert (row[16:19], row[-9:]) == (b"\xdc\x00\x18", b"\x21\x07\x04\xc4\x02/b\xc4\x00")
+    before = row[:16] + b"\xdc\x00\x17" + row[19:-2]  # without a signature
+    longer = row[:16] + b"\xdc\x00\x19" + row[19:] + b"\x01"
+    for other in (before, longer):
+        assert location_rows.unpack_origin(other) == location_rows.unpack_origin(row)
+    signed = msgspec.structs.replace(origin, signature=b"\x03\x02")
+    row = location_rows.pack_origin(Digest(bytes(32)), 2, signed, 1, 2)
+    assert location_rows.unpack_origin(row)[2].signature == b"\x03\x02"
 
 
 def test_an_origin_row_that_lacks_a_field_is_refused() -> None:
     row = location_rows.pack_origin(Digest(bytes(32)), 2, sighting(b"/a").origin, 1, 2)
     with pytest.raises(msgspec.ValidationError):
-        location_rows.unpack_origin(row[:16] + bytes((0xDC, 0, 22)) + row[19:-2])
+        location_rows.unpack_origin(row[:16] + bytes((0xDC, 0, 22)) + row[19:-4])
 
 
 def test_place_is_what_tells_origins_apart() -> None:

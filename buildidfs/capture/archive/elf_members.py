@@ -14,7 +14,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -67,7 +68,9 @@ class Whose(msgspec.Struct, frozen=True):
     archive: bytes = b""
     standing: Standing = Standing.GIVEN
 
-    def origin(self, path: bytes, identity: FileIdentity, reach: int) -> Origin:
+    def origin(
+        self, path: bytes, identity: FileIdentity, reach: int, signature: bytes = b""
+    ) -> Origin:
         """The place of one file."""
         return Surroundings(container=self.container).origin(
             path,
@@ -77,6 +80,7 @@ class Whose(msgspec.Struct, frozen=True):
             scanner=self.scanner,
             reach=reach,
             archive=self.archive,
+            signature=signature,
             standing=self.standing,
         )
 
@@ -131,6 +135,7 @@ class Members:
     ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
     passed over. ``scope`` makes the numbers of its members unambiguous, see `model.FileIdentity`:
     the same scope always means the same bytes. ``where`` names the archive for what cannot be read.
+    ``signatures`` are for `Origin.signature`, by path.
     """
 
     def __init__(
@@ -144,7 +149,9 @@ class Members:
         spool: Spool,
         limits: Limits,
         access: Access,
+        signatures: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
+        self._signatures = signatures
         self._access = access
         self._scope = scope
         self._where = where
@@ -331,8 +338,9 @@ class Members:
             self._scope,
         )
         now = time.time_ns()
+        signature = next(filter(None, map(self._signatures.get, names)), b"")
         return [
-            Sighting(whose.origin(path, *within), now)
+            Sighting(whose.origin(path, *within, signature), now)
             for path in names
             for within in (self._access.within(identity, self._closed.reach(path, member.uid)),)
             for whose in self._viewers(path)

@@ -15,7 +15,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -167,6 +168,7 @@ class PackageScanner:
         members = Members(
             _scope(identity), file.path, lambda _: (whose,),
             memo=self._memo, spool=spool, limits=self._limits, access=access,
+            signatures=package.signatures,
         )  # fmt: skip
         return members.scan(package.members, package.stream)
 
@@ -337,6 +339,7 @@ class NotAPackage(Exception):
 class Package(NamedTuple):
     """A package that is being read. ``name`` is empty where it does not say.
 
+    ``signatures`` are those of its files, by their paths, if it is one of rpm.
     ``members`` take their headers from ``stream``; both raise what `formats.archive.tar` and
     `capture.archive.stream` do.
     """
@@ -344,6 +347,7 @@ class Package(NamedTuple):
     name: str
     members: Iterator[Member]
     stream: Stream
+    signatures: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 def container_of(package: Package, path: bytes) -> str:
@@ -403,7 +407,8 @@ def _rpm(whole: Region, limits: Limits) -> Package:
     at = outer.position
     stream = unpacked(Region(whole.fd, whole.offset + at, whole.size - at), limits.unpacked_bytes)
     name = packages.PackageName(*header.name).text
-    return Package(name, packages.cpio_members(stream, header.files), stream)
+    members = packages.cpio_members(stream, header.files)
+    return Package(name, members, stream, header.signatures())
 
 
 def _tar(whole: Region, limits: Limits) -> Package:

@@ -86,6 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True):
         scanner: str,
         reach: int = 0,
         archive: bytes = b"",
+        signature: bytes = b"",
         standing: Standing = Standing.GIVEN,
     ) -> Origin:
         """Return the origin of a file that is at ``path`` there; see `Origin` for the rest."""
@@ -103,6 +104,7 @@ class Surroundings(msgspec.Struct, frozen=True):
             cgroup_id=self.cgroup_id,
             reach=reach,
             archive=archive,
+            signature=signature,
             standing=standing,
         )
 

@@ -15,6 +15,7 @@ import re
 import struct
 from binascii import unhexlify
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, overload
 
 from buildidfs.formats.archive.common import (
@@ -46,12 +47,18 @@ _FORMATS: Final = {_INT16: "H", _INT32: "I", _INT64: "Q"}
 _NAME, _VERSION, _RELEASE, _EPOCH, _ARCH = 1000, 1001, 1002, 1003, 1022
 _FILE_SIZES, _FILE_MODES, _FILE_TIMES, _FILE_DEVICES, _FILE_INODES = 1028, 1030, 1034, 1095, 1096
 _LONG_FILE_SIZES, _DIR_INDEXES, _BASE_NAMES, _DIR_NAMES = 5008, 1116, 1117, 1118
+_FILE_SIGNATURES: Final = 274  # in the header of signatures
+_SIGNATURE_MAX: Final = 1024  # of an RSA key of 4096 bits it has 521 bytes
 
 
 class RpmHeader:
-    """The header of a package. Decodes an entry only when it is asked for."""
+    """The header of a package. Decodes an entry only when it is asked for.
 
-    def __init__(self, index: bytes, data: bytes) -> None:
+    ``signed`` is the header of its signatures.
+    """
+
+    def __init__(self, index: bytes, data: bytes, signed: RpmHeader | None = None) -> None:
+        self._signed = signed
         self._data = data
         self._entries = {
             tag: (kind, offset, count) for tag, kind, offset, count in _ENTRY.iter_unpack(index)
@@ -85,6 +92,26 @@ class RpmHeader:
         if not 0 <= number < len(of) or of[number] >= len(directories):
             return b""
         return directories[of[number]] + names[number]
+
+    def signatures(self) -> dict[bytes, bytes]:
+        """The IMA signatures of files by their paths, as ``security.ima`` has them.
+
+        Of more paths than fit `_DATA_MAX` bytes the rest is left out.
+        """
+        texts = [] if self._signed is None else self._signed._texts(_FILE_SIGNATURES)
+        names, directories = self._texts(_BASE_NAMES), self._texts(_DIR_NAMES)
+        of = self._numbers(_DIR_INDEXES, len(names))
+        found: dict[bytes, bytes] = {}
+        room = _DATA_MAX
+        for text, name, number in zip(texts, names, of, strict=False):
+            if not 0 < len(text) <= 2 * _SIGNATURE_MAX or number >= len(directories):
+                continue
+            length = len(directories[number]) + len(name)
+            room -= length
+            if length <= NAME_MAX_BYTES and room >= 0:
+                with suppress(ValueError):
+                    found[directories[number] + name] = unhexlify(text)
+        return found
 
     def files(self) -> FileList:
         """The files by their number, as `cpio_members` takes them; raises `Damaged`."""
@@ -207,22 +234,21 @@ def rpm_header(source: Source) -> RpmHeader:
     """
     if exactly(source, _LEAD_SIZE, "the lead")[:4] != RPM_MAGIC:
         raise Damaged("not an rpm package")
-    _, data_size = _intro(source)  # signatures, which are not checked here
-    source.skip(data_size + -data_size % 8)
-    index_size, data_size = _intro(source, skip_index=False)
+    index_size, data_size = _intro(source)
+    index = exactly(source, index_size, "the signatures")
+    signed = RpmHeader(index, exactly(source, data_size, "the signatures"))  # not checked here
+    source.skip(-data_size % 8)
+    index_size, data_size = _intro(source)
     index = exactly(source, index_size, "the header")
-    return RpmHeader(index, exactly(source, data_size, "the header"))
+    return RpmHeader(index, exactly(source, data_size, "the header"), signed)
 
 
-def _intro(source: Source, *, skip_index: bool = True) -> tuple[int, int]:
+def _intro(source: Source) -> tuple[int, int]:
     """The sizes of the two parts of a header."""
     magic, entries, data_size = _INTRO.unpack(exactly(source, _INTRO.size, "a header"))
     if magic != _HEADER_MAGIC or entries > _ENTRIES_MAX or data_size > _DATA_MAX:
         raise Damaged(f"no header at {source.position - _INTRO.size}")
-    index_size = entries * _ENTRY.size
-    if skip_index:
-        source.skip(index_size)
-    return index_size, data_size
+    return entries * _ENTRY.size, data_size
 
 
 # --- cpio ----------------------------------------------------------------------------------------
