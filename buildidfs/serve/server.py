@@ -54,7 +54,7 @@ _BACKLOG: Final = 1024
 _THREADS: Final = 16
 _WAITS: Final = 64
 """Requests that wait for upstream servers at a time."""
-_PAGES: Final = 6
+_PAGES: Final = 3
 _SEARCHES: Final = 2
 """Pages, and searches of seconds, that are worked on at a time; other threads are for files."""
 _MOST_IN_LANE: Final = 64
