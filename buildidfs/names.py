@@ -189,7 +189,12 @@ def sources_id(build_id: bytes) -> BuildId | None:
 def kept_for(build_id: BuildId) -> BuildId:
     """The build ID whose package of split DWARF or sources are kept under one; else that itself."""
     owner = package_owner(build_id)
-    if owner is None and build_id.startswith(SOURCES_PREFIX):
-        rest = build_id[len(SOURCES_PREFIX) :]
-        owner = BuildId(rest) if len(rest) >= BuildId.MIN_BYTES else None
+    if owner is None and is_of_sources(build_id):
+        owner = BuildId(build_id[len(SOURCES_PREFIX) :])
     return build_id if owner is None else owner
+
+
+def is_of_sources(build_id: bytes) -> bool:
+    """Return True if source files are kept under a build ID, see `sources_id`."""
+    least = len(SOURCES_PREFIX) + BuildId.MIN_BYTES
+    return build_id.startswith(SOURCES_PREFIX) and len(build_id) >= least

@@ -11,6 +11,7 @@ import msgspec
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
+from buildidfs.names import kept_for
 from buildidfs.store import Container
 from buildidfs.store.index.locations import is_namespace
 
@@ -156,6 +157,8 @@ def contents(
             sizes[artifact.digest] = artifact.size
         if ordinal not in rows:
             build_id = store.index.build_id(ordinal)
+            if build_id is not None and kept_for(build_id) != build_id:
+                continue  # split DWARF, or sources, of another one
             rows[ordinal] = (
                 None if build_id is None else holdings.row(container.label, path, build_id, 1)
             )

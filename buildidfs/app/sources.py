@@ -30,8 +30,9 @@ from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf.line_files import line_files
 from buildidfs.linux import file_ops, openat2
-from buildidfs.model import EVERYBODY, BuildId, ByteRange, Kind, Quality, Sighting, Standing
+from buildidfs.model import BuildId, ByteRange, Kind, Quality, Sighting, Standing
 from buildidfs.store import NewCapture
+from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -506,17 +507,20 @@ def _commit(
         return
     new = here.sighting(_SOURCES, archive.fileno())
     records = store.index.origins(artifact.ordinal)
-    last = next((each for each in records if each.digest == artifact.digest), None)
-    if last is None:
+    places = [each.origin for each in records if each.digest == artifact.digest]
+    if not places:
         staged.close()
         raise IntegrityError("the index has no place of a file that it has")
-    # It is believed as its debuginfo is, and readable by all: so was each of the files.
-    identity = msgspec.structs.replace(new.origin.identity, scope=None)
+    place = next((each for each in places if may_see(PUBLIC, each)), places[0])
+    # It is believed as its debuginfo is, and for those who could read that: it tells of its paths.
+    theirs = place.identity
+    identity = msgspec.structs.replace(
+        new.origin.identity, scope=None, mode=theirs.mode, uid=theirs.uid, gid=theirs.gid
+    )
     origin = msgspec.structs.replace(
-        last.origin,
-        path=_SOURCES + last.origin.path,
+        place,
+        path=_SOURCES + place.path,
         identity=identity,
-        reach=EVERYBODY,
         trust=artifact.trust,
         standing=artifact.standing,
         archive=b"",

@@ -153,7 +153,9 @@ class _Search:
         index = self._store.index
         served = {kind: index.artifact(ordinal, kind) for kind in KINDS.values()}
         build_id = index.build_id(ordinal)
-        if build_id is None or not any(map(_is_public, served.values())):
+        if build_id is None or names.is_of_sources(build_id):
+            return
+        if not any(map(_is_public, served.values())):
             return
         for record in index.origins(ordinal):
             self._go_on()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.formats import source_archive
-from buildidfs.model import Kind
+from buildidfs.model import Kind, Quality
 from buildidfs.store import is_withheld
 from buildidfs.view import FileContent
 from buildidfs.view.layouts.id_dir import Section
+from buildidfs.view.permissions import PUBLIC
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, ByteRange, Digest
@@ -34,7 +35,8 @@ class Sources:
     def artifact(self, ordinal: int) -> Artifact | None:
         """The archive of the sources of a build ID.
 
-        None if there is none, or if it is believed less than the executable.
+        None if there is none, if it is believed less than the executable, or if not all users may
+        read the debug information.
         """
         index = self._store.index
         build_id = index.build_id(ordinal)
@@ -44,7 +46,17 @@ class Sources:
         if artifact is None or build_id is None:
             return None
         executable = index.artifact(ordinal, Kind.EXECUTABLE)
-        return None if is_withheld(artifact, executable, index.floor(build_id)) else artifact
+        if is_withheld(artifact, executable, index.floor(build_id)):
+            return None
+        return artifact if self._may_be_named(ordinal) else None
+
+    def _may_be_named(self, ordinal: int) -> bool:
+        """Return True unless the debug information that names the sources is private."""
+        for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
+            found = self._store.index.artifact(ordinal, kind)
+            if found is not None and found.quality >= Quality.DEBUGINFO:
+                return PUBLIC.may_read(found.mode, found.uid, found.gid)
+        return True
 
     def open(self, artifact: Artifact, path: bytes) -> FileContent | None:
         """Open a source file of an archive, None if it has none at that path.

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.names import SOURCES_PREFIX
 from buildidfs.store import Store
 from tests.support import images, packages
 from tests.support.clients import Result, run, tool
 from tests.support.programs import build_id_of, gdb_script
 from tests.support.servers import Server, serving
 from tests.support.sources import entry
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.mounts import BuildIdFs
@@ -35,7 +37,7 @@ class Tree:
 
     def __init__(self, home: Path, *options: str) -> None:
         self.sources = home / "build+dir"
-        self.sources.mkdir()
+        self.sources.mkdir(parents=True)
         for name, text in (("ma in.c", MAIN), ("part.h", PART)):
             (self.sources / name).write_text(text)
         self.program = home / "bin/prog"
@@ -145,6 +147,39 @@ def test_sources_elsewhere_and_of_one_user_are_not_captured(
     with serving(buildidfs.store, config=NO_RATE) as server:
         assert server.ask(tree.target("part.h")).status == 404
         assert server.ask(tree.target("ma in.c")).status == 200
+
+
+def everything(server: Server, tree: Tree) -> str:
+    """What a server tells of a program and its sources, without being told its build ID."""
+    targets = ["/metadata?key=glob&value=*", "/api/overview", "/metrics"]
+    targets += [f"/api/search?q={word}" for word in ("prog", "*prog*", "sources", "/", "*")]
+    until(lambda: json.loads(server.ask("/api/overview").body)["counted"], "the survey")
+    return "".join(server.ask(target).body.decode() for target in targets)
+
+
+def test_sources_tell_nothing_of_a_private_program(
+    buildidfs: BuildIdFs, tree: Tree, directory: Path
+) -> None:
+    public = Tree(directory / "public", "-DPUBLIC=1")
+    tree.program.parent.chmod(0o700)
+    for each in (tree, public):
+        assert scan(buildidfs, each, "--source-dir", str(each.sources))["files"] == 2
+    kept_under = SOURCES_PREFIX.hex() + tree.build_id
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        told = everything(server, tree)
+        assert str(public.program) in told
+        assert str(tree.program) not in told
+        assert tree.build_id not in told
+        assert server.ask(public.target("part.h")).status == 200
+        assert server.ask(tree.target("part.h")).status == 404
+        assert server.ask(f"/buildid/{kept_under}/debuginfo").status == 404
+
+
+def test_sources_are_no_files_of_their_own(served: Server, tree: Tree) -> None:
+    told = everything(served, tree)
+    assert tree.build_id in told
+    assert SOURCES_PREFIX.hex() + tree.build_id not in told
+    assert served.ask(f"/api/id/{SOURCES_PREFIX.hex()}{tree.build_id}").status == 404
 
 
 def test_moved_sources_are_served_under_the_path_of_the_debuginfo(
@@ -366,6 +401,8 @@ def test_sources_in_images_are_served_as_containers_see_them(
     again = scan_image(buildidfs, "--root", imaged.layout.directory, "app:1")
     assert (again["files"], again["kept"]) == (0, 1)
     assert buildidfs("check").rc == 0
+    (shown,) = map(json.loads, buildidfs("containers", "--json").out.splitlines())
+    assert (shown["build_ids"], shown["coverage"]["executable"]) == (1, 1)
     with serving(buildidfs.store, config=NO_RATE) as server:
         assert server.ask(imaged.target("part.h")).body == PART.encode()
         assert server.ask(imaged.target("ma in.c")).body == MAIN.encode()

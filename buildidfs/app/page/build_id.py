@@ -16,6 +16,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections, functions
 from buildidfs.model import AliasType, Kind
+from buildidfs.names import is_of_sources
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
     Raises `StoreError`, `IntegrityError`.
     """
     ordinal = store.index.ordinal(build_id)
-    if ordinal is None:
+    if ordinal is None or is_of_sources(build_id):
         return None
     variants = {kind: public_variants(store, ordinal, kind) for kind in Kind}
     variants = {kind: kept for kind, kept in variants.items() if kept}

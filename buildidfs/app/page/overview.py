@@ -12,6 +12,7 @@ from buildidfs.app import remedies
 from buildidfs.app.page import answers, trends
 from buildidfs.app.survey import image_of
 from buildidfs.model import Kind
+from buildidfs.names import kept_for
 from buildidfs.store import run_files
 from buildidfs.view.permissions import PUBLIC
 
@@ -66,7 +67,9 @@ def overview(
         missing=_missing(store, survey, names, misses),
         history=trends.points(history),
         going=[
-            answers.Going(each.build_id.hex(), text(each.path), each.size, float(each.used))
+            answers.Going(
+                kept_for(each.build_id).hex(), text(each.path), each.size, float(each.used)
+            )
             for each in (survey.going if survey else ())
         ],
         health=_health(store),

@@ -23,6 +23,7 @@ from buildidfs.app.page.overview import is_served, text
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.model import Kind
+from buildidfs.names import is_of_sources
 from buildidfs.store.index.locations import NAMES, components
 from buildidfs.view.permissions import PUBLIC, may_see
 
@@ -166,6 +167,8 @@ class _Search:
     ) -> None:
         """Add a build ID, with its last public place; with ``fits``, at a path with that end."""
         self._go_on()
+        if is_of_sources(build_id):
+            return
         store = self._store
         if not is_served(store, ordinal) and not any(
             public_variants(store, ordinal, kind) for kind in Kind
