@@ -104,12 +104,15 @@ def container(kind: str, place: Path, program: Burner) -> Iterator[subprocess.Po
 def recording(output: Path, *options: str) -> Iterator[None]:
     """``perf record -a`` on the CPU clock, from when it records until the end of the block.
 
-    With the options ``-o -`` it writes to a pipe, whose end is ``output``.
+    With the options ``-o -`` it writes to a pipe, whose end is ``output``. Records have build IDs
+    only with ``--buildid-mmap``.
     """
     argv: list[Argument] = [
         perf_tool(), "--buildid-dir", output.parent / "perf-cache", "record", "-a",
         "-e", "cpu-clock", "-F", "997", *options,
     ]  # fmt: skip
+    if "--buildid-mmap" not in options:
+        argv.append("--no-buildid-mmap")  # the default before perf 7
     if "-" not in options:
         argv += ["-o", output]
     with contextlib.ExitStack() as stack:

@@ -13,16 +13,23 @@ NT_GNU_BUILD_ID = 3
 
 
 def kernel_report(mount: Path, data: Path) -> Result:
-    """``perf report`` with a mount as its cache, where the running kernel's symbols are not had."""
+    """``perf report`` with a mount as its cache, where the running kernel's symbols are not had.
+
+    perf 7 does not look for those of another kernel in its cache, see docs/kernel-facts.md.
+    """
+    options: list[Argument] = []
+    if int(run([perf_tool(), "--version"]).out.split()[2].partition(".")[0]) >= 7:
+        options = [f"--kallsyms={each}" for each in mount.glob("*/kallsyms")]
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "notes").write_bytes(_other_kernel())
         (Path(directory) / "kallsyms").touch()
         script = (
             'mount --bind "$1/notes" /sys/kernel/notes && mount --bind "$1/kallsyms" /proc/kallsyms'
             ' && exec "$4" --buildid-dir "$2/perf" report --stdio --no-children -i "$3"'
+            ' ${5:+"$5"}'
         )
         inside: list[Argument] = ["sh", "-c", script, "sh", directory, mount, data, perf_tool()]
-        return run([tool("unshare"), "-m", *inside])
+        return run([tool("unshare"), "-m", *inside, *options])
 
 
 def _other_kernel() -> bytes:

@@ -53,7 +53,8 @@ def test_perf_names_the_functions_of_a_gone_program_without_a_build_id(
     data, repaired = place / "perf.data", place / "repaired.data"
     with watching(program.store), recording(data), container("tmpfs", place / "gone", hot):
         pass
-    program("repair", data, "-o", repaired)
+    done = program("repair", data, "-o", repaired, check=False)
+    assert done.rc in (0, 3), done  # 3: something else on this host has no names
     name = htlhash(hot.directory / "app")
     assert shown(program, name)["variants"][0]["adopted"] is True
     with program.mounted() as mount:
