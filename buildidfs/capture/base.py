@@ -17,7 +17,7 @@ import msgspec
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -118,10 +118,3 @@ class Progress(Protocol):
     def __call__(
         self, done: int, what: str, *, size: int = 0, share: float | None = None
     ) -> None: ...
-
-
-class Scanner(Protocol):
-    """One pass over some place where binaries are."""
-
-    def __iter__(self) -> Iterator[Found]:
-        """Yield what is found; the receiver closes the pinned files."""

@@ -839,7 +839,7 @@ def _peak(view: View, node: int, reader: Viewer | None) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("reader", "counts"),
-    [(None, (10_000, 40_000)), (AS_BOB, (6_000, 30_000))],
+    [(None, (5_000, 20_000)), (AS_BOB, (6_000, 30_000))],
     ids=["all", "reader"],
 )
 def test_memory_does_not_grow_with_a_directory(

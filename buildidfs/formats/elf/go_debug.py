@@ -14,17 +14,15 @@ Nothing raises for any input, except what ``read_at`` raises itself.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from struct import Struct
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 from buildidfs.formats.elf import gopclntab
 from buildidfs.formats.elf.go_lines import VERSION, Lines
 from buildidfs.formats.elf.header import (
     ET_DYN,
     ET_EXEC,
-    EV_CURRENT,
-    NT_GNU_BUILD_ID,
     PF_X,
     PN_XNUM,
     PT_LOAD,
@@ -34,6 +32,7 @@ from buildidfs.formats.elf.header import (
     SHT_NOBITS,
     SHT_NOTE,
     SHT_NULL,
+    SHT_PROGBITS,
     SHT_STRTAB,
     SHT_SYMTAB,
     Layout,
@@ -46,11 +45,10 @@ from buildidfs.formats.elf.header import (
 from buildidfs.formats.elf.identify import MADE_OF_GOPCLNTAB
 from buildidfs.formats.elf.minidebug import DynamicSymbols, added_symbols
 from buildidfs.formats.elf.sections import SectionHeader, Sections
+from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, byte_order, elf_file
 
 PRODUCER: Final = b"buildidfs: made of .gopclntab"
 
-_BUILD_ID: Final = b".note.gnu.build-id"
-_PROGBITS: Final = 1
 _STRINGS: Final = 0x30  # SHF_MERGE, SHF_STRINGS
 _SIZE_MAX: Final = 0xFFFFFFFF
 # PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE, PT_TLS; PT_GNU_EH_FRAME to PT_GNU_PROPERTY
@@ -87,38 +85,6 @@ _DW_LANG_GO: Final = 0x16
 _NO_SYMBOLS: Final = DynamicSymbols()
 
 
-class _Section(NamedTuple):
-    """A section to be written, of ``size`` bytes, which ``parts`` have, unless it has none."""
-
-    name: bytes
-    type: int
-    parts: Sequence[bytes | bytearray | BinaryIO] = ()
-    flags: int = 0
-    address: int = 0
-    offset: int = 0
-    size: int = 0
-    link: int = 0
-    info: int = 0
-    align: int = 1
-    entry: int = 0
-
-
-def _section(
-    name: bytes,
-    kind: int,
-    *parts: bytes | bytearray,
-    flags: int = 0,
-    address: int = 0,
-    link: int = 0,
-    info: int = 0,
-    align: int = 1,
-    entry: int = 0,
-) -> _Section:
-    """A section with these parts."""
-    size = sum(map(len, parts))
-    return _Section(name, kind, parts, flags, address, 0, size, link, info, align, entry)
-
-
 def write_debug_file(
     read_at: ReadAt,
     size: int,
@@ -148,11 +114,10 @@ def write_debug_file(
     sections = Sections(read_at, size)
     loads = _segments(read_at, layout, header)
     kept = _kept(sections, loads)
-    writer = _Writer(layout, kept, loads)
-    made = writer.sections(table, build_id, source, scratch, dynamic)
+    made = _Maker(layout, kept, loads).sections(table, build_id, source, scratch, dynamic)
     if made is None:
         return False
-    for part in writer.file(head, made):
+    for part in elf_file(head, loads, made):
         if isinstance(part, bytes | bytearray):
             out.write(part)
         else:
@@ -170,50 +135,35 @@ def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[
     return [each for each in found if each not in notes[1:]]
 
 
-def _kept(sections: Sections, loads: list[Segment]) -> list[_Section]:
+def _kept(sections: Sections, loads: list[Segment]) -> list[Section]:
     """The sections of the program without their bytes; one for each segment where it has none."""
     kept = [
-        _Section(
-            each.name,
-            SHT_NOBITS,
-            (),
-            each.flags,
-            each.address,
-            each.offset,
-            each.size,
+        Section(
+            each.name, SHT_NOBITS, (), each.flags, each.address, each.offset, each.size,
             align=each.align,
         )
         for each in sections.headers
-        if each.flags & SHF_ALLOC and each.type != SHT_NULL and each.name != _BUILD_ID
-    ]
-    if kept:
-        return kept[:_KEPT_SECTIONS]
-    return [
-        _Section(
-            b".text" if each.flags & PF_X else b".data",
-            SHT_NOBITS,
-            (),
-            SHF_ALLOC | (SHF_EXECINSTR if each.flags & PF_X else 0),
-            each.address,
-            each.offset,
+        if each.flags & SHF_ALLOC and each.type != SHT_NULL and each.name != BUILD_ID
+    ]  # fmt: skip
+    return kept[:_KEPT_SECTIONS] or [
+        Section(
+            b".text" if each.flags & PF_X else b".data", SHT_NOBITS, (),
+            SHF_ALLOC | (SHF_EXECINSTR if each.flags & PF_X else 0), each.address, each.offset,
             each.memory,
         )
         for each in loads
         if each.kind == PT_LOAD and each.memory
-    ]
+    ]  # fmt: skip
 
 
-class _Writer:
-    def __init__(self, layout: Layout, kept: list[_Section], loads: list[Segment]) -> None:
+class _Maker:
+    def __init__(self, layout: Layout, kept: list[Section], loads: list[Segment]) -> None:
+        self._layout = layout
         self._bits = layout.bits
-        self._order = "<" if layout.little_endian else ">"
+        self._order = byte_order(layout)
         self._kept = kept
         self._segments = loads
-        word = "Q" if layout.bits == 64 else "I"
-        self._address = Struct(self._order + word)
-        self._ehdr = Struct(f"{self._order}16sHHI{word * 3}I6H")
-        self._shdr = Struct(f"{self._order}II{word * 4}II{word * 2}")
-        self._phdr = Struct(self._order + ("IIQQQQQQ" if layout.bits == 64 else "IIIIIIII"))
+        self._address = Struct(self._order + ("Q" if layout.bits == 64 else "I"))
 
     def sections(
         self,
@@ -222,14 +172,14 @@ class _Writer:
         source: bytes,
         scratch: BinaryIO,
         dynamic: DynamicSymbols,
-    ) -> list[_Section] | None:
-        """The sections of the file, without that of their names; None if no function is sound."""
+    ) -> list[Section] | None:
+        """The sections of the file; None if no function is sound."""
         lines = Lines(table, self._address, scratch)
         names = _Names(table)
         symbols, functions, start, end = self._functions(table, names, lines)
         if start >= end:
             return None
-        note = self._note(build_id)
+        note = build_id_note(self._layout, build_id)
         noted = next((each for each in self._segments if each.kind == PT_NOTE), None)
         address = noted.address if noted is not None else 0
         number, entry = len(self._kept) + 3, 24 if self._bits == 64 else 16
@@ -241,27 +191,27 @@ class _Writer:
         head = lines.header()
         return [
             *self._kept,
-            _section(
-                _BUILD_ID, SHT_NOTE, note, flags=SHF_ALLOC if noted else 0, address=address, align=4
-            ),
-            _section(
-                b".symtab", SHT_SYMTAB, symbols, link=number, info=local,
+            Section(BUILD_ID, SHT_NOTE, [note], SHF_ALLOC if noted else 0, address, align=4),
+            Section(
+                b".symtab", SHT_SYMTAB, [symbols], link=number, info=local,
                 align=self._address.size, entry=entry,
             ),
-            _section(b".strtab", SHT_STRTAB, *strings),
-            _Section(b".debug_str", _PROGBITS, flags=_STRINGS, entry=1),
-            _section(b".debug_abbrev", _PROGBITS, _ABBREVIATIONS),
-            _section(b".debug_info", _PROGBITS, *self._unit(start, end, functions)),
-            _section(b".debug_aranges", _PROGBITS, self._ranges(start, end)),
-            _Section(b".debug_line", _PROGBITS, (head, scratch), size=len(head) + lines.size),
-            _section(MADE_OF_GOPCLNTAB, _PROGBITS, source),
+            Section(b".strtab", SHT_STRTAB, strings),
+            Section(b".debug_str", SHT_PROGBITS, strings, _STRINGS, entry=1),
+            Section(b".debug_abbrev", SHT_PROGBITS, [_ABBREVIATIONS]),
+            Section(b".debug_info", SHT_PROGBITS, self._unit(start, end, functions)),
+            Section(b".debug_aranges", SHT_PROGBITS, [self._ranges(start, end)]),
+            Section(
+                b".debug_line", SHT_PROGBITS, [head, scratch], size=len(head) + lines.size
+            ),
+            Section(MADE_OF_GOPCLNTAB, SHT_PROGBITS, [source]),
         ]  # fmt: skip
 
     def _added(self, dynamic: DynamicSymbols, names_at: int) -> bytes:
         """The symbols of C, which no table of Go has."""
         headers = [
             SectionHeader(each.name, each.type, each.flags, each.address, 0, each.size, 0, 0)
-            for each in (_Section(b"", SHT_NULL), *self._kept)
+            for each in (Section(b"", SHT_NULL), *self._kept)
         ]
         return added_symbols(dynamic, self._bits, self._order == "<", headers, names_at)
 
@@ -319,10 +269,6 @@ class _Writer:
 
         return find
 
-    def _note(self, build_id: bytes) -> bytes:
-        header = Struct(self._order + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
-        return header + b"GNU\0" + build_id + bytes(-len(build_id) % 4)
-
     def _unit(self, start: int, end: int, functions: bytearray) -> tuple[bytes, bytearray, bytes]:
         """``.debug_info``: one unit with all lines and functions."""
         language = Struct(self._order + "H").pack(_DW_LANG_GO)
@@ -341,61 +287,6 @@ class _Writer:
 
     def _counted(self, data: bytes) -> bytes:
         return Struct(self._order + "I").pack(len(data)) + data
-
-    def file(self, head: bytes, sections: list[_Section]) -> Iterator[bytes | bytearray | BinaryIO]:
-        """The parts of the file with these sections; ``head`` is the ELF header of the program."""
-        names = bytearray(b"\0")
-        named = {b"": 0}
-        for name in (*(each.name for each in sections), b".shstrtab"):
-            if name not in named:
-                named[name] = len(names)
-                names += name + b"\0"
-        sections = [*sections, _section(b".shstrtab", SHT_STRTAB, bytes(names))]
-        kept = self._segments
-        at = self._ehdr.size + len(kept) * self._phdr.size
-        parts: list[bytes | bytearray | BinaryIO] = []
-        rows = [self._shdr.pack(*bytes(10))]
-        strings = (0, 0)
-        for each in sections:
-            offset, size = each.offset, each.size
-            if each.name == b".debug_str":
-                offset, size = strings  # the same bytes under two names
-            elif each.type != SHT_NOBITS:
-                padding = -at % each.align
-                offset = at + padding
-                parts += [bytes(padding), *each.parts]
-                at = offset + size
-                strings = (offset, size) if each.type == SHT_STRTAB else strings
-                if each.name == _BUILD_ID:
-                    kept = [
-                        x._replace(offset=offset, size=size, memory=size)
-                        if x.kind == PT_NOTE
-                        else x
-                        for x in kept
-                    ]
-            rows.append(
-                self._shdr.pack(
-                    named[each.name], each.type, each.flags, each.address, offset, size,
-                    each.link, each.info, each.align, each.entry,
-                )
-            )  # fmt: skip
-        padding = -at % self._address.size
-        fields = list(self._ehdr.unpack_from(head))
-        fields[0] = head[:6] + bytes((EV_CURRENT,)) + head[7:16]
-        fields[5] = self._ehdr.size if kept else 0
-        fields[6] = at + padding
-        fields[8:] = (
-            self._ehdr.size, self._phdr.size, len(kept), self._shdr.size, len(rows), len(rows) - 1,
-        )  # fmt: skip
-        segments = [self._segment(each) for each in kept]
-        yield from (self._ehdr.pack(*fields), *segments, *parts, bytes(padding), *rows)
-
-    def _segment(self, each: Segment) -> bytes:
-        size = each.size if each.kind == PT_NOTE else 0
-        place = (each.offset, each.address, each.address, size, each.memory)
-        if self._bits == 64:
-            return self._phdr.pack(each.kind, each.flags, *place, each.align)
-        return self._phdr.pack(each.kind, *place, each.flags, each.align)
 
 
 class _Names:

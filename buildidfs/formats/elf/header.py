@@ -19,7 +19,6 @@ ReadAt = Callable[[int, int], bytes]
 
 MAGIC: Final = b"\x7fELF"
 
-ET_REL: Final = 1
 ET_EXEC: Final = 2
 ET_DYN: Final = 3
 ET_CORE: Final = 4
@@ -31,6 +30,7 @@ PT_NOTE: Final = 4
 PN_XNUM: Final = 0xFFFF  # e_phnum is in sh_info of section 0
 
 SHT_NULL: Final = 0
+SHT_PROGBITS: Final = 1
 SHT_SYMTAB: Final = 2
 SHT_STRTAB: Final = 3
 SHT_NOTE: Final = 7
@@ -151,6 +151,7 @@ class Source:
 # --- program headers -----------------------------------------------------------------------------
 
 PF_X: Final = 1
+PF_R: Final = 4
 
 _HEAD_SIZE: Final = 4096
 

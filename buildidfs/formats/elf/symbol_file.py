@@ -15,16 +15,22 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.formats.elf.header import (
     ET_DYN,
     EV_CURRENT,
+    LAYOUTS,
     MAGIC,
+    PF_R,
+    PF_X,
     PT_LOAD,
     PT_NOTE,
     SHF_ALLOC,
+    SHF_EXECINSTR,
     SHT_NOBITS,
     SHT_NOTE,
-    SHT_NULL,
+    SHT_PROGBITS,
     SHT_STRTAB,
     SHT_SYMTAB,
+    Segment,
 )
+from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, elf_file
 from buildidfs.model import BuildId, fingerprint
 
 if TYPE_CHECKING:
@@ -32,24 +38,13 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.perf.jit import Symbol
 
-_EHDR: Final = Struct("<4s5B7xHHIQQQIHHHHHH")
-_PHDR: Final = Struct("<IIQQQQQQ")
-_SHDR: Final = Struct("<IIQQQQIIQQ")
 _SYMBOL: Final = Struct("<IBBHQQ")
-_NOTE: Final = Struct("<III4s")
-
-_CLASS_64: Final = 2
-_LITTLE_ENDIAN: Final = 1
-_PF_EXECUTE_READ: Final = 5
-_PF_READ: Final = 4
-_SHT_PROGBITS: Final = 1
-_SHF_EXECUTE: Final = 4
+_CLASS: Final = b"\x02\x01"  # 64 bit, little-endian
+_LAYOUT: Final = LAYOUTS[_CLASS]
 _GLOBAL_FUNCTION: Final = 0x12
-_NT_GNU_BUILD_ID: Final = 3
 _TEXT_INDEX: Final = 2
-_NAMES: Final = b"\0.note.gnu.build-id\0.text\0.symtab\0.strtab\0.source\0.shstrtab\0"
+_STRTAB_INDEX: Final = 4
 _ID_BYTES: Final = 20
-_ALIGN: Final = 8
 _PAGE: Final = 4096
 
 
@@ -70,39 +65,23 @@ def symbol_file(symbols: Sequence[Symbol], machine: int, source: bytes) -> tuple
     raw = fingerprint(b"".join((source, b"\0", table, strings)), _ID_BYTES)
     low = symbols[0].start & -_PAGE if symbols else 0
     high = symbols[-1].start + symbols[-1].size if symbols else 0
-    content = bytes(table), bytes(strings), source
-    return BuildId(raw), _laid_out(raw, content, machine, low, high - low)
-
-
-def _laid_out(
-    raw: bytes, content: tuple[bytes, bytes, bytes], machine: int, low: int, span: int
-) -> bytes:
-    table, strings, source = content
-    note = _NOTE.pack(4, len(raw), _NT_GNU_BUILD_ID, b"GNU\0") + raw
-    note_at = _EHDR.size + 2 * _PHDR.size
-    table_at = -(-(note_at + len(note)) // _ALIGN) * _ALIGN
-    strings_at = table_at + len(table)
-    source_at = strings_at + len(strings)
-    names_at = source_at + len(source)
-    sections_at = -(-(names_at + len(_NAMES)) // _ALIGN) * _ALIGN
-    segments = _PHDR.pack(PT_LOAD, _PF_EXECUTE_READ, low, low, low, 0, span, _PAGE) + _PHDR.pack(
-        PT_NOTE, _PF_READ, note_at, 0, 0, len(note), len(note), 4
+    segments = (
+        Segment(PT_LOAD, PF_R | PF_X, low, low, 0, high - low, _PAGE),
+        Segment(PT_NOTE, PF_R, 0, 0, 0, 0, 4),
     )
-    rows = (
-        (b"", SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0),
-        (b".note.gnu.build-id", SHT_NOTE, 0, 0, note_at, len(note), 0, 0, 4, 0),
-        (b".text", SHT_NOBITS, SHF_ALLOC | _SHF_EXECUTE, low, low, span, 0, 0, 1, 0),
-        (b".symtab", SHT_SYMTAB, 0, 0, table_at, len(table), 4, 1, _ALIGN, _SYMBOL.size),
-        (b".strtab", SHT_STRTAB, 0, 0, strings_at, len(strings), 0, 0, 1, 0),
-        (b".source", _SHT_PROGBITS, SHF_ALLOC, 0, source_at, len(source), 0, 0, 1, 0),
-        (b".shstrtab", SHT_STRTAB, 0, 0, names_at, len(_NAMES), 0, 0, 1, 0),
-    )
-    sections = b"".join(_SHDR.pack(_NAMES.index(name + b"\0"), *rest) for name, *rest in rows)
-    header = _EHDR.pack(
-        *(MAGIC, _CLASS_64, _LITTLE_ENDIAN, EV_CURRENT, 0, 0, ET_DYN, machine, EV_CURRENT, 0),
-        *(_EHDR.size, sections_at, 0, _EHDR.size, _PHDR.size, 2, _SHDR.size, len(rows)),
-        len(rows) - 1,
-    )
-    body = (header + segments + note).ljust(table_at, b"\0")
-    body += table + strings + source + _NAMES
-    return body.ljust(sections_at, b"\0") + sections
+    sections = (
+        Section(BUILD_ID, SHT_NOTE, [build_id_note(_LAYOUT, raw)], align=4),
+        Section(
+            b".text", SHT_NOBITS, flags=SHF_ALLOC | SHF_EXECINSTR, address=low, offset=low,
+            size=high - low,
+        ),
+        Section(
+            b".symtab", SHT_SYMTAB, [table], link=_STRTAB_INDEX, info=1, align=8, entry=_SYMBOL.size
+        ),
+        Section(b".strtab", SHT_STRTAB, [strings]),
+        Section(b".source", SHT_PROGBITS, [source], SHF_ALLOC),
+    )  # fmt: skip
+    header = _LAYOUT.ehdr.pack(ET_DYN, machine, EV_CURRENT, *bytes(10))
+    head = (MAGIC + _CLASS).ljust(16, b"\0") + header
+    parts = elf_file(head, segments, sections)
+    return BuildId(raw), b"".join(part for part in parts if isinstance(part, bytes | bytearray))

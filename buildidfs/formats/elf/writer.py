@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write an ELF file (elf(5)) of segments and sections, in 32 and 64 bit and either byte order.
+
+The segments are those of another file, or of none: their bytes are not in this file, except notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import BinaryIO, Final, NamedTuple
+
+from buildidfs.formats.elf.header import (
+    EV_CURRENT,
+    LAYOUTS,
+    NT_GNU_BUILD_ID,
+    PT_NOTE,
+    SHT_NOBITS,
+    SHT_NOTE,
+    SHT_NULL,
+    SHT_STRTAB,
+    Layout,
+    Segment,
+)
+
+Part = bytes | bytearray | BinaryIO
+"""Bytes of a file, or all bytes of another file."""
+
+BUILD_ID: Final = b".note.gnu.build-id"
+
+_NAMES: Final = b".shstrtab"
+# Section headers and program headers.
+_FORMS: Final = {64: ("IIQQQQIIQQ", "IIQQQQQQ"), 32: ("IIIIIIIIII", "IIIIIIII")}
+
+
+class Section(NamedTuple):
+    """A section to be written: the fields of its header but for its place.
+
+    ``offset`` is that of a section without contents (SHT_NOBITS), ``size`` is for such a section,
+    and for one that has a file among its parts. Two sections whose parts are one object are the
+    same bytes of the file.
+    """
+
+    name: bytes
+    type: int
+    parts: Sequence[Part] = ()
+    flags: int = 0
+    address: int = 0
+    offset: int = 0
+    size: int = 0
+    link: int = 0
+    info: int = 0
+    align: int = 1
+    entry: int = 0
+
+
+def byte_order(layout: Layout) -> str:
+    """The prefix of `struct` formats."""
+    return "<" if layout.little_endian else ">"
+
+
+def build_id_note(layout: Layout, build_id: bytes) -> bytes:
+    """The contents of a section `BUILD_ID`."""
+    header = Struct(byte_order(layout) + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
+    return header + b"GNU\0" + build_id + bytes(-len(build_id) % 4)
+
+
+def elf_file(
+    head: bytes, segments: Sequence[Segment], sections: Iterable[Section]
+) -> Iterator[Part]:
+    """The parts of a file. A segment of notes becomes the place of the section of notes.
+
+    ``head`` is the header of an ELF file: class, byte order, type, machine, entry and flags are
+    taken from it.
+    """
+    layout = LAYOUTS[head[4:6]]
+    shdr, phdr = (Struct(byte_order(layout) + form) for form in _FORMS[layout.bits])
+    named, sections = _named(sections)
+    at = layout.ehdr_size + len(segments) * phdr.size
+    notes = (0, 0)
+    parts: list[Part] = []
+    rows = [shdr.pack(SHT_NULL, *bytes(9))]
+    placed: dict[int, int] = {}
+    for each in sections:
+        offset = each.offset
+        size = each.size or sum(len(x) for x in each.parts if isinstance(x, bytes | bytearray))
+        if each.type != SHT_NOBITS:
+            if (known := placed.get(id(each.parts))) is None:
+                padding = -at % each.align
+                offset = placed[id(each.parts)] = at + padding
+                parts += (bytes(padding), *each.parts)
+                at = offset + size
+            else:
+                offset = known
+        if each.type == SHT_NOTE:
+            notes = (offset, size)
+        place = (each.address, offset, size, each.link, each.info, each.align, each.entry)
+        rows.append(shdr.pack(named[each.name], each.type, each.flags, *place))
+    padding = -at % (layout.bits // 8)
+    fields = list(layout.ehdr.unpack_from(head, 16))
+    fields[4:6] = layout.ehdr_size if segments else 0, at + padding
+    fields[7:] = layout.ehdr_size, phdr.size, len(segments), shdr.size, len(rows), len(rows) - 1
+    yield head[:6] + bytes((EV_CURRENT,)) + head[7:16] + layout.ehdr.pack(*fields)
+    yield from (phdr.pack(*_program_header(layout, each, notes)) for each in segments)
+    yield from (*parts, bytes(padding), *rows)
+
+
+def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]]:
+    """The sections with that of their names, and where each name is in it."""
+    found = list(sections)
+    names, places = bytearray(b"\0"), {b"": 0}
+    for name in (*(each.name for each in found), _NAMES):
+        if name not in places:
+            places[name] = len(names)
+            names += name + b"\0"
+    return places, [*found, Section(_NAMES, SHT_STRTAB, (names,))]
+
+
+def _program_header(layout: Layout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
+    offset, size, memory = each.offset, 0, each.memory
+    if each.kind == PT_NOTE:
+        offset, size, memory = *notes, notes[1]
+    place = (offset, each.address, each.address, size, memory)
+    if layout.bits == 64:
+        return each.kind, each.flags, *place, each.align
+    return each.kind, *place, each.flags, each.align
