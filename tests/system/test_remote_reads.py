@@ -26,7 +26,7 @@ from tests.support import elfwriter
 from tests.support.clients import debuginfod_find, gdb
 from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.objectstorage import ObjectStorage, object_storage
+from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
 from tests.support.servers import serving
 from tests.support.smallfs import small_filesystem
 from tests.support.waiting import until
@@ -155,6 +155,31 @@ def test_file_of_another_host_is_read_through_the_mount(
     with _mounted(buildidfs, settings) as mount:
         assert (mount / str(build_id) / "executable").read_bytes() == data
     assert storage.sent(objects.blob_key(build_id, Kind.EXECUTABLE)) == 0
+
+
+def test_process_that_keeps_files_has_no_secrets_in_its_words(
+    directory: Path, buildidfs: BuildIdFs, other: BuildIdFs, storage: ObjectStorage, settings: Path
+) -> None:
+    build_id, data = _elf(3 << 20)
+    _pushed(other, _written(directory, data))
+    with settings.open("a") as file:
+        file.write('[upstream]\nurls = ["http://user:s3cret@127.0.0.1:1"]\n')
+    seen: set[bytes] = set()
+
+    def is_kept(mount: Path) -> bool:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes()
+                if b"buildidfs.app.fleet.reading" in words:
+                    seen.add(words)
+        return bool(seen) and str(build_id) in os.listdir(mount)
+
+    with _mounted(buildidfs, settings) as mount:
+        assert (mount / str(build_id) / "elf").read_bytes() == data
+        until(lambda: is_kept(mount), "the local copy", 30)
+    secrets = [SECRET.encode(), b"s3cret"]
+    for words in seen:
+        assert not any(each in words or each.hex().encode() in words for each in secrets)
 
 
 def test_first_byte_of_a_large_file_transfers_little(

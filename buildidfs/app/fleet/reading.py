@@ -37,7 +37,7 @@ _COMMIT_S: Final = 600.0
 
 
 class _Order(msgspec.Struct):
-    """A file to be committed: the words of a `main`."""
+    """A file to be committed."""
 
     store: bytes
     settings: bytes
@@ -127,26 +127,32 @@ class Keeper:
             bytes(file.build_id),
             file.artifact.kind,
         )
-        words = (str(fd), msgspec.msgpack.encode(order).hex())
-        program = child_process.python(__name__, *words, paths=list(filter(None, sys.path)))
-        started = child_process.start(
-            [sys.executable, "-I", *program],
-            stdout=child_process.DEVNULL,
-            cwd="/",
-            pass_fds=(fd,),
-        )
+        # Passwords may be in the settings, and each user may read the words of a process.
+        with open(os.memfd_create("buildidfs-order"), "wb", buffering=0) as told:
+            told.write(msgspec.msgpack.encode(order))
+            words = (str(fd), str(told.fileno()))
+            program = child_process.python(__name__, *words, paths=list(filter(None, sys.path)))
+            started = child_process.start(
+                [sys.executable, "-I", *program],
+                stdout=child_process.DEVNULL,
+                cwd="/",
+                pass_fds=(fd, told.fileno()),
+            )
         if started.wait(_COMMIT_S) is None:
             started.end(1.0)
             _log.warning("a file of a bucket is not kept, the store takes too long: %s", file.key)
 
 
 def main(words: Sequence[str]) -> None:
-    """Commit one file. The words are a descriptor and an order of `Keeper`."""
+    """Commit one file. The words are descriptors of its bytes and of an order of `Keeper`."""
     from buildidfs.app import upkeep
     from buildidfs.capture.base import PinnedFile
     from buildidfs.ingest import Ingest
 
-    fd, order = int(words[0]), msgspec.msgpack.decode(bytes.fromhex(words[1]), type=_Order)
+    fd, order_fd = map(int, words)
+    with open(order_fd, "rb") as file:
+        file.seek(0)
+        order = msgspec.msgpack.decode(file.read(), type=_Order)
     threads.stand_back()
     settings = msgspec.json.decode(order.settings, type=config.Settings)
     kind = Kind(order.kind)
